@@ -1,0 +1,69 @@
+# Casemate: every routine command. `make help` lists them.
+PYTHON ?= python3
+UV := .boot/bin/uv
+BIN := .venv/bin
+STORAGE ?= runs
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check fix lock bench ui clean browser
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with the pinned dependencies and this project
+	@echo "setup: .venv is ready"
+
+.boot/bin/uv:
+	@echo "setup: bootstrapping uv into .boot"
+	@$(PYTHON) -m venv .boot
+	@.boot/bin/pip install --quiet --disable-pip-version-check uv 2>/dev/null || .boot/bin/pip install uv
+
+$(STAMP): requirements.lock pyproject.toml | .boot/bin/uv
+	@echo "setup: installing the locked packages into .venv (about 6 GB, a minute or two)"
+	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) .venv
+	@$(UV) pip sync --quiet --python .venv --compile-bytecode requirements.lock
+	@$(UV) pip install --quiet --python .venv --no-deps --editable .
+	@touch $(STAMP)
+
+demo: setup ## run the demo recipe end to end into $(STORAGE)
+	@echo "demo: casemate run demo --storage $(STORAGE)"
+	@$(BIN)/casemate run demo --storage $(STORAGE)
+
+test: setup browser ## run every test (unit, ray, e2e)
+	@echo "test: pytest"
+	@$(BIN)/python -m pytest -q
+
+test-fast: setup ## run the unit tests only
+	@$(BIN)/python -m pytest -q -m "not ray and not e2e"
+
+browser: # a system Chromium for the tests that look at the report; they skip without one
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+	    echo "test: installing chromium from the system's packages"; \
+	    apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq chromium >/dev/null 2>&1; }; } || \
+	  echo "test: no chromium here; the browser tests will be skipped"
+
+check: setup ## lint, format check, types, import contracts, recipes
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@for recipe in pipelines/recipes/*.yaml; do $(BIN)/casemate lint $$recipe || exit 1; done
+
+fix: setup ## format and apply safe lint fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without index URLs
+	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
+	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
+
+bench: setup ## measure ratios that we promise (executor overhead)
+	@$(BIN)/python -m tests.benchmarks.executor
+
+ui: setup ## open the MLflow pages of $(STORAGE)
+	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"
+
+clean: ## remove caches and the virtualenv (results in $(STORAGE) stay)
+	rm -rf .venv .boot .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Functions (model, images, labels, budget, generator) to adversarial images."""

@@ -1,0 +1,86 @@
+"""Gradients with respect to pixels, and the state a model must be in while they are taken."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from components.attacks.losses import LossFn, cross_entropy
+from components.core.types import Images, Labels, Logits, LogitsFn
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@contextmanager
+def attack_mode(model: Model) -> Iterator[Model]:
+    """Eval mode and frozen weights for the whole attack; afterwards every flag is as it was.
+
+    Eval mode keeps dropout out of the gradient and running statistics untouched; frozen weights
+    save a third of the activations. Both are restored per module and per parameter, also after an
+    exception: a partly frozen model must not come back trainable.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        model.eval()
+        for parameter, _ in flags:
+            parameter.requires_grad_(False)
+        yield model
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, requires_grad in flags:
+            parameter.requires_grad_(requires_grad)
+
+
+@dataclass(frozen=True, slots=True)
+class InputGradient:
+    """One forward and backward pass: the gradient, and what the forward pass already told."""
+
+    gradient: Images
+    losses: Tensor  # (B,)
+    logits: Logits
+
+
+def input_gradient(
+    logits_of: LogitsFn, x: Images, y: Labels, *, loss_of: LossFn = cross_entropy
+) -> InputGradient:
+    """Gradient of the summed loss with respect to the pixels only; no `.grad` is ever written.
+
+    The sum, not the mean, keeps each item's gradient independent of the batch size.
+    """
+    with torch.enable_grad():
+        leaf = x.detach().clone().requires_grad_()
+        logits = logits_of(leaf)
+        losses = loss_of(logits, y)
+        (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+    return InputGradient(check_finite(gradient), losses.detach(), logits.detach())
+
+
+def check_finite(gradient: Tensor) -> Tensor:
+    """`gradient`, or an error: one NaN would reach every later iterate and look like a success."""
+    if not bool(gradient.isfinite().all()):
+        raise FloatingPointError(
+            "the model's input gradient is not finite; an attack cannot use it"
+        )
+    return gradient
+
+
+def is_zero(gradient: Images) -> Tensor:
+    """(B,) bool: items whose gradient vanishes everywhere. sign(0) = 0, so they never move."""
+    return (gradient == 0).flatten(1).all(dim=1)
+
+
+def l2_direction(gradient: Images) -> Images:
+    """Each item's gradient at length one; a zero gradient stays zero.
+
+    Dividing by the largest entry first keeps gradients near 1e-30 from underflowing when squared.
+    """
+    shape = (-1, *[1] * (gradient.dim() - 1))
+    largest = gradient.abs().flatten(1).amax(dim=1).view(shape)
+    scaled = gradient / torch.where(largest == 0, torch.ones_like(largest), largest)
+    norm = scaled.flatten(1).norm(dim=1).view(shape)
+    return scaled / torch.where(norm == 0, torch.ones_like(norm), norm)

@@ -1,0 +1,74 @@
+"""Back into the threat model: a ball around an image, inside the pixel range.
+
+Budgets are promises, so they hold in the arithmetic that checks them: float32 sums are rounded
+toward the image where the nearest value would leave the ball (the projection of Madry et al. 2018,
+sec. 2.1). First the ball, then the range: clamping to a range that holds the image only shortens
+the perturbation, in either norm.
+
+Symbols: x = `center`, the clean images (B, C, H, W) in [0, 1]; z = the points to project.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from components.core.types import Images
+
+# A norm summed in float32 errs by a few 1e-7 (measured up to 3 x 224 x 224 pixels); l2 balls are
+# shrunk by this share so that the promise survives whichever precision measures it.
+L2_SLACK = 1e-6
+
+
+def linf_bounds(x: Images, *, eps: float) -> tuple[Tensor, Tensor]:
+    """Lowest and highest images of {z in [0, 1]: |z - x| <= eps}, exact for the dtype of `x`.
+
+    Clamping between them is the l-inf projection. `eps` is first rounded down to the dtype: then a
+    difference that is at most `eps` stays so when the subtraction is rounded, in either precision.
+    """
+    _check(x, eps)
+    wide = x.double()
+    radius = _round_down(eps, x.dtype)
+    high = (wide + radius).to(x.dtype)
+    low = (wide - radius).to(x.dtype)
+    high = torch.where(high.double() - wide > radius, torch.nextafter(high, x), high)
+    low = torch.where(wide - low.double() > radius, torch.nextafter(low, x), low)
+    return low.clamp(0, 1), high.clamp(0, 1)
+
+
+def project_linf(z: Images, *, center: Images, eps: float) -> Images:
+    """The point of the l-inf ball and the pixel range nearest to `z`."""
+    low, high = linf_bounds(center, eps=eps)
+    return z.clamp(low, high)
+
+
+def project_l2(z: Images, *, center: Images, eps: float) -> Images:
+    """`z` scaled back to the l2 ball of each item, then clamped to the pixel range.
+
+    Every pixel is rounded toward `center`, so the float64 norm of the result is at most `eps`.
+    """
+    _check(center, eps)
+    wide = center.double()
+    delta = z.double() - wide
+    norm = delta.flatten(1).norm(dim=1).view(-1, *[1] * (z.dim() - 1))
+    radius = eps * (1 - L2_SLACK)
+    inside = norm <= radius
+    scale = radius / torch.where(inside, torch.ones_like(norm), norm)
+    target = torch.where(inside, z.double(), wide + scale * delta).clamp(0, 1)
+    result = target.to(center.dtype)
+    beyond = (result.double() - wide).abs() > (target - wide).abs()
+    return torch.where(beyond, torch.nextafter(result, center), result)
+
+
+def _round_down(eps: float, dtype: torch.dtype) -> float:
+    nearest = torch.tensor(eps, dtype=dtype)
+    if nearest.item() > eps:
+        nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
+    return float(nearest.item())
+
+
+def _check(x: Images, eps: float) -> None:
+    if not (math.isfinite(eps) and eps >= 0):
+        raise ValueError(f"eps must be a finite number >= 0, got {eps}")
+    if not bool(((x >= 0) & (x <= 1)).all()):  # NaN fails this too
+        raise ValueError("images must lie in [0, 1]: ball and pixel range may not meet elsewhere")

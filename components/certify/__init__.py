@@ -1,0 +1,1 @@
+"""What a model provably withstands: ablation sets, noise blocks, bounds, certificates, verify."""

@@ -1,0 +1,233 @@
+"""Checking a certificate as a stranger would: every claim again from the votes, without the model.
+
+What cannot be read raises; what can be read but is not true becomes a problem that names item and
+column.
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.certify.bounds import max_radius
+from components.certify.certificate import (
+    CERTIFICATE_NAME,
+    CERTIFICATES_NAME,
+    FORMAT_VERSION,
+    check_settings,
+    derive,
+    describe_certificate,
+    write_certificate,
+)
+from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
+from components.core.digests import digest_file
+from components.core.errors import CasemateError
+from components.core.seeding import NOISE_IMPL
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """How many items were checked, and every claim that does not follow from the votes."""
+
+    num_items: int
+    problems: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every claim holds."""
+        return not self.problems
+
+
+def verify(path: Path) -> VerifyReport:
+    """Recompute every claim of a certificate; `path` is its folder or either of its two files.
+
+    Equality is exact, down to the last bit of a radius.
+    """
+    folder = certificate_folder(path)
+    document = read_document(folder)
+    votes = read_votes(folder / VOTES_NAME)
+    stored = read_table(folder / CERTIFICATES_NAME)
+    settings = check_settings(votes.header, document["claim"])
+    table, summary = derive(votes, **settings)
+    expected = describe_certificate(
+        votes, settings, summary, certificates_sha256=digest_file(folder / CERTIFICATES_NAME)
+    )
+    problems = list(_compare_values(document, expected, CERTIFICATE_NAME))
+    if not stored.schema.equals(table.schema) or any(c.null_count for c in stored.columns):
+        problems.append(
+            f"{CERTIFICATES_NAME}: has other columns than a certificate, or empty cells"
+        )
+        return VerifyReport(table.num_rows, problems)
+    rows = stored.to_pylist()
+    problems += _compare_rows(rows, table.to_pylist())
+    if votes.header["kind"] == "columns":
+        problems += _audit_columns(votes, settings, summary, rows)
+    else:
+        problems += _audit_gaussian(votes, settings, document["threat"], rows)
+    return VerifyReport(table.num_rows, problems)
+
+
+def recertify(
+    path: Path,
+    out: Path,
+    *,
+    failure_prob: float | None = None,
+    radii: list[float] | None = None,
+    patch_sizes: list[int] | None = None,
+    rule: str | None = None,
+) -> dict[str, Any]:
+    """Write another certificate from the same votes into the folder `out`; return its JSON content.
+
+    What is not given stays as it was. Nothing is written unless the votes are the ones the old
+    certificate was made from and the new settings make sense.
+    """
+    folder = certificate_folder(path)
+    if out.resolve() == folder.resolve():
+        raise CasemateError("out", out, "holds the original certificate; choose another folder")
+    document = read_document(folder)
+    votes = read_votes(folder / VOTES_NAME)
+    if votes.sha256 != document.get("votes_sha256") or votes.header != document["evidence"]:
+        differences = _compare_values(document["evidence"], votes.header, "evidence")
+        reason = "; ".join(differences) or "its digest differs"
+        raise CasemateError(
+            "votes", folder / VOTES_NAME, f"is not what the certificate was made from: {reason}"
+        )
+    given = {
+        "failure_prob": failure_prob,
+        "radii": radii,
+        "patch_sizes": patch_sizes,
+        "rule": rule,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    settings = check_settings(votes.header, document["claim"] | changes)
+    out.mkdir(parents=True, exist_ok=True)
+    replace_file(out / VOTES_NAME, lambda new: shutil.copyfile(folder / VOTES_NAME, new))
+    return write_certificate(out, votes, settings)
+
+
+def certificate_folder(path: Path) -> Path:
+    """The folder of a certificate, from itself or from one of the files in it."""
+    if path.is_dir():
+        return path
+    if path.name in (CERTIFICATE_NAME, CERTIFICATES_NAME, VOTES_NAME) and path.is_file():
+        return path.parent
+    raise CasemateError(
+        "path", path, f"is no folder with a certificate, nor a {CERTIFICATE_NAME} that exists"
+    )
+
+
+def read_document(folder: Path) -> dict[str, Any]:
+    """certificate.json with the fields that the other checks start from."""
+    path = folder / CERTIFICATE_NAME
+    if not path.is_file():
+        raise CasemateError("file", path, "does not exist")
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise CasemateError("file", path, f"is truncated or damaged: {error}") from error
+    if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
+        raise CasemateError("file", path, f"is not a certificate of format {FORMAT_VERSION}")
+    for name in ("threat", "claim", "evidence"):
+        if not isinstance(document.get(name), dict):
+            raise CasemateError("file", path, f"lacks the field {name}")
+    return document
+
+
+def _compare_values(stored: Any, expected: Any, where: str) -> Iterator[str]:
+    """Differences between two JSON values, each with the dotted place where it was found."""
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        for name in sorted(stored.keys() | expected.keys()):
+            place = f"{where}: {name}" if where == CERTIFICATE_NAME else f"{where}.{name}"
+            if name not in stored or name not in expected:
+                yield f"{place} is {'unexpected' if name in stored else 'missing'}"
+            else:
+                yield from _compare_values(stored[name], expected[name], place)
+    elif isinstance(stored, list) and isinstance(expected, list) and len(stored) == len(expected):
+        for index, (left, right) in enumerate(zip(stored, expected, strict=True)):
+            yield from _compare_values(left, right, f"{where}[{index}]")
+    elif stored != expected or type(stored) is not type(expected):
+        yield f"{where} is {stored!r}, should be {expected!r}"
+
+
+def _compare_rows(stored: Rows, expected: Rows) -> Iterator[str]:
+    """Differences between the stored claims and the recomputed ones, by item and column."""
+    claims = {row["item_id"]: row for row in stored}
+    if len(claims) < len(stored):
+        yield f"{CERTIFICATES_NAME}: {len(stored) - len(claims)} rows repeat an item"
+    for item_id in sorted(claims.keys() - {row["item_id"] for row in expected}):
+        yield f"item {item_id}: has a certificate but no votes"
+    for row in expected:
+        item_id = row["item_id"]
+        if item_id not in claims:
+            yield f"item {item_id}: has votes but no certificate"
+            continue
+        for column, value in row.items():
+            if (claimed := claims[item_id][column]) != value:
+                yield f"item {item_id}: {column} is {claimed!r}, the votes give {value!r}"
+
+
+def _audit_columns(
+    votes: Votes, settings: Mapping[str, Any], summary: Mapping[str, Any], rows: Rows
+) -> Iterator[str]:
+    """Touched bands and margins again, by sets and loops that share no code with the claims."""
+    deltas = {size: _recount_touched(votes.header, size) for size in settings["patch_sizes"]}
+    for entry in summary["certified"]:
+        size, counted = entry["patch_size"], entry["num_touched"]
+        if counted != deltas[size]:
+            yield f"patch size {size}: {counted} touched bands, sets give {deltas[size]}"
+    claims = {row["item_id"]: row for row in rows}
+    for item in votes.items():
+        if (row := claims.get(item.item_id)) is None:
+            continue  # named by the comparison of rows
+        best, margin = _recount_margin(
+            item.streams["columns"].tolist(), votes.header["num_classes"]
+        )
+        if (row["prediction"], row["margin"]) != (best, margin):
+            yield f"item {item.item_id}: margin by hand is {margin} for class {best}"
+        allowed = {size for size, delta in deltas.items() if margin >= 2 * delta}
+        beyond = sorted(set(row["certified_patch_sizes"]) - allowed)
+        if beyond and settings["rule"] != "loc":  # `loc` rightly sees more than counts show
+            yield f"item {item.item_id}: certified_patch_sizes {beyond} exceed margin {margin}"
+
+
+def _recount_margin(predictions: list[int], num_classes: int) -> tuple[int, int]:
+    counts = Counter(predictions)
+    best = min(counts, key=lambda c: (-counts[c], c))
+    rivals = (c for c in range(num_classes) if c != best)
+    return best, min(counts[best] - counts[c] - (c < best) for c in rivals)
+
+
+def _recount_touched(header: Mapping[str, Any], size: int) -> int:
+    width, settings = header["image"]["width"], header["settings"]
+    bands = [
+        {(start + offset) % width for offset in range(settings["band"])}
+        for start in range(0, width, settings["stride"])
+    ]
+    patches = (set(range(left, left + size)) for left in range(width - size + 1))
+    return max(sum(not patch.isdisjoint(band) for band in bands) for patch in patches)
+
+
+def _audit_gaussian(
+    votes: Votes, settings: Mapping[str, Any], threat: Mapping[str, Any], rows: Rows
+) -> Iterator[str]:
+    """What must hold for any honest l2 certificate, whatever the votes say."""
+    added, claimed = votes.header["settings"]["sigma"], threat.get("sigma")
+    if not isinstance(claimed, int | float) or claimed > added:
+        yield f"{CERTIFICATE_NAME}: claims sigma {claimed}, the noise added had {added}"
+    if votes.header["noise_impl"] != NOISE_IMPL:
+        known = f"known here is {NOISE_IMPL!r}"
+        yield f"{VOTES_NAME}: noise_impl is {votes.header['noise_impl']!r}, {known}"
+    n, alpha = votes.header["settings"]["num_estimate"], settings["failure_prob"]
+    bound = max_radius(sigma=float(added), n=n, alpha=alpha)
+    for row in rows:
+        if not row["radius"] <= bound:
+            yield f"item {row['item_id']}: radius {row['radius']!r} exceeds the possible {bound!r}"
+        if not 0 <= row["k"] <= row["n"]:
+            yield f"item {row['item_id']}: k is {row['k']} of n = {row['n']}"
+        if row["abstain"] and (row["radius"] != 0 or row["correct"]):
+            yield f"item {row['item_id']}: abstains, yet claims a radius or a right answer"

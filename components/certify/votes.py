@@ -1,0 +1,282 @@
+"""The votes file: every single prediction, the evidence from which certificates are derived.
+
+One row is a block: predictions of the draws (or bands) start, ..., stop - 1 of one item and
+stream. The header, stored in the Parquet schema, says which model voted on which data under which
+settings. A file that is not whole, or not what its header promises, is refused on writing and on
+reading alike.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.core.digests import canonical_json, digest_bytes, digest_file
+from components.core.errors import CasemateError
+from components.data.ablation import column_starts
+
+VOTES_NAME = "votes.parquet"
+HEADER_KEY = b"casemate"
+SCHEMA = pa.schema(
+    [
+        ("item_id", pa.string()),
+        ("label", pa.int32()),
+        ("image_sha256", pa.string()),
+        ("stream", pa.string()),
+        ("start", pa.int32()),
+        ("stop", pa.int32()),
+        ("predictions", pa.list_(pa.uint16())),
+    ]
+)
+HEADER_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "kind": str,
+    "run_id": str,
+    "model_digest": str,
+    "dataset_digest": str,
+    "num_classes": int,
+    "image": dict,
+    "settings": dict,
+    "noise_impl": (str, type(None)),  # bands are not random: None there
+    "num_items": int,
+    "software": dict,
+}
+IMAGE_FIELDS: Mapping[str, type] = {"channels": int, "height": int, "width": int}
+SETTINGS_OF_KIND: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "columns": {"band": int, "stride": int},
+    "gaussian": {
+        "sigma": (int, float),
+        "num_select": int,
+        "num_estimate": int,
+        "run_seed": int,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRow:
+    """Predictions of one block of one item."""
+
+    item_id: str
+    label: int
+    image_sha256: str
+    stream: str  # "columns", or "select" and "estimate"
+    start: int
+    stop: int
+    predictions: NDArray[np.uint16]  # (stop - start,)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemVotes:
+    """All predictions of one item, one array per stream, in the order of draws or bands."""
+
+    item_id: str
+    label: int
+    image_sha256: str
+    streams: Mapping[str, NDArray[np.uint16]]
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """A checked votes file: header, rows sorted by (item, stream, start), SHA-256 of its bytes."""
+
+    header: dict[str, Any]
+    table: pa.Table
+    sha256: str
+
+    def items(self) -> Iterator[ItemVotes]:
+        """One item after the other, sorted by item id."""
+        for item_id, rows in groupby(_rows_of(self.table), key=lambda row: row.item_id):
+            streams: dict[str, list[NDArray[np.uint16]]] = {}
+            for row in rows:
+                streams.setdefault(row.stream, []).append(row.predictions)
+            joined = {stream: np.concatenate(parts) for stream, parts in streams.items()}
+            yield ItemVotes(item_id, row.label, row.image_sha256, joined)
+
+
+def image_digest(image: Tensor) -> str:
+    """SHA-256 of a stored uint8 image: its shape and raw bytes."""
+    if image.dtype != torch.uint8:
+        raise ValueError(f"the digest is of stored uint8 pixels, got {image.dtype}")
+    shape = canonical_json(list(image.shape)).encode()
+    return digest_bytes(shape, image.detach().cpu().contiguous().numpy().tobytes())
+
+
+def stream_sizes(header: Mapping[str, Any]) -> dict[str, int]:
+    """How many predictions every item must have, per stream, under this header."""
+    settings = header["settings"]
+    if header["kind"] == "columns":
+        return {"columns": len(column_starts(header["image"]["width"], settings["stride"]))}
+    return {"estimate": settings["num_estimate"], "select": settings["num_select"]}
+
+
+def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, Any]) -> Votes:
+    """Check, sort and store the votes of a whole run; equal votes and header give equal bytes."""
+    ordered = sorted(rows, key=lambda row: (row.item_id, row.stream, row.start))
+    plain_header = json.loads(canonical_json(header))  # tuples become lists, as after reading
+    check_header(plain_header, path)
+    table = _table_of(ordered, path).replace_schema_metadata(
+        {HEADER_KEY: canonical_json(plain_header)}
+    )
+    _check_rows(ordered, plain_header, path)
+    write_table(path, table)
+    return Votes(plain_header, table, digest_file(path))
+
+
+def read_votes(path: Path) -> Votes:
+    """Read a votes file; refuse it by name unless it is whole and keeps its header's promises."""
+    table = read_table(path)
+    raw = (table.schema.metadata or {}).get(HEADER_KEY)
+    if raw is None or not table.schema.equals(SCHEMA):
+        raise CasemateError("votes", path, "is not a votes file: its header or columns are missing")
+    try:
+        header = json.loads(raw)
+    except ValueError as error:
+        raise CasemateError("votes", path, f"has an unreadable header: {error}") from error
+    check_header(header, path)
+    lists = table.column("predictions").chunks
+    if any(cells.null_count for cells in (*table.columns, *(chunk.values for chunk in lists))):
+        raise _refusal(path, "has empty cells")
+    _check_rows(_rows_of(table), header, path)
+    return Votes(header, table, digest_file(path))
+
+
+def read_table(path: Path) -> pa.Table:
+    """A Parquet table, or an error that names the file: missing, truncated, bad checksum."""
+    if not path.is_file():
+        raise CasemateError("file", path, "does not exist")
+    try:
+        return pq.ParquetFile(path, page_checksum_verification=True).read()
+    except (pa.ArrowException, OSError) as error:
+        raise CasemateError("file", path, f"is truncated or damaged: {error}") from error
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Parquet by temporary name and rename; every choice that shapes the bytes is fixed here."""
+
+    def write(temporary: Path) -> None:
+        pq.write_table(
+            table,
+            temporary,
+            version="2.6",
+            compression="zstd",
+            row_group_size=65536,
+            write_page_checksum=True,
+        )
+
+    replace_file(path, write)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file, then put it in the place of `path`: all or nothing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_header(header: Any, path: Path) -> None:
+    """Refuse a header with missing fields, fields of another type, or numbers that mean nothing."""
+    _check_fields(header, HEADER_TYPES, "", path)
+    if header["kind"] not in SETTINGS_OF_KIND:
+        raise _refusal(path, f"has unknown kind {header['kind']!r}")
+    _check_fields(header["settings"], SETTINGS_OF_KIND[header["kind"]], "settings.", path)
+    _check_fields(header["image"], IMAGE_FIELDS, "image.", path)
+    counts = [header["num_classes"] - 1, header["num_items"]]
+    counts += [header["image"][name] for name in IMAGE_FIELDS]
+    if header["kind"] == "columns":
+        width, settings = header["image"]["width"], header["settings"]
+        valid = all(1 <= settings[name] <= width for name in ("band", "stride"))
+    else:
+        settings = header["settings"]
+        counts += [settings["num_select"], settings["num_estimate"]]
+        valid = 0 < settings["sigma"] < np.inf
+    if not valid or min(counts) < 1 or header["num_classes"] > 2**16:
+        raise _refusal(path, f"has impossible settings: {header}")
+
+
+def _check_fields(
+    fields: Any, types: Mapping[str, type | tuple[type, ...]], prefix: str, path: Path
+) -> None:
+    for name, kind in types.items():
+        if not isinstance(fields, dict) or name not in fields:
+            raise _refusal(path, f"lacks the header field {prefix}{name}")
+        if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
+            raise _refusal(path, f"has {prefix}{name} = {fields[name]!r} in its header")
+
+
+def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) -> None:
+    """Every item once, every stream complete: blocks follow each other without gap or overlap."""
+    sizes, num_items, last = stream_sizes(header), 0, ""
+    for item_id, item_rows in groupby(rows, key=lambda row: row.item_id):
+        if item_id <= last:
+            raise _refusal(path, f"is not sorted, or has an empty item id, at item {item_id!r}")
+        num_items, last = num_items + 1, item_id
+        reached = dict.fromkeys(sizes, 0)
+        identity = None
+        for row in item_rows:
+            _check_block(row, reached, header["num_classes"], path)
+            if identity not in (None, (row.label, row.image_sha256)):
+                raise _refusal(path, f"gives item {item_id} two labels or two images")
+            identity = (row.label, row.image_sha256)
+            reached[row.stream] = row.stop
+        if reached != sizes:
+            raise _refusal(path, f"is incomplete for item {item_id}: {reached} of {sizes}")
+    if num_items != header["num_items"]:
+        raise _refusal(path, f"holds {num_items} items, its header says {header['num_items']}")
+
+
+def _check_block(row: VoteRow, reached: Mapping[str, int], num_classes: int, path: Path) -> None:
+    where = f"item {row.item_id}, {row.stream} {row.start}..{row.stop}"
+    if row.stream not in reached:
+        raise _refusal(path, f"has a stream its kind does not know: {where}")
+    if row.start != reached[row.stream]:
+        found = "overlap or duplicate" if row.start < reached[row.stream] else "gap"
+        raise _refusal(path, f"has a {found} at {where}")
+    if row.stop <= row.start or len(row.predictions) != row.stop - row.start:
+        raise _refusal(path, f"has {len(row.predictions)} predictions at {where}")
+    if int(row.predictions.max()) >= num_classes or not 0 <= row.label < num_classes:
+        raise _refusal(path, f"has a class outside [0, {num_classes}) at {where}")
+
+
+def _refusal(path: Path, remedy: str) -> CasemateError:
+    return CasemateError("votes", path, remedy)
+
+
+def _table_of(rows: list[VoteRow], path: Path) -> pa.Table:
+    """One chunk per column, so that the bytes do not remember how the rows arrived."""
+    arrays = [np.asarray(row.predictions) for row in rows]
+    for row, array in zip(rows, arrays, strict=True):
+        if array.ndim != 1 or array.dtype != np.uint16:
+            raise _refusal(path, f"needs (n,) uint16 predictions, item {row.item_id} differs")
+    offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
+    if offsets[-1] >= 2**31:
+        raise _refusal(path, "would hold 2^31 predictions or more; certify fewer items per file")
+    values = np.concatenate([*arrays, np.empty(0, np.uint16)])
+    *plain, nested = SCHEMA
+    columns = [pa.array([getattr(row, f.name) for row in rows], f.type) for f in plain]
+    lists = pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=nested.type)
+    return pa.Table.from_arrays([*columns, lists], schema=SCHEMA)
+
+
+def _rows_of(table: pa.Table) -> Iterator[VoteRow]:
+    """Rows whose predictions are views into the table: nothing is copied."""
+    for batch in table.to_batches():
+        lists = batch.column("predictions")
+        offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
+        plain = batch.drop_columns("predictions").to_pylist()
+        for fields, low, high in zip(plain, offsets[:-1], offsets[1:], strict=True):
+            yield VoteRow(**fields, predictions=values[low:high])

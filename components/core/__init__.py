@@ -1,0 +1,1 @@
+"""Words that all rooms share: types, threat models, seeding, errors, digests."""

@@ -1,0 +1,18 @@
+"""The one exception for mistakes that a user can mend."""
+
+
+class CasemateError(Exception):
+    """Bad input: names the key, its value and the remedy, so that one line is enough to act on.
+
+    `remedy` continues the sentence that key and value begin:
+    `CasemateError("certify.sigma", 25, "is outside (0, 1]; write pixels as a fraction")`.
+    """
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        super().__init__(key, value, remedy)  # all three as args: survives pickling between workers
+        self.key = key
+        self.value = value
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy]))

@@ -1,0 +1,16 @@
+"""Names for the tensors that travel between rooms."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Images = Tensor  # (B, C, H, W) float32 in [0, 1], before any normalisation
+Labels = Tensor  # (B,) int64
+Logits = Tensor  # (B, K)
+LogitsFn = Callable[[Images], Logits]
+Array = NDArray[Any]
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]

@@ -1,0 +1,275 @@
+"""Writing the prepared format: planned Parquet shards whose bytes depend on their plan alone.
+
+Free of torch, so that a worker starts in a moment. A shard appears whole (write, sync, rename),
+then its record; a second start keeps every shard whose record and checksum still agree.
+"""
+
+import hashlib
+import io
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from components.core.digests import canonical_json, digest_bytes, digest_file, digest_json
+from components.core.errors import CasemateError
+from components.data.sources.base import Entry, Pixels, Source, UndecodableItemError
+from components.data.sources.fitting import Fitting
+
+FORMAT = "casemate-dataset/1"
+SHARD_SCHEMA = pa.schema(
+    [
+        ("item_id", pa.string()),
+        ("image", pa.binary()),  # PNG, 8 bits per channel
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("label", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One file and the entries it shall hold, in order."""
+
+    file: str
+    split: str
+    entries: tuple[Entry, ...]
+
+    def to_json(self) -> str:
+        return canonical_json(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> "ShardPlan":
+        plan = json.loads(text)
+        entries = tuple(Entry(**entry) for entry in plan["entries"])
+        return ShardPlan(plan["file"], plan["split"], entries)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """What a finished shard holds: enough to describe the dataset without opening the shard."""
+
+    file: str
+    split: str
+    sha256: str
+    item_digests: list[str]
+    labels: list[int]  # the distinct ones
+    skipped: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """What all shards of one dataset share; travels to the workers once."""
+
+    folder: Path
+    source: Source
+    fitting: Fitting
+    on_error: str
+    shape: tuple[int, ...]  # (H, W, C) of every item
+    reference_id: str  # the item that set the shape
+
+    def plan_key(self, plan: ShardPlan) -> str:
+        """Names what a shard must hold, so that a record of another plan is never taken for it."""
+        return digest_json(
+            [FORMAT, plan.to_json(), asdict(self.fitting), self.on_error, list(self.shape)]
+        )
+
+
+def plan_shards(splits: Mapping[str, Sequence[Entry]], *, shard_size: int) -> list[ShardPlan]:
+    """Consecutive runs of `shard_size` entries; the last one of a split may be shorter."""
+    if shard_size < 1:
+        raise CasemateError("data.shard_size", shard_size, "must be at least 1")
+    return [
+        ShardPlan(
+            f"{split}-{number:05d}.parquet", split, tuple(entries[start : start + shard_size])
+        )
+        for split, entries in splits.items()
+        for number, start in enumerate(range(0, len(entries), shard_size))
+    ]
+
+
+def open_job(
+    source: Source,
+    entries: Iterable[Entry],
+    *,
+    folder: Path,
+    fitting: Fitting,
+    on_error: str,
+) -> ShardJob:
+    """The job whose shape is that of the first entry that can be decoded."""
+    if on_error not in ("fail", "skip"):
+        raise CasemateError("data.on_error", on_error, "is unknown; choose fail or skip")
+    for entry in entries:
+        try:
+            pixels = fitting.apply(source.decode(entry), item_id=entry.item_id)
+        except UndecodableItemError:
+            if on_error == "fail":
+                raise
+            continue  # counted and named by the shard that should hold it
+        return ShardJob(folder, source, fitting, on_error, pixels.shape, entry.item_id)
+    raise CasemateError("data.source", "no item", "could be decoded; see data.path")
+
+
+def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
+    """Decodes, fits, encodes and writes the entries of one plan, unless that was done before."""
+    done = finished_record(job, plan)
+    if done is not None:
+        return done
+    rows: list[dict[str, Any]] = []
+    digests: list[str] = []
+    skipped: list[dict[str, str]] = []
+    for entry in plan.entries:
+        try:
+            pixels = _fitted(job, entry)
+        except UndecodableItemError as error:
+            if job.on_error == "fail":
+                raise
+            skipped.append({"item_id": entry.item_id, "split": plan.split, "reason": str(error)})
+            continue
+        rows.append(_row(entry, pixels))
+        digests.append(item_digest(entry.item_id, label=entry.label, pixels=pixels))
+    content = _parquet_bytes(rows)
+    write_whole(job.folder / plan.file, content)
+    labels = sorted({int(row["label"]) for row in rows})
+    sha256 = hashlib.sha256(content).hexdigest()
+    record = ShardRecord(plan.file, plan.split, sha256, digests, labels, skipped)
+    proof = {"plan": job.plan_key(plan), "record": asdict(record)}
+    write_whole(record_path(job.folder, plan.file), canonical_json(proof).encode())
+    return record
+
+
+def finished_record(job: ShardJob, plan: ShardPlan) -> ShardRecord | None:
+    """The record of an earlier start, if it is of this very plan and the shard is unharmed."""
+    shard, note = job.folder / plan.file, record_path(job.folder, plan.file)
+    if not (shard.is_file() and note.is_file()):
+        return None
+    try:
+        proof = json.loads(note.read_text(encoding="utf-8"))
+        if proof["plan"] != job.plan_key(plan):
+            return None
+        record = ShardRecord(**proof["record"])
+    except (ValueError, KeyError, TypeError):  # a damaged record proves nothing: write again
+        return None
+    return record if digest_file(shard) == record.sha256 else None
+
+
+def record_path(folder: Path, file: str) -> Path:
+    """Where the record of a shard waits until the dataset is complete."""
+    return folder / f"{file}.record.json"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write, sync, rename: readers see the old file or the new one, never a part."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def describe_dataset(
+    records: Sequence[ShardRecord],
+    *,
+    classes: Sequence[str],
+    shape: tuple[int, ...],
+    split_names: Sequence[str],
+    source: Mapping[str, object],
+) -> str:
+    """The text of dataset.json."""
+    by_split = {name: [r for r in records if r.split == name] for name in split_names}
+    height, width, channels = shape
+    listing = {
+        name: {
+            "num_items": sum(len(r.item_digests) for r in shards),
+            "shards": [
+                {"file": r.file, "sha256": r.sha256, "num_items": len(r.item_digests)}
+                for r in shards
+            ],
+        }
+        for name, shards in by_split.items()
+    }
+    items = {name: [d for r in rows for d in r.item_digests] for name, rows in by_split.items()}
+    page = {
+        "format": FORMAT,
+        "classes": list(classes),
+        "channels": channels,
+        "height": height,
+        "width": width,
+        "splits": listing,
+        "source": dict(source),
+        "skipped": [item for record in records for item in record.skipped],
+        "digest": dataset_digest(items, classes=classes),
+    }
+    return json.dumps(page, indent=2, ensure_ascii=False) + "\n"
+
+
+def item_digest(item_id: str, *, label: int, pixels: Pixels) -> str:
+    """SHA-256 of one item's id, label, shape and pixels: never of its PNG, which zlib may vary."""
+    numbers = np.array([label, *pixels.shape], dtype="<i8").tobytes()
+    return digest_bytes(item_id.encode(), numbers, pixels.tobytes())
+
+
+def dataset_digest(items: Mapping[str, Sequence[str]], *, classes: Sequence[str]) -> str:
+    """SHA-256 of classes and of item digests per split in stored order; shards leave no trace."""
+    chunks = [FORMAT.encode(), canonical_json(list(classes)).encode()]
+    for split in sorted(items):
+        chunks += [split.encode(), bytes.fromhex("".join(items[split]))]
+    return digest_bytes(*chunks)
+
+
+def encode_image(pixels: Pixels) -> bytes:
+    """Lossless PNG of uint8 (H, W, C)."""
+    image = Image.fromarray(
+        np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    )
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def decode_image(content: bytes) -> Pixels:
+    """The uint8 (H, W, C) that `encode_image` was given."""
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        pixels = np.asarray(image, dtype=np.uint8)
+    return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def _fitted(job: ShardJob, entry: Entry) -> Pixels:
+    pixels = job.fitting.apply(job.source.decode(entry), item_id=entry.item_id)
+    if pixels.shape == job.shape:
+        return pixels
+    key = "channels" if pixels.shape[:2] == job.shape[:2] else "image_size"
+    sizes = ["x".join(map(str, shape)) for shape in (pixels.shape, job.shape)]
+    remedy = f"is {sizes[0]} while {job.reference_id} is {sizes[1]}; set data.{key}"
+    raise CasemateError(f"data.{key}", entry.item_id, remedy)
+
+
+def _row(entry: Entry, pixels: Pixels) -> dict[str, Any]:
+    height, width, _ = pixels.shape
+    return {
+        "item_id": entry.item_id,
+        "image": encode_image(pixels),
+        "height": height,
+        "width": width,
+        "label": entry.label,
+    }
+
+
+def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
+    buffer = io.BytesIO()
+    table = pa.Table.from_pylist(rows, schema=SHARD_SCHEMA)
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()

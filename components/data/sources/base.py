@@ -1,0 +1,82 @@
+"""What every source promises: a cheap list of entries, and one entry decoded on any worker."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.core.errors import CasemateError
+
+Pixels = NDArray[np.uint8]  # (H, W, C), C is 1 or 3
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One item as the listing knows it, before anybody reads its pixels."""
+
+    item_id: str  # stable and readable; seeds and certificates name the item by it
+    label: int
+    split_hint: str | None  # "train", "val" or "test" where the source has native splits
+    locator: str  # where the source finds the pixels
+    version: str = ""  # changes with the stored bytes, so a resumed run never mixes old and new
+
+
+class UndecodableItemError(CasemateError):
+    """The fault of one item alone: what `data.on_error=skip` may leave out."""
+
+
+class Source(Protocol):
+    """Picklable: it carries small arrays or a path, never an open file."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; a label is an index into them."""
+        ...
+
+    def entries(self) -> list[Entry]:
+        """All items; labels are within range and ids are unique."""
+        ...
+
+    def decode(self, entry: Entry) -> Pixels:
+        """Pixels of one entry, or `UndecodableItemError` with its name."""
+        ...
+
+
+def checked_labels(labels: NDArray[Any], *, where: str, num_items: int) -> list[int]:
+    """Labels as plain integers >= 0, one per item."""
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        found = f"{labels.dtype} of shape {labels.shape}"
+        raise CasemateError("data.path", where, f"holds {found}; labels are a row of integers")
+    if len(labels) != num_items:
+        raise CasemateError("data.path", where, f"has {len(labels)} labels for {num_items} images")
+    if num_items and labels.min() < 0:
+        index = int(np.argmax(labels < 0))
+        raise CasemateError(
+            "data.path", where, f"has label {labels[index]} at {index}; labels start at 0"
+        )
+    return [int(label) for label in labels]
+
+
+def check_label_range(labels: list[int], *, where: str, num_classes: int) -> None:
+    """Every label is an index into the classes."""
+    for index, label in enumerate(labels):
+        if label >= num_classes:
+            remedy = f"has label {label} at {index}, but there are {num_classes} classes"
+            raise CasemateError("data.path", where, remedy)
+
+
+def unreachable(path: Path, error: OSError) -> CasemateError:
+    """Not the item's fault, so never skipped: the disk is not there, or not for us."""
+    remedy = f"cannot be read here ({error.strerror}); every worker must see data.path"
+    return CasemateError("data.path", path, remedy)
+
+
+def file_version(path: Path) -> str:
+    """Size and modification time: enough to notice that a file was replaced."""
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise unreachable(path, error) from error
+    return f"{stat.st_size}-{stat.st_mtime_ns}"

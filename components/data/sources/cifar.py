@@ -1,0 +1,160 @@
+"""CIFAR-10 and CIFAR-100 from the published python batches (Krizhevsky 2009).
+
+Folders and files are where torchvision puts them. Its own reader takes nothing but the published
+checksums and then unpickles freely, yet a pickle may run code. The loader here builds plain
+containers and numpy arrays only: a tampered file is an error and not an intrusion.
+"""
+
+import pickle
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from components.core.errors import CasemateError
+from components.data.sources.base import (
+    Entry,
+    Pixels,
+    check_label_range,
+    checked_labels,
+    file_version,
+)
+
+# What pickled numpy arrays need, under the module names of numpy 1 and 2. `_codecs.encode` is how
+# python 3 writes bytes in protocol 2; it can only turn a string into bytes.
+_ALLOWED = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("_codecs", "encode"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """File names and dictionary keys of one published archive."""
+
+    name: str
+    folder: str
+    batches: tuple[tuple[str, str], ...]  # (split, file)
+    label_key: str
+    meta_file: str
+    meta_key: str
+
+
+_CIFAR10 = _Layout(
+    name="cifar10",
+    folder="cifar-10-batches-py",
+    batches=(*(("train", f"data_batch_{i}") for i in range(1, 6)), ("test", "test_batch")),
+    label_key="labels",
+    meta_file="batches.meta",
+    meta_key="label_names",
+)
+_CIFAR100 = _Layout(
+    name="cifar100",
+    folder="cifar-100-python",
+    batches=(("train", "train"), ("test", "test")),
+    label_key="fine_labels",
+    meta_file="meta",
+    meta_key="fine_label_names",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CifarSource:
+    """Batch files below `folder`; each worker reads a batch once and keeps it."""
+
+    layout: _Layout
+    folder: Path
+    classes: tuple[str, ...]
+
+    def entries(self) -> list[Entry]:
+        found: list[Entry] = []
+        counts = {"train": 0, "test": 0}
+        for split, file in self.layout.batches:
+            path = self.folder / file
+            version = file_version(path)
+            for row, label in enumerate(self._labels(path)):
+                item_id = f"{self.layout.name}-{split}-{counts[split]:05d}"
+                found.append(Entry(item_id, label, split, f"{file}:{row}", version))
+                counts[split] += 1
+        return found
+
+    def _labels(self, path: Path) -> list[int]:
+        batch = _read_pickle(path)
+        num_items = len(_checked_rows(path, batch))
+        labels = np.asarray(batch.get(self.layout.label_key, ()))
+        plain = checked_labels(labels, where=str(path), num_items=num_items)
+        check_label_range(plain, where=str(path), num_classes=len(self.classes))
+        return plain
+
+    def decode(self, entry: Entry) -> Pixels:
+        file, row = entry.locator.split(":")
+        flat: Pixels = _read_rows(self.folder / file, entry.version)[int(row)]
+        return flat.reshape(3, 32, 32).transpose(1, 2, 0)  # stored plane by plane
+
+
+def open_cifar10(root: Path) -> CifarSource:
+    """CIFAR-10 below `root/cifar-10-batches-py`."""
+    return _open(root, _CIFAR10)
+
+
+def open_cifar100(root: Path) -> CifarSource:
+    """CIFAR-100 with its 100 fine classes, below `root/cifar-100-python`."""
+    return _open(root, _CIFAR100)
+
+
+def _open(root: Path, layout: _Layout) -> CifarSource:
+    folder = root / layout.folder
+    for file in (layout.meta_file, *(file for _, file in layout.batches)):
+        if not (folder / file).is_file():
+            remedy = f"lacks the file {layout.folder}/{file}; unpack the python archive there"
+            raise CasemateError("data.path", root, remedy)
+    names = _read_pickle(folder / layout.meta_file).get(layout.meta_key)
+    if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+        remedy = f"has no list of names under {layout.meta_key}"
+        raise CasemateError("data.path", folder / layout.meta_file, remedy)
+    return CifarSource(layout, folder, tuple(names))
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Builds numpy arrays and plain containers; any other global is refused."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file, encoding="latin1")  # the archives were written by python 2
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
+        return super().find_class(module_name, global_name)
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _ArraysOnly(file).load()
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle fails in many ways
+        remedy = f"is not a plain CIFAR batch ({error}); unpack the archive again"
+        raise CasemateError("data.path", path, remedy) from error
+    if not isinstance(content, dict):
+        raise CasemateError("data.path", path, "is not a CIFAR batch: no dictionary inside")
+    return content
+
+
+def _checked_rows(path: Path, batch: dict[str, Any]) -> Pixels:
+    rows: Any = batch.get("data")
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape[1:] != (3072,):
+        raise CasemateError("data.path", path, "lacks `data`, uint8 of shape (N, 3072)")
+    return rows
+
+
+@lru_cache(maxsize=6)  # all of CIFAR-10: shuffled shards touch every batch
+def _read_rows(path: Path, version: str) -> Pixels:
+    if file_version(path) != version:
+        raise CasemateError("data.path", path, "changed while it was read; start again")
+    return _checked_rows(path, _read_pickle(path))

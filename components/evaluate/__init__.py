@@ -1,0 +1,1 @@
+"""What a finished model withstands: accuracy with exact intervals."""

@@ -1,0 +1,87 @@
+"""The model format: `model.safetensors` + `model.json`; never a pickled class."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from components.core.digests import digest_bytes, digest_json
+from components.core.errors import CasemateError
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
+
+FORMAT = 1
+
+
+def weights_digest(model: PixelModel) -> str:
+    """Digest of spec and weights: the identity that votes and certificates carry."""
+    state = model.net.state_dict()
+    tensors = [
+        digest_bytes(
+            name.encode(),
+            str(value.dtype).encode(),
+            str(tuple(value.shape)).encode(),
+            value.detach().cpu().contiguous().numpy().tobytes(),
+        )
+        for name, value in sorted(state.items())
+    ]
+    return digest_json({"spec": model.spec.to_dict(), "tensors": tensors})
+
+
+def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
+    """Write both files, JSON last, each by rename; returns the model's digest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.detach().cpu().contiguous() for k, v in model.net.state_dict().items()}
+    weights = folder / "model.safetensors"
+    partial = folder / "model.safetensors.partial"
+    save_file(state, partial)
+    os.replace(partial, weights)
+    digest = weights_digest(model)
+    header = {
+        "format": FORMAT,
+        "spec": model.spec.to_dict(),
+        "digest": digest,
+        "recipe_digest": recipe_digest,
+    }
+    partial = folder / "model.json.partial"
+    partial.write_text(json.dumps(header, indent=2, sort_keys=True) + "\n")
+    os.replace(partial, folder / "model.json")
+    return digest
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Parsed model.json."""
+    path = folder / "model.json"
+    try:
+        header: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise CasemateError(
+            "model", folder, "has no model.json; is this a model folder?"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise CasemateError("model", path, f"is not valid JSON: {error}") from error
+    if header.get("format") != FORMAT:
+        raise CasemateError("model", path, f"has format {header.get('format')}, expected {FORMAT}")
+    return header
+
+
+def load_model(folder: Path, *, device: str | torch.device = "cpu") -> PixelModel:
+    """The model in eval mode; refuses weights that do not match the recorded digest."""
+    header = read_header(folder)
+    model = PixelModel(ModelSpec.from_dict(header["spec"], source=str(folder / "model.json")))
+    path = folder / "model.safetensors"
+    try:
+        model.net.load_state_dict(load_file(path))
+    except (FileNotFoundError, SafetensorError, RuntimeError) as error:
+        raise CasemateError("model", path, f"cannot be loaded: {error}") from error
+    if (digest := weights_digest(model)) != header["digest"]:
+        raise CasemateError(
+            "model",
+            path,
+            f"has digest {digest[:12]}, model.json names {header['digest'][:12]}; restore the file",
+        )
+    return model.to(device).eval()

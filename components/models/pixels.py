@@ -1,0 +1,70 @@
+"""The input adapter: pixels in [0, 1] at native size go in, everything else happens inside."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from components.core.types import Images, Logits
+from components.data.ablation import ablate
+from components.models.spec import ModelSpec
+from components.models.tokens import check_droppable, forward_kept, kept_indices, visible_tokens
+from components.models.zoo import build_network
+
+
+class PixelModel(nn.Module):
+    """A network behind up-sampling and normalisation, so that budgets are native [0, 1] pixels."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.net = build_network(
+            spec.architecture,
+            image_size=spec.upsample or spec.image_size,
+            channels=spec.channels,
+            num_classes=spec.num_classes,
+            options=spec.options,
+        )
+        if spec.token_policy == "drop":
+            check_droppable(self.net)
+        self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1), persistent=False)
+
+    def network_input(self, x: Images) -> Tensor:
+        """Up-sampled (nearest) and normalised images."""
+        if self.spec.upsample:
+            x = F.interpolate(x, size=self.spec.upsample, mode="nearest")
+        return (x - self.mean) / self.std
+
+    def forward(self, x: Images, visible: Tensor | None = None) -> Logits:
+        """Logits of whole images, or of ablated ones where `visible` pixels are given."""
+        if visible is not None:
+            return self.forward_ablated(x, visible)
+        logits: Tensor = self.net(self.network_input(x))
+        return logits
+
+    def forward_ablated(self, x: Images, visible: Tensor) -> Logits:
+        """Logits of images that show only `visible` pixels, (H, W) or (B, H, W) bool.
+
+        Hidden pixels turn black before up-sampling and normalisation, so no vote can depend on them.
+        """
+        shown = visible.expand(x.shape[0], *visible.shape[-2:])
+        inputs = self.network_input(ablate(x, shown))
+        if self.spec.token_policy == "mask":
+            logits: Tensor = self.net(inputs)
+            return logits
+        return forward_kept(self.net, inputs, kept_indices(self._kept(shown)))
+
+    def num_kept(self, visible: Tensor) -> int:
+        """How many tokens an ablation keeps; ablations with equal counts may share a batch."""
+        if self.spec.token_policy == "mask":
+            return 0
+        return int(self._kept(visible[None]).sum())
+
+    def _kept(self, visible: Tensor) -> Tensor:
+        if self.spec.upsample:
+            size = (self.spec.upsample, self.spec.upsample)
+            visible = F.interpolate(visible[:, None].float(), size=size, mode="nearest")[:, 0] > 0
+        return visible_tokens(visible, self.net.patch_embed.patch_size)

@@ -1,0 +1,201 @@
+"""Charts of certificates: what is proven, and what an attack on the same items left standing."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.core.types import FloatArray
+from components.evaluate.accuracy import accuracy, clopper_pearson_interval
+from components.report import figures
+from components.report.content import Accuracy, Cell, Chart, Column, Fact, LegendEntry, Table
+from components.report.results import CertifyResult
+from components.report.wording import challenged_radius, challenged_size, side
+
+
+def share(held: NDArray[np.bool_]) -> Accuracy:
+    """Accuracy of one verdict per item."""
+    return Accuracy.parse(accuracy(held), source="certificates")
+
+
+def primary_size(result: CertifyResult) -> int:
+    """The patch side of the headline: the challenged one, else the smallest claimed."""
+    if result.challenge:
+        return challenged_size(result.challenge.threat, step=result.name)
+    return int(min(result.header["claim"]["patch_sizes"]))
+
+
+def primary_radius(result: CertifyResult) -> float:
+    """The radius of the headline: the challenged one, else the smallest positive claimed."""
+    if result.challenge:
+        return challenged_radius(result.challenge.threat, step=result.name)
+    radii = [float(r) for r in result.header["claim"]["radii"]]
+    return min([r for r in radii if r > 0], default=0.0)
+
+
+def headline_cell(result: CertifyResult) -> tuple[str, str, Accuracy]:
+    """(title, detail, certified accuracy) of a certificate's headline column."""
+    if result.kind == "columns":
+        size = primary_size(result)
+        return "Certified patch", side(size), share(result.certified_at_size(size))
+    radius = primary_radius(result)
+    return "Certified l2", f"radius {radius:g}", share(result.certified_at_radius(radius))
+
+
+def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
+    """Certified accuracy against patch side."""
+    sizes = sorted(int(m) for m in result.header["claim"]["patch_sizes"])
+    certified = [share(result.certified_at_size(m)) for m in sizes]
+    standard = share(result.correct)
+    challenge = result.challenge
+    attacked = (primary_size(result), challenge.standing) if challenge else None
+    rows: list[tuple[Cell, ...]] = [
+        (m, round(100 * m * m / image_area, 2), c) for m, c in zip(sizes, certified, strict=True)
+    ]
+    columns = (
+        Column("patch side", "number", "px"),
+        Column("area", "number", "% of pixels"),
+        Column("certified", "proven"),
+    )
+    steps = ", ".join(
+        f"{side(m)} {c.percent('proven')}" for m, c in zip(sizes, certified, strict=True)
+    )
+    svg = figures.patch_curve(
+        sizes,
+        certified=certified,
+        standard=standard,
+        attacked=attacked,
+        name=result.name,
+        alt=f"Certified accuracy of {model} by patch size: {steps}. "
+        f"Without an adversary {standard.percent('measured')}.",
+    )
+    return Chart(
+        result.name,
+        f"{model}: certified accuracy by patch size",
+        svg,
+        (
+            LegendEntry(
+                "proven for every patch of this size, band: 95% interval", "proven", "line"
+            ),
+            LegendEntry("the vote without an adversary", "measured", "dot"),
+            *_attack_sign(result),
+        ),
+        (_standard_sentence(result, standard), *_bracket(result, side(primary_size(result)))),
+        Table(result.name, columns, tuple(rows)),
+    )
+
+
+def radius_chart(result: CertifyResult, *, model: str) -> Chart:
+    """Certified accuracy against l2 radius."""
+    radii = sorted({float(r) for r in result.header["claim"]["radii"]})
+    certified = [share(result.certified_at_radius(r)) for r in radii]
+    standard = share(result.correct)
+    challenge = result.challenge
+    attacked = (primary_radius(result), challenge.standing) if challenge else None
+    knots, held, low, high = _steps(result)
+    points = ", ".join(
+        f"{r:g}: {c.percent('proven')}" for r, c in zip(radii, certified, strict=True)
+    )
+    svg = figures.radius_curve(
+        knots,
+        share=held,
+        low=low,
+        high=high,
+        standard=standard,
+        attacked=attacked,
+        cap=float(result.header["summary"]["max_radius"]),
+        name=result.name,
+        alt=f"Certified accuracy of {model} by l2 radius, {points}.",
+    )
+    rows: list[tuple[Cell, ...]] = list(zip(radii, certified, strict=True))
+    return Chart(
+        result.name,
+        f"{model}: certified accuracy by l2 radius",
+        svg,
+        (
+            LegendEntry("proven at this radius, band: 95% interval", "proven", "line"),
+            LegendEntry("largest radius that this many draws can prove", "muted", "dash"),
+            LegendEntry("the vote without an adversary", "measured", "dot"),
+            *_attack_sign(result),
+        ),
+        (
+            _standard_sentence(result, standard),
+            _draws_sentence(result),
+            *_bracket(result, f"an l2 budget of {primary_radius(result):g}"),
+        ),
+        Table(
+            result.name,
+            (Column("radius", "number", "l2, pixels in [0, 1]"), Column("certified", "proven")),
+            tuple(rows),
+        ),
+    )
+
+
+def certificate_facts(result: CertifyResult, *, model: str, command: str) -> tuple[Fact, ...]:
+    """How to check a certificate, and which model, data and votes it is about."""
+    evidence, name = result.header["evidence"], result.name
+    return (
+        Fact(f"{name}: check with", command, code=True),
+        Fact(f"{name}: model {model}", str(evidence["model_digest"]), code=True),
+        Fact(f"{name}: dataset", str(evidence["dataset_digest"]), code=True),
+        Fact(f"{name}: votes sha256", str(result.header["votes_sha256"]), code=True),
+    )
+
+
+def recount_agrees(result: CertifyResult) -> bool:
+    """Whether the stored summary says what the per-item claims add up to."""
+    for entry in result.header["summary"]["certified"]:
+        held = (
+            result.certified_at_size(entry["patch_size"])
+            if result.kind == "columns"
+            else result.certified_at_radius(entry["radius"])
+        )
+        if Accuracy.parse(entry["accuracy"], source=result.name) != share(held):
+            return False
+    return True
+
+
+def _steps(result: CertifyResult) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Knots of the certified curve with pointwise exact intervals."""
+    proven = result.correct & ~np.asarray(result.columns["abstain"], dtype=np.bool_)
+    radii = np.asarray(result.columns["radius"], dtype=np.float64)[proven]
+    num_items = len(proven)
+    knots, held = figures.certified_steps(radii, num_items=num_items)
+    counts = np.rint(held * num_items).astype(int)
+    bounds = np.array([clopper_pearson_interval(int(k), num_items) for k in counts])
+    return knots, held, bounds[:, 0], bounds[:, 1]
+
+
+def _standard_sentence(result: CertifyResult, standard: Accuracy) -> str:
+    abstained = sum(map(bool, result.columns["abstain"]))
+    tail = f" It abstained on {abstained}." if abstained else ""
+    return (
+        f"Without an adversary the vote is right on {standard.percent('measured')} of "
+        f"{standard.num_items} items (95% interval {standard.interval()}).{tail}"
+    )
+
+
+def _draws_sentence(result: CertifyResult) -> str:
+    draws = int(max(result.columns["n"]))
+    return (
+        f"Each radius rests on {draws:,} noisy draws of its item and fails with a probability "
+        f"of at most {result.header['claim']['failure_prob']:g}."
+    )
+
+
+def _attack_sign(result: CertifyResult) -> tuple[LegendEntry, ...]:
+    if not result.challenge:
+        return ()
+    count = result.challenge.standing.num_items
+    return (LegendEntry(f"left standing by the attack on {count} items", "attacked", "diamond"),)
+
+
+def _bracket(result: CertifyResult, budget: str) -> tuple[str, ...]:
+    """Certified <= truly robust <= standing: all three shares are of the challenged items."""
+    challenge = result.challenge
+    if not challenge:
+        return ("This certificate was not challenged by an attack in this run.",)
+    return (
+        f"Challenge: {challenge.attack} with {budget} on {challenge.standing.num_items} items. "
+        f"{challenge.certified.percent('proven')} of them are proven to hold and "
+        f"{challenge.standing.percent('attacked')} were still right after the attack: "
+        "the true robust accuracy on these items lies between the two.",
+    )

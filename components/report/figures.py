@@ -1,0 +1,273 @@
+"""Charts as inline SVG: equal data, equal bytes; colours are the page's, so dark mode reaches them.
+
+Colours are drawn as fixed stand-ins and then replaced by CSS variables. Text stays text (small and
+selectable), and is never parsed as mathematics, because labels may be names that a user chose.
+"""
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from components.core.types import FloatArray
+from components.report.content import Accuracy
+
+# CSS variable of the page -> stand-in; these values are also the page's light scheme.
+COLOURS = {
+    "ink": "#1f2733",
+    "muted": "#5d6878",
+    "grid": "#dfe3e8",
+    "paper": "#fdfdfc",
+    "measured": "#6f7b8a",
+    "attacked": "#b8480f",
+    "proven": "#14568f",
+}
+INK, MUTED, GRID, PAPER, MEASURED, ATTACKED, PROVEN = COLOURS.values()
+
+WIDTH = 5.0  # inches = 360 pt: about one pixel per point on a phone, so 11 pt text stays legible
+_STYLE = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 11,
+    "text.color": INK,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "lines.linewidth": 2,
+    "lines.solid_capstyle": "round",
+    "axes.linewidth": 0.8,
+}
+
+
+def attack_bars(
+    models: Sequence[str],
+    *,
+    clean: Sequence[Accuracy],
+    attacked: Sequence[Accuracy],
+    name: str,
+    alt: str,
+) -> str:
+    """Clean and attacked accuracy of each model, with intervals."""
+    with mpl.rc_context(_STYLE):
+        figure, (axes,) = _figure(1, height=0.9 + 0.72 * len(models))
+        for offset, rows, colour in ((-0.19, clean, MEASURED), (0.19, attacked, ATTACKED)):
+            places = [i + offset for i in range(len(models))]
+            axes.barh(places, [100 * a.value for a in rows], height=0.34, color=colour)
+            for place, row in zip(places, rows, strict=True):
+                axes.plot([100 * row.low, 100 * row.high], [place] * 2, color=INK, linewidth=1.2)
+                axes.text(103, place, f"{100 * row.value:.1f}", va="center", ha="left")
+        axes.set_yticks(range(len(models)), [_short(model) for model in models])
+        axes.set_ylim(len(models) - 0.45, -0.55)  # first model on top
+        axes.set_xlim(0, 100)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("accuracy, % of items")
+        return _svg(figure, name=name, alt=alt)
+
+
+def patch_curve(
+    sizes: Sequence[int],
+    *,
+    certified: Sequence[Accuracy],
+    standard: Accuracy,
+    attacked: tuple[int, Accuracy] | None,
+    name: str,
+    alt: str,
+) -> str:
+    """Certified accuracy by patch side; side 0 is the vote's accuracy without an adversary."""
+    with mpl.rc_context(_STYLE):
+        figure, (axes,) = _figure(1, height=3.3)
+        shares = [100 * a.value for a in certified]
+        axes.fill_between(
+            sizes,
+            [100 * a.low for a in certified],
+            [100 * a.high for a in certified],
+            color=PROVEN,
+            alpha=0.16,
+            linewidth=0,
+        )
+        axes.plot(sizes, shares, color=PROVEN, marker="o", markersize=5)
+        _interval_point(axes, 0, standard, colour=MEASURED, marker="o")
+        axes.plot(
+            [0, sizes[0]], [100 * standard.value, shares[0]], color=MUTED, lw=1, ls=(0, (2, 3))
+        )
+        if attacked:
+            _interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
+        axes.set_xlabel("side of the square patch, pixels")
+        axes.set_xlim(-0.35, max(sizes) + 0.35)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+        _percent_axis(axes, "accuracy, % of items")
+        return _svg(figure, name=name, alt=alt)
+
+
+def radius_curve(
+    radii: FloatArray,
+    *,
+    share: FloatArray,
+    low: FloatArray,
+    high: FloatArray,
+    standard: Accuracy,
+    cap: float | None,
+    attacked: tuple[float, Accuracy] | None,
+    name: str,
+    alt: str,
+) -> str:
+    """Certified accuracy by l2 radius: `share[i]` holds on the interval that ends at `radii[i]`."""
+    with mpl.rc_context(_STYLE):
+        figure, (axes,) = _figure(1, height=3.3)
+        ends = [float(radii[-1]), cap or 0.0, attacked[0] if attacked else 0.0]
+        right = 1.08 * max(max(ends), 1e-3)
+        x = np.concatenate([[0.0], radii, [radii[-1], right]])
+        # beyond the largest radius nothing is proven: the last two knots are zero
+        y, below, above = (100 * np.concatenate([v[:1], v, [0, 0]]) for v in (share, low, high))
+        axes.fill_between(x, below, above, step="pre", color=PROVEN, alpha=0.16, linewidth=0)
+        axes.step(x, y, where="pre", color=PROVEN)
+        if cap is not None:
+            axes.axvline(cap, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        _interval_point(axes, 0, standard, colour=MEASURED, marker="o")
+        if attacked:
+            _interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
+        axes.set_xlabel("l2 radius, pixels in [0, 1]")
+        axes.set_xlim(-0.02 * right, right)
+        _percent_axis(axes, "accuracy, % of items")
+        return _svg(figure, name=name, alt=alt)
+
+
+def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -> str:
+    """Loss, accuracies and epsilon by epoch, one panel each; absent series leave no panel."""
+    panels: list[tuple[str, list[tuple[str, str, Any]]]] = [
+        ("loss", [("loss", INK, "-")]),
+        (
+            "accuracy, %",
+            [
+                ("train_accuracy", MEASURED, (0, (4, 2))),
+                ("val_accuracy", INK, "-"),
+                ("val_robust_accuracy", ATTACKED, "-"),
+            ],
+        ),
+        ("epsilon, /255", [("eps", INK, "-")]),
+    ]
+    shown = [
+        (title, series) for title, series in panels if any(_points(rows, key) for key, *_ in series)
+    ]
+    if not shown:
+        raise ValueError("training history holds no series to draw")
+    with mpl.rc_context(_STYLE):
+        figure, all_axes = _figure(len(shown), height=0.7 + 1.45 * len(shown))
+        for axes, (title, series) in zip(all_axes, shown, strict=True):
+            factor = {"loss": 1, "accuracy, %": 100}.get(title, 255)
+            for key, colour, dashes in series:
+                if points := _points(rows, key):
+                    x, y = zip(*points, strict=True)
+                    axes.plot(
+                        x,
+                        [factor * v for v in y],
+                        color=colour,
+                        linestyle=dashes,
+                        marker="o" if len(x) < 25 else None,
+                        markersize=3.5,
+                    )
+            axes.set_ylabel(title)
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+            if title == "accuracy, %":
+                axes.set_ylim(0, 100)
+            else:
+                axes.set_ylim(bottom=0)
+        all_axes[-1].set_xlabel("epoch")
+        all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.align_ylabels()
+        return _svg(figure, name=name, alt=alt)
+
+
+def certified_steps(
+    radii: FloatArray, *, num_items: int, max_steps: int = 400
+) -> tuple[FloatArray, FloatArray]:
+    """(radius, share) knots of r -> share of items with a radius of at least r.
+
+    `radii` are those of the correctly classified, certified items. Of more distinct radii than
+    `max_steps` some are left out; the line then runs on or below the exact one, never above.
+    """
+    knots = np.unique(radii)
+    if len(knots) == 0:
+        return np.zeros(1), np.zeros(1)
+    if len(knots) > max_steps:
+        knots = knots[np.unique(np.linspace(0, len(knots) - 1, max_steps).round().astype(int))]
+    held = len(radii) - np.searchsorted(np.sort(radii), knots, side="left")
+    return knots, held / num_items
+
+
+def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
+    return [(int(row["epoch"]), float(row[key])) for row in rows if row.get(key) is not None]
+
+
+def _short(text: str, limit: int = 16) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _interval_point(axes: Any, x: float, accuracy: Accuracy, *, colour: str, marker: str) -> None:
+    axes.plot([x, x], [100 * accuracy.low, 100 * accuracy.high], color=colour, lw=1.6, zorder=4)
+    axes.plot(
+        [x],
+        [100 * accuracy.value],
+        color=colour,
+        marker=marker,
+        markersize=8,
+        markeredgewidth=1.5,
+        markeredgecolor=PAPER,
+        linestyle="none",
+        zorder=5,
+        clip_on=False,
+    )
+
+
+def _percent_axis(axes: Any, label: str) -> None:
+    axes.set_ylim(0, 100)
+    axes.set_ylabel(label)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+
+
+def _figure(num_panels: int, *, height: float) -> tuple[Any, list[Any]]:
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
+    return figure, [row[0] for row in grid]
+
+
+def _svg(figure: Any, *, name: str, alt: str) -> str:
+    """The drawing as an inline element: labelled, without ids that another chart could share."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name}):  # ids depend on the chart's name only
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    view_box = re.search(r'viewBox="[^"]*"', text)
+    assert view_box is not None
+    head = f'<svg class="chart" {view_box[0]} role="img" aria-label="{escape(alt)}">'
+    text = head + text[text.index(">") + 1 :]
+    text = text.replace("xlink:href", "href")
+    for variable, colour in COLOURS.items():
+        text = re.sub(rf"(fill|stroke): {colour}\b", rf"\1: var(--{variable}, {colour})", text)
+    return "\n".join(line.rstrip() for line in text.splitlines())

@@ -1,0 +1,122 @@
+"""Pictures of single items: what an attack changed, and what a vote gets to see."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from components.data.ablation import column_starts
+from components.report.content import Gallery, Picture, Strip
+from components.report.pictures import (
+    amplification,
+    perturbation,
+    png_uri,
+    shown_columns,
+    spread_starts,
+)
+from components.report.results import AttackResult, CertifyResult, Examples
+from components.report.wording import TIMES, short_threat, side
+
+NUM_ABLATIONS = 5  # with the whole image this makes six pictures: two rows of three on a phone
+
+
+def attack_galleries(
+    attack: AttackResult, *, classes: Sequence[str], num_examples: int
+) -> tuple[Gallery, ...]:
+    """One gallery per attacked model that has examples."""
+    galleries = []
+    for model, all_examples in attack.examples.items():
+        shown = _first(all_examples, num_examples)
+        if not len(shown.label):
+            continue
+        factor = amplification(shown.clean, shown.adversarial)
+        strips = tuple(
+            _attack_strip(shown, i, classes=classes, factor=factor) for i in range(len(shown.label))
+        )
+        caption = (
+            f"{attack.kind.upper()} under {short_threat(attack.threat)}. The middle picture is the "
+            f"difference, {factor} times as strong: grey is unchanged, lighter pixels were raised, "
+            "darker ones lowered."
+        )
+        galleries.append(Gallery(f"{model}: attacked items", caption, strips))
+    return tuple(galleries)
+
+
+def ablation_gallery(
+    result: CertifyResult,
+    *,
+    images: dict[str, Tensor],
+    votes: dict[str, list[int]],
+    classes: Sequence[str],
+) -> Gallery:
+    """What single votes of a column certificate see; `images` are (C, H, W) in [0, 1] by item."""
+    settings = result.header["evidence"]["settings"]
+    band, stride = int(settings["band"]), int(settings["stride"])
+    rows = {item: i for i, item in enumerate(result.columns["item_id"])}
+    strips, num_votes = [], len(next(iter(votes.values())))
+    for item, image in images.items():
+        starts = column_starts(image.shape[-1], stride)
+        label = int(result.columns["label"][rows[item]])
+        seen = [Picture(png_uri(image.numpy()), f"item {item}", "whole item")]
+        for index in spread_starts(starts, count=NUM_ABLATIONS):
+            start, vote = starts[index], votes[item][index]
+            uri = png_uri(shown_columns(image, start=start, band=band))
+            alt = f"item {item}, columns from {start}, vote {classes[vote]}"
+            seen.append(Picture(uri, alt, f"vote {classes[vote]}", _verdict(vote, label)))
+        strips.append(Strip(_claim(result, rows[item], classes=classes), tuple(seen)))
+    caption = (
+        f"Every vote sees one band of {band} columns; the blue-grey part is hidden (the model sees "
+        f"black there). Shown are a few of the {num_votes} bands that vote on each item."
+    )
+    return Gallery("What the votes see", caption, tuple(strips))
+
+
+def _claim(result: CertifyResult, row: int, *, classes: Sequence[str]) -> str:
+    columns = result.columns
+    label, winner = classes[columns["label"][row]], classes[columns["prediction"][row]]
+    sizes = columns["certified_patch_sizes"][row]
+    proven = f"proven up to {side(max(sizes))}" if sizes else "not proven at any size"
+    return f"label {label}: {columns['top_votes'][row]} votes for {winner}, {proven}"
+
+
+def _attack_strip(examples: Examples, i: int, *, classes: Sequence[str], factor: int) -> Strip:
+    clean, adversarial = examples.clean[i], examples.adversarial[i]
+    label, before, after = (
+        int(values[i])
+        for values in (examples.label, examples.clean_prediction, examples.adversarial_prediction)
+    )
+    change = perturbation(clean, adversarial, factor=factor)
+    largest = float(np.abs(adversarial.astype(np.float64) - clean).max())
+    name = classes[label]
+    return Strip(
+        f"label {name}",
+        (
+            Picture(
+                png_uri(clean), f"clean {name}", f"says {classes[before]}", _verdict(before, label)
+            ),
+            Picture(
+                png_uri(change), f"perturbation, largest change {largest:.3f}", f"{TIMES} {factor}"
+            ),
+            Picture(
+                png_uri(adversarial),
+                f"{name} after the attack",
+                f"says {classes[after]}",
+                _verdict(after, label),
+            ),
+        ),
+    )
+
+
+def _verdict(prediction: int, label: int) -> Literal["right", "wrong"]:
+    return "right" if prediction == label else "wrong"
+
+
+def _first(examples: Examples, count: int) -> Examples:
+    return Examples(
+        examples.clean[:count],
+        examples.adversarial[:count],
+        examples.label[:count],
+        examples.clean_prediction[:count],
+        examples.adversarial_prediction[:count],
+    )

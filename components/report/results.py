@@ -1,0 +1,213 @@
+"""The finished folders of a run, read into plain values; the page is made from these alone."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.core.errors import CasemateError
+from components.core.types import Array
+from components.report.content import Accuracy
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A trained model and its history."""
+
+    model: str
+    digest: str
+    spec: Json
+    rows: tuple[Json, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """The trials of a search."""
+
+    metric: str
+    rows: tuple[Json, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Some attacked items of one model: images are (E, C, H, W) in [0, 1]."""
+
+    clean: Array
+    adversarial: Array
+    label: Array
+    clean_prediction: Array
+    adversarial_prediction: Array
+
+
+@dataclass(frozen=True, slots=True)
+class AttackResult:
+    """One attack on one or more models."""
+
+    name: str
+    kind: str
+    threat: Json
+    settings: Json
+    clean: dict[str, Accuracy]
+    robust: dict[str, Accuracy]
+    examples: dict[str, Examples]
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """An attack on certified items: `certified` and `standing` are about the same items."""
+
+    attack: str
+    threat: Json
+    certified: Accuracy
+    standing: Accuracy
+    broken_certified: int
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyResult:
+    """One certificate, its per-item claims and, where it was tried, the attack on it."""
+
+    name: str
+    folder: Path
+    header: Json  # certificate.json
+    columns: dict[str, list[Any]]  # certificates.parquet
+    challenge: Challenge | None
+
+    @property
+    def kind(self) -> str:
+        """`columns` (patch) or `gaussian` (l2)."""
+        return str(self.header["kind"])
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Per item: the smoothed prediction is the label (an abstention is not)."""
+        return np.asarray(self.columns["correct"], dtype=np.bool_)
+
+    def certified_at_size(self, patch: int) -> NDArray[np.bool_]:
+        """Per item: correct, and proven against every patch of this side."""
+        proven = [patch in sizes for sizes in self.columns["certified_patch_sizes"]]
+        return self.correct & np.asarray(proven, dtype=np.bool_)
+
+    def certified_at_radius(self, radius: float) -> NDArray[np.bool_]:
+        """Per item: correct, and proven in the l2 ball of this radius."""
+        return self.correct & (np.asarray(self.columns["radius"], dtype=np.float64) >= radius)
+
+
+def read_json(path: Path, *, step: str) -> Json:
+    """A JSON object; what is wrong with the file is said with the step's name."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CasemateError(step, path, "is missing; run this step again") from error
+    except ValueError as error:
+        raise CasemateError(step, path, f"is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CasemateError(step, path, "is not a JSON object; run this step again")
+    return value
+
+
+def read_train(step: str, folder: Path) -> TrainResult:
+    """`train.<model>`: history and identity."""
+    header = read_json(folder / "model" / "model.json", step=step)
+    history = read_json(folder / "history.json", step=step)
+    _need(header, ("digest", "spec"), path=folder / "model" / "model.json", step=step)
+    _need(history, ("rows",), path=folder / "history.json", step=step)
+    model = step.removeprefix("train.")
+    return TrainResult(model, str(header["digest"]), header["spec"], tuple(history["rows"]))
+
+
+def read_tune(step: str, folder: Path) -> TuneResult:
+    """`tune`: one row per trial."""
+    trials = read_json(folder / "trials.json", step=step)
+    _need(trials, ("metric", "rows"), path=folder / "trials.json", step=step)
+    return TuneResult(str(trials["metric"]), tuple(trials["rows"]))
+
+
+def read_attack(step: str, folder: Path) -> AttackResult:
+    """`attack.<name>`: accuracies and example images of every attacked model."""
+    path = folder / "summary.json"
+    summary = read_json(path, step=step)
+    _need(summary, ("kind", "threat", "settings", "models"), path=path, step=step)
+    clean: dict[str, Accuracy] = {}
+    robust: dict[str, Accuracy] = {}
+    for model, entry in summary["models"].items():
+        _need(entry, ("num_items", "clean_accuracy", "robust_accuracy"), path=path, step=step)
+        for target, key in ((clean, "clean_accuracy"), (robust, "robust_accuracy")):
+            raw = {"num_items": entry["num_items"], **entry[key]}
+            target[model] = Accuracy.parse(raw, source=f"{step} {model} {key}")
+    return AttackResult(
+        step,
+        str(summary["kind"]),
+        summary["threat"],
+        summary["settings"],
+        clean,
+        robust,
+        _read_examples(folder / "examples.npz", models=list(clean), step=step),
+    )
+
+
+def read_certify(step: str, folder: Path) -> CertifyResult:
+    """`certify.<name>`: the claims; `challenge.json` exists only where the recipe asked for it."""
+    header = read_json(folder / "certificate.json", step=step)
+    keys = ("kind", "threat", "claim", "evidence", "votes_sha256", "sound", "summary")
+    _need(header, keys, path=folder / "certificate.json", step=step)
+    columns = _read_table(folder / "certificates.parquet", step=step).to_pydict()
+    if not columns["item_id"]:
+        raise CasemateError(step, folder, "certifies no item; raise num_items")
+    challenge = None
+    if (path := folder / "challenge.json").exists():
+        raw = read_json(path, step=step)
+        needed = ("attack", "threat", "certified", "standing", "broken_certified")
+        _need(raw, needed, path=path, step=step)
+        challenge = Challenge(
+            str(raw["attack"]),
+            raw["threat"],
+            Accuracy.parse(raw["certified"], source=f"{step} certified"),
+            Accuracy.parse(raw["standing"], source=f"{step} standing"),
+            int(raw["broken_certified"]),
+        )
+    return CertifyResult(step, folder, header, columns, challenge)
+
+
+def read_band_votes(result: CertifyResult, item_ids: list[str]) -> dict[str, list[int]]:
+    """Per item, the prediction on every column ablation, in order of their starts."""
+    table = _read_table(result.folder / "votes.parquet", step=result.name)
+    rows = [row for row in table.to_pylist() if row["item_id"] in item_ids]
+    votes: dict[str, list[int]] = {}
+    for row in sorted(rows, key=lambda row: (row["item_id"], row["start"])):
+        votes.setdefault(row["item_id"], []).extend(row["predictions"])
+    return votes
+
+
+def _read_table(path: Path, *, step: str) -> Any:
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError as error:
+        raise CasemateError(step, path, "is missing; run this step again") from error
+    except pa.ArrowInvalid as error:
+        raise CasemateError(step, path, f"is not a readable Parquet file: {error}") from error
+
+
+def _read_examples(path: Path, *, models: list[str], step: str) -> dict[str, Examples]:
+    parts = ("clean", "adversarial", "label", "clean_prediction", "adversarial_prediction")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {m: Examples(*(arrays[f"{m}/{part}"] for part in parts)) for m in models}
+    except FileNotFoundError as error:
+        raise CasemateError(step, path, "is missing; run this step again") from error
+    except (KeyError, ValueError, OSError, BadZipFile) as error:
+        raise CasemateError(step, path, f"cannot be read: {error}") from error
+
+
+def _need(value: Json, keys: tuple[str, ...], *, path: Path, step: str) -> None:
+    missing = [key for key in keys if key not in value]
+    if missing:
+        raise CasemateError(step, path, f"lacks {', '.join(missing)}; run this step again")

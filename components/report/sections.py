@@ -1,0 +1,352 @@
+"""Results to page: which chapters there are and what each one says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from components.report import certified, figures, galleries
+from components.report.content import (
+    Accuracy,
+    Cell,
+    Chart,
+    Check,
+    Column,
+    Fact,
+    Gallery,
+    LegendEntry,
+    Section,
+    Table,
+)
+from components.report.results import AttackResult, CertifyResult, TrainResult, TuneResult
+from components.report.wording import TIMES, long_threat, settings_text, short_threat
+
+HISTORY = (
+    "epoch",
+    "lr",
+    "eps",
+    "loss",
+    "train_accuracy",
+    "val_accuracy",
+    "val_robust_accuracy",
+    "seconds",
+)
+
+
+ACCURACY_SIGNS = {
+    "train_accuracy": LegendEntry("training accuracy", "measured", "dash"),
+    "val_accuracy": LegendEntry("validation accuracy", "ink", "line"),
+    "val_robust_accuracy": LegendEntry("validation accuracy under attack", "attacked", "line"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The facts of a prepared dataset that the page states."""
+
+    classes: tuple[str, ...]
+    channels: int
+    height: int
+    width: int
+    digest: str
+    splits: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything that a run has finished; what was not part of it is empty."""
+
+    dataset: Dataset
+    trained: tuple[TrainResult, ...] = ()
+    tuned: TuneResult | None = None
+    attacks: tuple[AttackResult, ...] = ()
+    certificates: tuple[CertifyResult, ...] = ()
+
+    def model_of(self, result: CertifyResult) -> str:
+        """The trained model that a certificate is about, found by digest; never by position."""
+        digest = str(result.header["evidence"]["model_digest"])
+        names = {train.digest: train.model for train in self.trained}
+        return names.get(digest, f"model {digest[:12]}")
+
+
+def headline(results: Results) -> Table:
+    """One row per model; a number that was not part of the run stays empty."""
+    models = list(
+        dict.fromkeys(
+            [
+                *(train.model for train in results.trained),
+                *(model for attack in results.attacks for model in attack.clean),
+                *(results.model_of(c) for c in results.certificates),
+            ]
+        )
+    )
+    columns: dict[Column, dict[str, Accuracy]] = {Column("Clean", "measured"): _clean(results)}
+    for attack in results.attacks:
+        detail = short_threat(attack.threat)
+        columns[_fresh(Column(attack.kind.upper(), "attacked", detail), columns, attack.name)] = (
+            attack.robust
+        )
+    for result in results.certificates:
+        title, detail, share = certified.headline_cell(result)
+        column, model = Column(title, "proven", detail), results.model_of(result)
+        if model in columns.get(column, {}):
+            column = _fresh(column, columns, result.name)
+        columns.setdefault(column, {})[model] = share
+    rows: list[tuple[Cell, ...]] = [
+        (m, *(cells.get(m) for cells in columns.values())) for m in models
+    ]
+    return Table("headline", (Column("Model"), *columns), tuple(rows))
+
+
+def checks(results: Results) -> tuple[Check, ...]:
+    """What must hold between the numbers of the page; a failed one is shown, in red."""
+    found = [
+        Check(
+            all(attack.robust[m].value <= attack.clean[m].value for m in attack.clean),
+            f"{attack.name}: attacked accuracy is at most clean accuracy for every model.",
+        )
+        for attack in results.attacks
+    ]
+    digests = {train.digest for train in results.trained}
+    for result in results.certificates:
+        evidence = result.header["evidence"]
+        same_data = evidence["dataset_digest"] == results.dataset.digest
+        same_model = not digests or evidence["model_digest"] in digests
+        found += [
+            Check(
+                same_data and same_model,
+                f"{result.name}: was made with a model and the dataset of this run.",
+            ),
+            Check(
+                bool(result.header["sound"]) and certified.recount_agrees(result),
+                f"{result.name}: the rule is a proven one, and a recount of the claims of all "
+                "items gives its summary.",
+            ),
+        ]
+        if challenge := result.challenge:
+            whole = challenge.broken_certified == 0
+            found.append(
+                Check(
+                    whole and challenge.certified.value <= challenge.standing.value,
+                    f"{result.name}: {challenge.attack} on {challenge.standing.num_items} items broke "
+                    f"{'none' if whole else challenge.broken_certified} of the "
+                    f"{challenge.certified.num_correct} that are certified against it.",
+                )
+            )
+    return tuple(found)
+
+
+def attack_section(attacks: Sequence[AttackResult]) -> Section | None:
+    """Clean and attacked accuracy of every attacked model."""
+    if not attacks:
+        return None
+    return Section(
+        "attacks",
+        "Under attack",
+        "Accuracy after an attack is an upper limit: a stronger attack can only lower it. An item "
+        "counts if it is classified correctly before and after; all items are in the denominator.",
+        charts=tuple(_attack_chart(attack) for attack in attacks),
+    )
+
+
+def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section | None:
+    """Patch certificates with the pictures of their ablations."""
+    found = [c for c in results.certificates if c.kind == "columns"]
+    if not found:
+        return None
+    area = results.dataset.height * results.dataset.width
+    return Section(
+        "patches",
+        "Proven against patches",
+        "The classifier lets a model vote on many copies of an item, each showing one band of "
+        "columns. A patch touches only some bands; where the lead is larger than what those could "
+        "turn, no patch changes the prediction.",
+        charts=tuple(
+            certified.patch_chart(c, model=results.model_of(c), image_area=area) for c in found
+        ),
+        galleries=tuple(pictures),
+    )
+
+
+def radius_section(results: Results) -> Section | None:
+    """l2 certificates."""
+    found = [c for c in results.certificates if c.kind == "gaussian"]
+    if not found:
+        return None
+    return Section(
+        "radii",
+        "Proven within an l2 radius",
+        "The classifier votes under Gaussian noise. How often the winner wins bounds how far the "
+        "item can move before the vote turns; an item without a clear winner is an abstention and "
+        "counts as wrong.",
+        charts=tuple(certified.radius_chart(c, model=results.model_of(c)) for c in found),
+    )
+
+
+def example_section(results: Results, *, num_examples: int) -> Section | None:
+    """Attacked items."""
+    shown = tuple(
+        gallery
+        for attack in results.attacks
+        for gallery in galleries.attack_galleries(
+            attack, classes=results.dataset.classes, num_examples=num_examples
+        )
+    )
+    return Section("examples", "Attacked items", galleries=shown) if shown else None
+
+
+def training_section(trained: Sequence[TrainResult]) -> Section | None:
+    """One figure per model."""
+    charts = tuple(_training_chart(train) for train in trained if train.rows)
+    if not charts:
+        return None
+    intro = (
+        "Validation items only; the test items behind every other number were not used here. "
+        "Robust validation accuracy is measured with a short attack during training."
+    )
+    return Section("training", "Training", intro, charts=charts)
+
+
+def tuning_section(tuned: TuneResult | None) -> Section | None:
+    """All trials, the best one marked."""
+    if tuned is None or not tuned.rows:
+        return None
+    keys = list(dict.fromkeys(key for row in tuned.rows for key in row))
+    scores = [
+        (float(row[tuned.metric]), -i)
+        for i, row in enumerate(tuned.rows)
+        if _scored(row, tuned.metric)
+    ]
+    best = -max(scores)[1] if scores else None  # the earlier of two equal trials
+    numbers = {
+        key for key in keys if all(isinstance(r.get(key), int | float | None) for r in tuned.rows)
+    }
+    columns = tuple(Column(key, "number" if key in numbers else "text") for key in keys)
+    rows = tuple(tuple(_cell(row.get(key)) for key in keys) for row in tuned.rows)
+    intro = f"{len(rows)} trials, compared by {tuned.metric} on validation items; the highest wins."
+    table = Table("trials", columns, rows, marked=best, mark="best")
+    return Section("tuning", "Tuning", intro, tables=(table,))
+
+
+def threat_section(results: Results) -> Section | None:
+    """What each adversary may do."""
+    facts = [
+        Fact(a.name, f"{long_threat(a.threat)} {a.kind.upper()}: {settings_text(a.settings)}.")
+        for a in results.attacks
+    ]
+    facts += [
+        Fact(
+            c.name,
+            f"{long_threat(c.header['threat'])} "
+            f"Claim: {settings_text(c.header['claim'])}; "
+            f"votes: {settings_text(c.header['evidence']['settings'])}.",
+        )
+        for c in results.certificates
+    ]
+    intro = (
+        "Every budget is in pixels in [0, 1] at the native size of the items, before normalisation."
+    )
+    return Section("threats", "Threat models", intro, facts=tuple(facts)) if facts else None
+
+
+def identity(results: Results) -> tuple[Fact, ...]:
+    """What the numbers are about."""
+    data = results.dataset
+    splits = ", ".join(f"{count:,} {name}" for name, count in data.splits.items())
+    channels = "1 channel" if data.channels == 1 else f"{data.channels} channels"
+    facts = [
+        Fact("Items", f"{data.height} {TIMES} {data.width} px, {channels}"),
+        Fact("Classes", f"{len(data.classes)}"),
+        Fact("Splits", splits),
+    ]
+    if results.trained:
+        architectures = dict.fromkeys(
+            str(t.spec.get("architecture", "unknown")) for t in results.trained
+        )
+        facts.append(Fact("Architecture", ", ".join(architectures)))
+    return tuple(facts)
+
+
+def _clean(results: Results) -> dict[str, Accuracy]:
+    """Clean accuracy of each model, from the attack that looked at the most items."""
+    clean: dict[str, Accuracy] = {}
+    for attack in results.attacks:
+        for model, share in attack.clean.items():
+            if model not in clean or share.num_items > clean[model].num_items:
+                clean[model] = share
+    return clean
+
+
+def _fresh(column: Column, taken: Mapping[Column, object], name: str) -> Column:
+    """The column, told apart by its step's name if an equal heading is taken."""
+    return (
+        column
+        if column not in taken
+        else Column(column.title, column.kind, f"{column.detail}, {name}")
+    )
+
+
+def _attack_chart(attack: AttackResult) -> Chart:
+    models = list(attack.clean)
+    clean, robust = (list(rows.values()) for rows in (attack.clean, attack.robust))
+    label = f"{attack.kind.upper()}, {short_threat(attack.threat)}"
+    said = "; ".join(
+        f"{m} clean {attack.clean[m].percent('measured')}, "
+        f"attacked {attack.robust[m].percent('attacked')}"
+        for m in models
+    )
+    rows: list[tuple[Cell, ...]] = list(zip(models, clean, robust, strict=True))
+    return Chart(
+        attack.name,
+        f"Clean and attacked accuracy ({label})",
+        figures.attack_bars(
+            models,
+            clean=clean,
+            attacked=robust,
+            name=attack.name,
+            alt=f"Accuracy of each model: {said}.",
+        ),
+        (
+            LegendEntry("clean", "measured", "bar"),
+            LegendEntry(f"after {label}", "attacked", "bar"),
+            LegendEntry("95% interval", "ink", "line"),
+        ),
+        (f"{long_threat(attack.threat)} {max(a.num_items for a in clean):,} items per model.",),
+        Table(
+            attack.name,
+            (Column("Model"), Column("clean", "measured"), Column("attacked", "attacked")),
+            tuple(rows),
+        ),
+    )
+
+
+def _training_chart(train: TrainResult) -> Chart:
+    keys = [key for key in HISTORY if any(row.get(key) is not None for row in train.rows)]
+    rows = tuple(tuple(_cell(row.get(key)) for key in keys) for row in train.rows)
+    name, said = f"train.{train.model}", _last_epoch(train.rows[-1])
+    return Chart(
+        name,
+        f"{train.model}: {len(train.rows)} epochs",
+        figures.training_curves(train.rows, name=name, alt=f"Training of {train.model}. {said}"),
+        tuple(sign for key, sign in ACCURACY_SIGNS.items() if key in keys),
+        (said,),
+        Table(name, tuple(Column(key, "number") for key in keys), rows),
+    )
+
+
+def _last_epoch(row: Mapping[str, Any]) -> str:
+    parts = [f"loss {row['loss']:.3g}"] if row.get("loss") is not None else []
+    parts += [
+        f"{sign.label} {100 * row[key]:.1f}%"
+        for key, sign in ACCURACY_SIGNS.items()
+        if row.get(key) is not None
+    ]
+    return f"Last epoch: {', '.join(parts)}."
+
+
+def _scored(row: Mapping[str, Any], metric: str) -> bool:
+    value = row.get(metric)
+    return isinstance(value, int | float) and value == value  # a failed trial has no score or NaN
+
+
+def _cell(value: object) -> Cell:
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,40 @@
+"""Tables as CSV text: full precision, because the rounded page is for reading only."""
+
+import csv
+import io
+
+from components.report.content import STANDINGS, Accuracy, Cell, Column, Table
+
+_PARTS = ("value", "low", "high", "num_items")
+
+
+def _header(column: Column) -> list[str]:
+    name = f"{column.title} ({column.detail})" if column.detail else column.title
+    return [f"{name} {part}" for part in _PARTS] if column.kind in STANDINGS else [name]
+
+
+def _plain(value: Cell) -> str:
+    if value is None:
+        return ""
+    return repr(value) if isinstance(value, float) else str(value)  # repr: shortest exact decimal
+
+
+def _fields(column: Column, value: Cell) -> list[str]:
+    if column.kind not in STANDINGS:
+        return [_plain(value)]
+    if value is None:
+        return [""] * len(_PARTS)
+    if not isinstance(value, Accuracy):
+        raise ValueError(f"column {column.title!r} holds accuracies, got {value!r}")  # noqa: TRY004
+    return [_plain(getattr(value, part)) for part in _PARTS]
+
+
+def to_csv(table: Table) -> str:
+    """RFC 4180 text; an accuracy becomes four columns, a missing one four empty fields."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\r\n")
+    writer.writerow([name for column in table.columns for name in _header(column)])
+    for row in table.rows:
+        pairs = zip(table.columns, row, strict=True)
+        writer.writerow([field for column, value in pairs for field in _fields(column, value)])
+    return buffer.getvalue()

@@ -1,0 +1,82 @@
+"""Threats and sizes in words, always with their unit."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from components.core.errors import CasemateError
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def pixels(value: float) -> str:
+    """A pixel quantity in [0, 1]; as k/255 where it is one."""
+    levels = value * 255
+    if value and abs(levels - round(levels)) < 1e-6:
+        return f"{round(levels)}/255"
+    return f"{value:g}"
+
+
+def side(patch: int) -> str:
+    """A square patch by its side."""
+    return f"{patch} {TIMES} {patch} px"
+
+
+def short_threat(threat: Mapping[str, Any]) -> str:
+    """A few words for a column heading."""
+    kind = threat["kind"]
+    if kind == "linf":
+        return f"l∞, eps {pixels(threat['eps'])}"
+    if kind == "l2" and "eps" in threat:
+        return f"l2, eps {threat['eps']:g}"
+    return str(kind)
+
+
+def long_threat(threat: Mapping[str, Any]) -> str:
+    """What the adversary may do, as a sentence."""
+    kind = threat["kind"]
+    if kind == "linf":
+        return f"Every pixel of every channel may move by at most {pixels(threat['eps'])}."
+    if kind == "patch":
+        sides = ", ".join(str(m) for m in threat["patch_sizes"])
+        return (
+            f"One square of m {TIMES} m pixels, anywhere inside the image (never wrapping around "
+            f"its edge), may take any values in every channel; m = {sides}."
+        )
+    if kind == "l2" and "eps" in threat:
+        return f"The whole image may move by an l2 distance of at most {threat['eps']:g}."
+    if kind == "l2":
+        return (
+            "The whole image may move by an l2 distance of at most the radius stated for the item; "
+            f"the classifier votes under Gaussian noise of standard deviation {threat['sigma']:g}."
+        )
+    raise CasemateError("threat.kind", kind, "is not one of linf, l2, patch")
+
+
+def challenged_size(threat: Mapping[str, Any], *, step: str) -> int:
+    """The one patch side that a challenge attacked with."""
+    sizes = threat.get("patch_sizes", [])
+    if len(sizes) != 1:
+        raise CasemateError(
+            f"{step} challenge.json", dict(threat), "must name exactly one patch size"
+        )
+    return int(sizes[0])
+
+
+def challenged_radius(threat: Mapping[str, Any], *, step: str) -> float:
+    """The l2 budget that a challenge attacked with."""
+    if "eps" not in threat:
+        raise CasemateError(f"{step} challenge.json", dict(threat), "must name its budget `eps`")
+    return float(threat["eps"])
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """`key = value` pairs in one line."""
+    return ", ".join(f"{key} = {_value(key, value)}" for key, value in sorted(settings.items()))
+
+
+def _value(key: str, value: object) -> str:
+    if isinstance(value, float):
+        return pixels(value) if key in ("eps", "step_size") else f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(key, v) for v in value) + "]"
+    return str(value)

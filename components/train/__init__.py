@@ -1,0 +1,1 @@
+"""Objectives (one file each), schedules, the step and the epoch."""

@@ -1,0 +1,38 @@
+"""The interface of an objective: the trainer calls it, back-propagates, and knows nothing else."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from components.core.types import Images, Labels, Logits
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A part of one global batch. Randomness comes from (seed, epoch, item) or (seed, epoch, step)."""
+
+    images: Images
+    labels: Labels
+    item_ids: tuple[str, ...]
+    seed: int
+    epoch: int
+    step: int  # of the epoch; equal on all workers that share a global batch
+
+
+@dataclass(frozen=True, slots=True)
+class LossOut:
+    """The loss to minimise and the logits it was computed on, for the training accuracy."""
+
+    loss: Tensor
+    logits: Logits
+
+
+class Objective(Protocol):
+    """`wrapped` may synchronise gradients across workers; `bare` is the same model without that."""
+
+    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut: ...
+
+    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
+        """Logits on what the model is meant to see: whole, ablated or noisy images."""
+        ...

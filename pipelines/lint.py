@@ -1,0 +1,134 @@
+"""Warnings about recipes that are valid but probably not meant."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pipelines import sections as s
+from pipelines.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class LintWarning:
+    """A key that deserves a second look, and why."""
+
+    key: str
+    message: str
+
+
+def warnings_of(recipe: Recipe) -> list[LintWarning]:
+    """All warnings of a valid recipe."""
+    return [*_training(recipe), *_attacks(recipe), *_certificates(recipe), *_tuning(recipe)]
+
+
+def _training(recipe: Recipe) -> Iterator[LintWarning]:
+    if recipe.train is None:
+        return
+    for model in recipe.model_names():
+        key = "train.objective" if model == "main" else f"train.variants.{model}.objective"
+        objective, epochs = recipe.objective_of(model), recipe.epochs_of(model)
+        if isinstance(objective, s.FgsmObjective) and objective.eps_warmup_epochs >= epochs:
+            yield LintWarning(
+                f"{key}.eps_warmup_epochs",
+                f"{objective.eps_warmup_epochs} of {epochs} epochs: full eps is never reached",
+            )
+        if isinstance(objective, s.ColumnsObjective) and recipe.model.token_policy == "mask":
+            yield LintWarning(
+                "model.token_policy",
+                f"mask: `drop` trains and certifies model {model} several times faster",
+            )
+    if recipe.train.warmup_epochs >= recipe.train.epochs:
+        yield LintWarning("train.warmup_epochs", "the learning rate never reaches its peak")
+
+
+def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
+    for name, attack in recipe.attack.items():
+        if attack.num_steps < 10:
+            yield LintWarning(
+                f"attack.{name}.num_steps",
+                f"{attack.num_steps} steps overstate robustness; use 20 or more",
+            )
+        step = attack.step_size or attack.eps / 4
+        if step * attack.num_steps < 2 * attack.eps:
+            yield LintWarning(
+                f"attack.{name}.step_size",
+                f"{attack.num_steps} steps of {step:g} cannot cross the ball",
+            )
+        trained = {
+            recipe.objective_of(m).eps
+            for m in attack.models
+            if isinstance(recipe.objective_of(m), s.FgsmObjective)
+        }
+        if trained and attack.eps not in trained:
+            yield LintWarning(
+                f"attack.{name}.eps",
+                f"{attack.eps:g} differs from the training eps {sorted(trained)}",
+            )
+
+
+def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
+    for name, section in recipe.certify.items():
+        key, objective = f"certify.{name}", recipe.objective_of(section.model)
+        if isinstance(section, s.GaussianCertify):
+            yield from _gaussian(key, section, objective)
+        else:
+            yield from _columns(key, section, objective, recipe.data.image_size)
+
+
+def _gaussian(
+    key: str, section: s.GaussianCertify, objective: s.Objective
+) -> Iterator[LintWarning]:
+    from components.certify.bounds import max_radius
+
+    if not isinstance(objective, s.GaussianObjective):
+        yield LintWarning(
+            f"{key}.model",
+            f"{section.model} was not trained on Gaussian noise: expect many abstentions",
+        )
+    elif objective.sigma != section.sigma:
+        yield LintWarning(
+            f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
+        )
+    limit = max_radius(sigma=section.sigma, n=section.num_estimate, alpha=section.failure_prob)
+    for radius in section.radii:
+        if radius > limit:
+            yield LintWarning(
+                f"{key}.radii",
+                f"{radius:g} is above the largest reachable radius {limit:.4f}: always 0 %",
+            )
+    if section.challenge and section.challenge.eps > limit:
+        yield LintWarning(
+            f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
+        )
+
+
+def _columns(
+    key: str, section: s.ColumnsCertify, objective: s.Objective, width: int | None
+) -> Iterator[LintWarning]:
+    trained = objective.band if isinstance(objective, s.ColumnsObjective) else None
+    if trained is None:
+        yield LintWarning(
+            f"{key}.model",
+            f"{section.model} was not trained on column bands: expect few certificates",
+        )
+    elif section.band and section.band != trained:
+        yield LintWarning(f"{key}.band", f"{section.band} differs from the training band {trained}")
+    if width and width % section.stride:
+        yield LintWarning(
+            f"{key}.stride",
+            f"{section.stride} does not divide {width}: patches at the seam touch one band more",
+        )
+
+
+def _tuning(recipe: Recipe) -> Iterator[LintWarning]:
+    if recipe.tune and recipe.train:
+        epochs = recipe.tune.epochs or recipe.train.epochs
+        warmups = recipe.tune.space.get("train.objective.eps_warmup_epochs", [])
+        if (
+            warmups
+            and max(warmups) > recipe.tune.grace_epochs
+            and recipe.tune.grace_epochs < epochs
+        ):
+            yield LintWarning(
+                "tune.grace_epochs",
+                "trials may be stopped while their epsilon still warms up: they train on easier images",
+            )

@@ -1,0 +1,249 @@
+"""Recipes: the only door for YAML. One file says everything about a result."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from components.core.digests import digest_json
+from components.core.errors import CasemateError
+from pipelines import sections as s
+from pipelines.hints import did_you_mean
+
+RECIPES = Path(__file__).parent / "recipes"
+MAIN = "main"  # the model of `train.objective`; variants have names of their own
+
+
+class Recipe(s.Section):
+    """Everything about a result; `cluster`, `storage` and `tracking` only say where it is made."""
+
+    name: s.Name
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: s.DataSection
+    model: s.ModelSection = s.ModelSection()
+    train: s.TrainSection | None = None
+    tune: s.TuneSection | None = None
+    attack: dict[s.Name, s.Attack] = {}
+    certify: dict[s.Name, s.Certify] = {}
+    report: s.ReportSection = s.ReportSection()
+    cluster: s.ClusterSection = s.ClusterSection()
+    storage: s.StorageSection = s.StorageSection()
+    tracking: s.TrackingSection = s.TrackingSection()
+
+    @model_validator(mode="after")
+    def _models_exist(self) -> Self:
+        users = [(f"attack.{k}.models", m) for k, a in self.attack.items() for m in a.models]
+        users += [(f"certify.{k}.model", c.model) for k, c in self.certify.items()]
+        names = self.model_names()
+        if MAIN in (self.train.variants if self.train else {}):
+            raise PydanticCustomError(
+                "main", "train.variants: main is the name of train.objective's model"
+            )
+        if self.tune and not self.train:
+            raise PydanticCustomError("tune", "tune: needs a train section to vary")
+        for key, model in users:
+            if model not in names:
+                raise PydanticCustomError(
+                    "model",
+                    "{key}: {model} {hint}",
+                    {"key": key, "model": model, "hint": did_you_mean(model, names)},
+                )
+        return self
+
+    def model_names(self) -> list[str]:
+        """The models that the train section makes, `main` first."""
+        return [MAIN, *self.train.variants] if self.train else []
+
+    def objective_of(self, model: str) -> s.Objective:
+        """The training objective of a model of this recipe."""
+        assert self.train is not None
+        return self.train.objective if model == MAIN else self.train.variants[model].objective
+
+    def epochs_of(self, model: str) -> int:
+        """How many epochs a model of this recipe is trained for."""
+        assert self.train is not None
+        variant = self.train.variants.get(model)
+        return (variant.epochs if variant else None) or self.train.epochs
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain values with every default written out."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """Identity of what the recipe computes; where it runs is left out."""
+        return digest_json(self.model_dump(mode="json", exclude={"cluster", "storage", "tracking"}))
+
+    def to_yaml(self) -> str:
+        """The resolved recipe as a YAML that `casemate run` accepts."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False)
+
+    def with_values(self, changes: Mapping[str, Any]) -> "Recipe":
+        """This recipe with dotted keys replaced, validated anew."""
+        values = self.resolved()
+        for key, value in changes.items():
+            set_key(values, key, value)
+        return parse(values, source=self.name)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML lets a repeated key win silently; we refuse it."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                line = node.value[index][0].start_mark.line + 1
+                raise CasemateError(str(key), f"on line {line}", "is written twice; keep one")
+        return super().construct_mapping(node, deep)
+
+
+def available() -> list[str]:
+    """Names of the ready recipes: the folder is the registry."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def headline(name: str) -> str:
+    """What a ready recipe is, from the first comment line of its file."""
+    first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    return first.removeprefix("#").strip()
+
+
+def find(name_or_path: str) -> Path:
+    """The file of a ready recipe's name or of a path."""
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if not path.is_file():
+            raise CasemateError("recipe", path, "is not a file; check the path")
+        return path
+    if name_or_path in available():
+        return RECIPES / f"{name_or_path}.yaml"
+    raise CasemateError("recipe", name_or_path, did_you_mean(name_or_path, available()))
+
+
+def load(name_or_path: str, *, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
+    """A validated recipe from a ready name or a YAML path, with `key=value` overrides applied."""
+    path = find(name_or_path)
+    return loads(
+        path.read_text(encoding="utf-8"), source=str(path), overrides=overrides, smoke=smoke
+    )
+
+
+def loads(text: str, *, source: str, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
+    """The same from YAML text; `source` is what errors name."""
+    try:
+        values = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise CasemateError("recipe", source, f"is not valid YAML: {_one_line(error)}") from error
+    if not isinstance(values, dict):
+        raise CasemateError("recipe", source, "must be a mapping with at least `name` and `data`")
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise CasemateError("--set", override, "is not key=value, e.g. --set train.epochs=2")
+        try:
+            set_key(values, key.strip(), yaml.safe_load(value))
+        except yaml.YAMLError as error:
+            raise CasemateError(
+                f"--set {key}", value, f"is not a YAML value: {_one_line(error)}"
+            ) from error
+    recipe = parse(values, source=source)
+    return shrink(recipe) if smoke else recipe
+
+
+def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
+    """Validate plain values; every mistake becomes one line `source: key: value remedy`."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(values, e["loc"], e) for e in error.errors(include_url=False)]
+        key, value, remedy = lines[0]
+        more = "".join(f"\n{source}: {k}: {v} {r}" for k, v, r in lines[1:])
+        raise CasemateError(f"{source}: {key}", value, remedy + more) from None
+
+
+def set_key(values: dict[str, Any], key: str, value: object) -> None:
+    """Set a dotted key in nested mappings, making missing ones."""
+    *parents, last = key.split(".")
+    for part in parents:
+        inner = values.setdefault(part, {})
+        if inner is None:
+            inner = values[part] = {}
+        if not isinstance(inner, dict):
+            raise CasemateError(f"--set {key}", value, f"cannot be set: `{part}` is not a section")
+        values = inner
+    values[last] = value
+
+
+def shrink(recipe: Recipe) -> Recipe:
+    """`--smoke`: the same chain on few items, draws and steps; seconds instead of hours."""
+    values = recipe.resolved()
+    limits = {"train": 192, "val": 48, "test": 24}
+    given = values["data"]["limits"]
+    values["data"]["limits"] = {k: min(v, given.get(k, v)) for k, v in limits.items()}
+    if values["model"]["architecture"].startswith("tiny_"):
+        values["model"]["options"] |= {"depth": 2, "embed_dim": 32, "num_heads": 2}
+    caps = {
+        "epochs": 2,
+        "val_items": 16,
+        "val_steps": 2,
+        "eps_warmup_epochs": 1,
+        "warmup_epochs": 1,
+        "batch_size": 64,
+        "num_steps": 3,
+        "num_items": 16,
+        "num_select": 20,
+        "num_estimate": 200,
+        "num_positions": 2,
+        "num_draws": 4,
+        "num_predict": 50,
+        "block_size": 100,
+        "micro_batch": 50,
+        "train_items": 96,
+        "grace_epochs": 1,
+    }
+    for section in ("train", "tune", "attack", "certify"):
+        _cap(values[section], caps)
+    return parse(values, source=f"{recipe.name} --smoke")
+
+
+def _cap(values: object, caps: Mapping[str, int]) -> None:
+    """Lower every listed number inside nested mappings to its cap; an open `num_items` too."""
+    if not isinstance(values, dict):
+        return
+    for key, value in values.items():
+        if key in caps and isinstance(value, int):
+            values[key] = min(value, caps[key])
+        elif key in ("num_items", "train_items") and value is None:
+            values[key] = caps[key]
+        else:
+            _cap(value, caps)
+
+
+def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, str, str]:
+    """(key path, value, remedy) of one pydantic error, without pydantic's union tags."""
+    path: list[str] = []
+    for part in loc:
+        if (isinstance(values, Mapping) and part in values) or (
+            isinstance(values, list) and isinstance(part, int) and part < len(values)
+        ):
+            values = values[part]
+        elif error["type"] != "missing" or part != loc[-1]:
+            continue  # the tag of a union, not a key
+        path.append(str(part))
+    if error["type"] == "unknown_key":
+        unknown = error["ctx"]["key"]
+        return ".".join([*path, unknown]), repr(values[unknown]), error["msg"]
+    if error["type"] == "missing":
+        return ".".join(path), "", "is missing; write it"
+    key = ".".join(path)
+    if error["type"] in ("path", "fractions", "hopeless", "blocks", "main", "tune", "model"):
+        return (key or "recipe"), "", error["msg"]  # a rule over several keys: names them itself
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

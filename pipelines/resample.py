@@ -1,0 +1,114 @@
+"""`verify --resample`: vote again on random items with the model and compare every prediction."""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
+from components.core.errors import CasemateError
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import read_header
+from pipelines.runtime.artifacts import read_manifest
+from pipelines.sections import ColumnsCertify, GaussianCertify
+from pipelines.stages.voting import Block, VoteConfig, make_voter
+
+
+def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -> list[str]:
+    """Problems found by voting again on `count` random items; an empty list means bit-equal votes.
+
+    Items are chosen by the operating system's randomness, so that nobody can prepare for the choice.
+    """
+    folder = path if path.is_dir() else path.parent
+    votes = read_votes(folder / VOTES_NAME)
+    model_folder, data_folder = _places(folder, votes, model, data)
+    _check_identity(votes, model_folder, data_folder)
+    torch.set_num_threads(1)  # as a certification worker with one CPU
+    config = _config(votes, model_folder, data_folder)
+    voter = make_voter(config)
+    position = {item: i for i, item in enumerate(voter.items.item_ids)}  # type: ignore[attr-defined]
+    items = sorted(votes.items(), key=lambda item: item.item_id)
+    chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
+    return [problem for item in chosen for problem in _compare(voter, config, item, position)]
+
+
+def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -> tuple[Path, Path]:
+    """Where model and data are: as named, else what the step's manifest says it read."""
+    manifest = read_manifest(folder)
+    inputs = {} if manifest is None else manifest["input_folders"]
+    trained = next(
+        (folder / p / "model" for n, p in inputs.items() if n.startswith("train.")), None
+    )
+    model, data = (
+        model or trained,
+        data or (folder / inputs["prepare"] if "prepare" in inputs else None),
+    )
+    if model is None or data is None:
+        raise CasemateError(
+            "verify", folder, "does not say which model and data voted; use --model and --data"
+        )
+    return model, data
+
+
+def _check_identity(votes: Votes, model: Path, data: Path) -> None:
+    found = {"model": read_header(model)["digest"], "dataset": PreparedDataset.open(data).digest}
+    for name, digest in found.items():
+        if digest != votes.header[f"{name}_digest"]:
+            raise CasemateError(
+                f"verify --{'data' if name == 'dataset' else name}",
+                data if name == "dataset" else model,
+                f"has digest {digest[:12]}, the votes are of {votes.header[f'{name}_digest'][:12]}",
+            )
+
+
+def _config(votes: Votes, model: Path, data: Path) -> VoteConfig:
+    header: dict[str, Any] = votes.header
+    settings, num_items = header["settings"], header["num_items"]
+    micro = settings["micro_batch"]
+    if header["kind"] == "columns":
+        section: Any = ColumnsCertify(
+            kind="columns",
+            stride=settings["stride"],
+            patch_sizes=[1],
+            num_items=num_items,
+            micro_batch=micro,
+        )
+    else:
+        section = GaussianCertify(
+            kind="gaussian",
+            sigma=settings["sigma"],
+            num_select=settings["num_select"],
+            num_estimate=settings["num_estimate"],
+            num_items=num_items,
+            micro_batch=micro,
+            block_size=micro,
+            failure_prob=0.5,  # unused: nothing is claimed here
+        )
+    return VoteConfig(
+        data, model, section, settings.get("band"), settings.get("run_seed", 0), settings["device"]
+    )
+
+
+def _compare(
+    voter: Any, config: VoteConfig, item: ItemVotes, position: dict[str, int]
+) -> list[str]:
+    index = position[item.item_id]
+    if isinstance(config.section, ColumnsCertify):
+        table = voter([index])
+    else:
+        table = voter(
+            [Block(index, stream, 0, len(votes)) for stream, votes in item.streams.items()]
+        )
+    problems = []
+    for row in table.to_pylist():
+        stored, again = item.streams[row["stream"]], np.array(row["predictions"])
+        if row["image_sha256"] != item.image_sha256:
+            problems.append(f"item {item.item_id}: image_sha256 differs from the dataset's")
+        if not np.array_equal(stored, again):
+            count = int((stored != again).sum())
+            problems.append(
+                f"item {item.item_id}: {count} of {len(stored)} {row['stream']} votes differ"
+            )
+    return problems

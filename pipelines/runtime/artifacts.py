@@ -1,0 +1,188 @@
+"""Folders of finished steps: files by write-then-rename, `manifest.json` last."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+from components.core.digests import digest_file
+from components.core.errors import CasemateError
+from pipelines.runtime.tracking import StepRun
+
+MANIFEST = "manifest.json"
+SCRATCH = "work"  # parts, checkpoints: what a resumed step needs and a finished one does not list
+
+
+@cache
+def software() -> dict[str, str]:
+    """Versions that can move a number; part of every certificate's provenance."""
+    names = (
+        "casemate",
+        "torch",
+        "torchvision",
+        "timm",
+        "numpy",
+        "scipy",
+        "ray",
+        "mlflow",
+        "pyarrow",
+    )
+    return {name: version(name) for name in names}
+
+
+@cache
+def git_revision() -> str | None:
+    """The checkout's commit, with `-dirty` where files differ from it; None outside a checkout."""
+    here = Path(__file__).resolve().parents[2]
+    if not (here / ".git").exists():
+        return os.environ.get("CASEMATE_REVISION")
+    head = run(
+        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    dirty = run(
+        ["git", "-C", str(here), "status", "--porcelain"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if head.returncode:
+        return None
+    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+
+
+@dataclass(frozen=True)
+class StageDir:
+    """Where one step writes; `inputs` are the finished folders it reads."""
+
+    path: Path
+    step: str
+    fingerprint: str
+    run: StepRun
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def part(self) -> str:
+        """Which of its kind this step is: `standard` of `train.standard`."""
+        return self.step.partition(".")[2]
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for what only a resumed step needs; removed when the step is finished."""
+        folder = self.path / SCRATCH
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def write_bytes(self, name: str, content: bytes) -> Path:
+        """A file that is there whole or not at all."""
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        partial.write_bytes(content)
+        os.replace(partial, target)
+        return target
+
+    def write_text(self, name: str, text: str) -> Path:
+        return self.write_bytes(name, text.encode())
+
+    def write_json(self, name: str, value: object) -> Path:
+        return self.write_text(
+            name, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        """Who made this from what: revision, versions, fingerprints and MLflow runs of all inputs."""
+        return {
+            "git_revision": git_revision(),
+            "software": software(),
+            "fingerprint": self.fingerprint,
+            "mlflow_run_id": self.run.run_id,
+            "inputs": {
+                name: {k: manifest.get(k) for k in ("fingerprint", "mlflow_run_id")}
+                for name, manifest in (
+                    (n, read_manifest(p)) for n, p in sorted(self.inputs.items())
+                )
+                if manifest
+            },
+        }
+
+    def finish(self) -> None:
+        """Seal the step: scratch goes, the manifest with every file's digest comes last."""
+        shutil.rmtree(self.path / SCRATCH, ignore_errors=True)
+        files = sorted(p for p in self.path.rglob("*") if p.is_file() and p.name != MANIFEST)
+        listing = {
+            p.relative_to(self.path).as_posix(): {
+                "sha256": digest_file(p),
+                "bytes": p.stat().st_size,
+            }
+            for p in files
+        }
+        relative = {n: os.path.relpath(p, self.path) for n, p in sorted(self.inputs.items())}
+        self.write_json(
+            MANIFEST,
+            {"step": self.step, "input_folders": relative, "files": listing, **self.provenance()},
+        )
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished step, None where there is none yet."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    except FileNotFoundError:
+        return None
+    except json.JSONDecodeError as error:
+        raise CasemateError(
+            "storage", folder / MANIFEST, f"is damaged ({error}); delete it to redo the step"
+        ) from error
+    return manifest
+
+
+def is_finished(folder: Path, fingerprint: str) -> bool:
+    """A step is finished when its manifest names its fingerprint and its files are all there."""
+    manifest = read_manifest(folder)
+    if manifest is None or manifest["fingerprint"] != fingerprint:
+        return False
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+            raise CasemateError(
+                "storage", path, "is missing or cut short; restore it or redo the step with --force"
+            )
+    return True
+
+
+def prepare_storage(root: Path) -> Path:
+    """The storage folder, made and shown to be writable."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe = root / f".probe-{os.getpid()}"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise CasemateError(
+            "storage.root",
+            root,
+            f"cannot be written ({error.strerror}); choose another with --storage",
+        ) from error
+    return root.resolve()
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """One flow at a time per recipe and storage; the lock falls with the process, also on SIGKILL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CasemateError(
+                "storage", folder, "is in use by another run of this recipe; wait for it or stop it"
+            ) from error
+        yield

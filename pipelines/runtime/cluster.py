@@ -1,0 +1,96 @@
+"""The only place that starts Ray."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+# Read by Ray at import or by its child processes: they must stand before `import ray`.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
+os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
+os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+
+from components.core.errors import CasemateError
+from pipelines.sections import ClusterSection
+
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
+WORKER_ENV = {
+    "PYTHONPATH": str(ROOT),  # local workers import the same `components` and `pipelines`
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"],
+}
+
+
+@contextmanager
+def ray_cluster(section: ClusterSection, *, address: str | None = None) -> Iterator[None]:
+    """A connected Ray for the time of a flow; an already connected one is left as it is."""
+    if ray.is_initialized():
+        yield
+        return
+    connect(section, address=address or section.address)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def connect(section: ClusterSection, *, address: str | None) -> None:
+    """Join the named cluster or the job's own, else start a local Ray that dies with this process."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        check_reachable(address)
+    if address or os.environ.get("RAY_ADDRESS"):
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise CasemateError(
+                "cluster.address", address, f"cannot be joined: {_first_line(error)}"
+            ) from error
+        return
+    ray.init(
+        address="local",
+        num_cpus=section.num_cpus,
+        include_dashboard=False,
+        object_store_memory=section.object_store_mb * 2**20,
+        runtime_env={"env_vars": WORKER_ENV},
+        **quiet,
+    )
+
+
+def check_reachable(address: str, *, key: str = "cluster.address") -> None:
+    """One quick TCP try: Ray itself would wait for minutes on a dead address."""
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    if address in ("auto", "local"):
+        return
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise CasemateError(key, address, "is not host:port; write e.g. 10.0.0.5:6379")
+    try:
+        with socket.create_connection((host, port), timeout=5):
+            pass
+    except OSError as error:
+        raise CasemateError(
+            key, address, f"does not answer ({error.strerror or error}); is the cluster up?"
+        ) from error
+
+
+def total_cpus() -> int:
+    """CPUs of the connected cluster."""
+    return int(ray.cluster_resources().get("CPU", 1))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,83 @@
+"""Durable results of work units: one checksummed Parquet part per unit, whole or not there."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from components.core.digests import digest_bytes
+from components.core.errors import CasemateError
+
+KEY = b"casemate.part"
+
+
+def content_digest(table: pa.Table) -> str:
+    """Digest of names, types and values: what a Parquet round trip must give back."""
+    return digest_bytes(*(_column_bytes(name, table[name]) for name in table.column_names))
+
+
+def _column_bytes(name: str, column: pa.ChunkedArray) -> bytes:
+    """One column as an Arrow stream; Parquet renames the inside of lists, so lists go in pieces."""
+    if pa.types.is_list(column.type):
+        lengths, values = pc.list_value_length(column), pc.list_flatten(column)
+        return _column_bytes(f"{name}.length", lengths) + _column_bytes(f"{name}.value", values)
+    whole = pa.table({name: column.combine_chunks()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, whole.schema) as writer:
+        writer.write_table(whole)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+class PartStore:
+    """The parts of one step. `run_id` is its fingerprint: a part of other work is refused by name."""
+
+    def __init__(self, folder: Path, *, run_id: str) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def path(self, unit: str) -> Path:
+        return self.folder / f"{unit}.parquet"
+
+    def has(self, unit: str) -> bool:
+        """True for a finished part that reads back whole; a damaged or foreign one is an error."""
+        if not self.path(unit).exists():
+            return False
+        self.load(unit)
+        return True
+
+    def save(self, unit: str, table: pa.Table) -> None:
+        """Write a part: temp name, flush to disk, rename."""
+        header = {"run_id": self.run_id, "unit": unit, "digest": content_digest(table)}
+        target = self.path(unit)
+        partial = target.with_suffix(".partial")
+        with partial.open("wb") as file:
+            pq.write_table(table.replace_schema_metadata({KEY: json.dumps(header)}), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+
+    def load(self, unit: str) -> pa.Table:
+        path = self.path(unit)
+        remedy = "delete this file to compute it again, or use --force"
+        try:
+            table = pq.read_table(path)
+            header = json.loads((table.schema.metadata or {})[KEY])
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CasemateError("part", path, f"is damaged ({reason}); {remedy}") from error
+        if header.get("run_id") != self.run_id or header.get("unit") != unit:
+            raise CasemateError("part", path, f"belongs to other work; {remedy}")
+        if header["digest"] != content_digest(table):
+            raise CasemateError("part", path, f"does not match its own digest; {remedy}")
+        return table.replace_schema_metadata(None)
+
+    def tables(self, units: list[str]) -> Iterator[pa.Table]:
+        """The parts of these units, in their order."""
+        for unit in units:
+            yield self.load(unit)

@@ -1,0 +1,202 @@
+"""The one sharded executor: a pure function over work units on Ray actors.
+
+A unit's result must depend on its payload and the configuration alone. Finished units are durable
+parts, so a second start computes only what is missing; a dead worker or node costs its unfinished
+units only. Requeueing is ours: Ray's own actor retries do not survive the loss of a node.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from components.core.errors import CasemateError
+from pipelines.runtime import progress
+from pipelines.runtime.cluster import total_cpus
+from pipelines.runtime.parts import PartStore
+from pipelines.sections import ClusterSection
+
+IN_FLIGHT = 2  # units per actor: hides latency, keeps memory bounded
+MAX_TRIES = 3
+GIVE_UP_SECONDS = 300.0  # with no worker alive
+
+WorkFn = Callable[[Any], pa.Table]
+MakeWork = Callable[[Any], WorkFn]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A piece of work: `name` is its file name, `about` says which items it holds."""
+
+    name: str
+    about: str
+    payload: Any
+
+
+class ShardFailedError(RuntimeError):
+    """Units that failed three times; everything else is done and kept."""
+
+
+@ray.remote(max_restarts=-1, max_task_retries=0)
+class ShardWorker:
+    """Loads its work once (`make(config)`), then answers one unit after the other."""
+
+    def __init__(self, make: MakeWork, config: Any, num_threads: int) -> None:
+        import torch
+
+        torch.set_num_threads(num_threads)  # Ray's OMP_NUM_THREADS does not reach reused processes
+        self.work = make(config)
+
+    def ready(self) -> bool:
+        return True
+
+    def run(self, payload: Any) -> pa.Table:
+        return self.work(payload)
+
+
+def run_units(
+    units: Sequence[Unit],
+    *,
+    make: MakeWork,
+    config: Any,
+    parts: PartStore,
+    cluster: ClusterSection,
+    label: str,
+) -> None:
+    """Compute every unit that has no part yet. `make` is a module-level function of `config`."""
+    todo = [unit for unit in units if not parts.has(unit.name)]
+    if not todo:
+        return
+    with progress.bar(label, total=len(units), unit="units", done=len(units) - len(todo)) as bar:
+        workers = start_workers(make, config, cluster=cluster, num_units=len(todo))
+        try:
+            _Driver(workers, todo, parts, bar).drain()
+        finally:
+            for worker in workers:
+                ray.kill(worker)
+
+
+def start_workers(
+    make: MakeWork, config: Any, *, cluster: ClusterSection, num_units: int
+) -> list[ActorHandle]:
+    """As many actors as the recipe asks for, or as fit, but never more than units."""
+    fit = max(1, total_cpus() // cluster.cpus_per_actor)
+    if cluster.gpus_per_worker:
+        gpus = ray.cluster_resources().get("GPU", 0)
+        fit = min(fit, int(gpus / cluster.gpus_per_worker))
+        if fit == 0:
+            raise CasemateError(
+                "cluster.gpus_per_worker",
+                cluster.gpus_per_worker,
+                f"cannot be met: {gpus:g} GPUs here",
+            )
+    options = {"num_cpus": cluster.cpus_per_actor, "num_gpus": cluster.gpus_per_worker}
+    actor = ShardWorker.options(**options)
+    config_ref = ray.put(config)
+    count = min(cluster.num_actors or fit, fit, num_units)
+    return [actor.remote(make, config_ref, cluster.cpus_per_actor) for _ in range(count)]
+
+
+class _Driver:
+    """The loop: feed free workers, keep finished parts, requeue what a dead worker held."""
+
+    def __init__(
+        self, workers: list[ActorHandle], todo: Sequence[Unit], parts: PartStore, bar: progress.Bar
+    ) -> None:
+        self.todo = deque(todo)
+        self.parts = parts
+        self.bar = bar
+        self.busy: dict[Any, tuple[ActorHandle, Unit]] = {}
+        self.probes: dict[Any, ActorHandle] = {}
+        self.tries: Counter[str] = Counter()
+        self.failed: dict[str, tuple[Unit, BaseException]] = {}
+        self.last_alive = time.monotonic()
+        for _ in range(IN_FLIGHT):
+            for worker in workers:
+                self._feed(worker)
+
+    def drain(self) -> None:
+        while self.busy or self.todo:
+            if not self.busy and not self.probes:
+                raise ShardFailedError("every worker is gone for good; start again to continue")
+            done, _ = ray.wait([*self.busy, *self.probes], num_returns=1, timeout=10)
+            for ref in done:
+                self._settle_probe(ref) if ref in self.probes else self._settle(ref)
+            if time.monotonic() - self.last_alive > GIVE_UP_SECONDS and not self.busy:
+                raise ShardFailedError("no worker answers; start again to continue")
+        if self.failed:
+            self._raise_failures()
+
+    def _feed(self, worker: ActorHandle) -> None:
+        if self.todo:
+            unit = self.todo.popleft()
+            self.busy[worker.run.remote(unit.payload)] = worker, unit
+
+    def _settle(self, ref: Any) -> None:
+        worker, unit = self.busy.pop(ref)
+        try:
+            table = ray.get(ref)
+        except (ActorUnavailableError, ActorDiedError) as error:
+            self._requeue(unit, error)  # the machine's fault, or a unit that kills its worker
+            if isinstance(error, ActorDiedError) and "init" in str(error).lower():
+                self._raise_if_broken_start(error)
+            if worker not in self.probes.values():
+                self.probes[worker.ready.remote()] = worker
+            return
+        except (RayTaskError, RayActorError) as error:
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, CasemateError):
+                raise cause from None  # the user's to mend: no use in trying again
+            self._requeue(unit, cause)
+        else:
+            self.parts.save(unit.name, table)
+            self.bar.advance()
+        self.last_alive = time.monotonic()
+        self._feed(worker)
+
+    def _raise_if_broken_start(self, error: Exception) -> None:
+        cause = getattr(error, "cause", None) or getattr(error, "__cause__", None)
+        if isinstance(cause, CasemateError):
+            raise cause from None
+
+    def _settle_probe(self, ref: Any) -> None:
+        """Is the lost actor back? If it is, it works again; if it is gone for good, others go on."""
+        worker = self.probes.pop(ref)
+        try:
+            ray.get(ref)
+        except ActorUnavailableError:
+            time.sleep(0.5)
+            self.probes[worker.ready.remote()] = worker
+        except ActorDiedError as error:
+            self._raise_if_broken_start(error)
+            if not self.busy and not self.probes:
+                raise ShardFailedError(f"workers cannot start: {_first_line(error)}") from error
+        else:
+            self.last_alive = time.monotonic()
+            for _ in range(IN_FLIGHT):
+                self._feed(worker)
+
+    def _requeue(self, unit: Unit, error: BaseException) -> None:
+        self.tries[unit.name] += 1
+        if self.tries[unit.name] >= MAX_TRIES:
+            self.failed[unit.name] = unit, error
+        else:
+            self.todo.append(unit)
+
+    def _raise_failures(self) -> None:
+        unit, error = next(iter(self.failed.values()))
+        raise ShardFailedError(
+            f"{len(self.failed)} unit(s) failed {MAX_TRIES} times, all others are kept; "
+            f"first {unit.name} ({unit.about}): {type(error).__name__}: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,204 @@
+"""The only `import mlflow`: parent run per flow, child run per step, resumed instead of repeated."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunStatus, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils.time import get_current_time_millis
+
+from components.core.errors import CasemateError
+from pipelines.recipe import Recipe
+
+FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
+SUPERSEDED_TAG = "casemate.superseded"
+
+
+def default_uri(storage: Path) -> str:
+    """The SQLite store beside the artifacts; absolute, so that the working directory never matters."""
+    return f"sqlite:///{storage}/mlflow.db"
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested sections as MLflow parameters `train.epochs`."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = str(value)
+    return flat
+
+
+@dataclass
+class StepRun:
+    """One MLflow run; a metric that the store already has at a step is not logged twice."""
+
+    client: MlflowClient
+    run_id: str
+    _logged: dict[str, set[int]] = field(default_factory=dict)
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        flat = flatten(values)
+        known = self.client.get_run(self.run_id).data.params
+        new = [Param(k, v[:6000]) for k, v in flat.items() if k not in known]
+        for start in range(0, len(new), 100):
+            self.client.log_batch(self.run_id, params=new[start : start + 100])
+
+    def tags(self, values: Mapping[str, object]) -> None:
+        self.client.log_batch(self.run_id, tags=[RunTag(k, str(v)) for k, v in values.items()])
+
+    def metrics(self, values: Mapping[str, float | None], *, step: int = 0) -> None:
+        """Log what is new at this step, in one call."""
+        now = get_current_time_millis()
+        fresh = [
+            Metric(key, float(value), now, step)
+            for key, value in values.items()
+            if value is not None and step not in self._steps(key)
+        ]
+        if fresh:
+            self.client.log_batch(self.run_id, metrics=fresh)
+            for metric in fresh:
+                self._steps(metric.key).add(step)
+
+    def _steps(self, key: str) -> set[int]:
+        if key not in self._logged:
+            history = self.client.get_metric_history(self.run_id, key)
+            self._logged[key] = {m.step for m in history}
+        return self._logged[key]
+
+    def artifacts(self, *paths: Path, folder: str | None = None) -> None:
+        for path in paths:
+            self.client.log_artifact(self.run_id, str(path), folder)
+
+    def dataset(self, *, name: str, digest: str, source: str, context: str, profile: str) -> None:
+        """A dataset input of this run: its digest ties the run to the prepared images."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        entry = Dataset(name, digest[:36], "local", f'{{"uri": "{source}"}}', profile=profile)
+        self.client.log_inputs(
+            self.run_id, [DatasetInput(entry, [InputTag("mlflow.data.context", context)])]
+        )
+
+    def child(self, name: str, tags: Mapping[str, str]) -> "StepRun":
+        """A nested run below this one, found again by its tags after a restart."""
+        experiment = self.client.get_run(self.run_id).info.experiment_id
+        query = {"mlflow.parentRunId": self.run_id, **tags}
+        return _find_or_create(self.client, experiment, name, query, {})
+
+    def register_model(
+        self,
+        model: Any,
+        *,
+        name: str,
+        alias: str,
+        example: Any,
+        files: Sequence[Path],
+        metadata: Mapping[str, Any],
+    ) -> str:
+        """Log a model for serving (pt2: no pickle) with our own files beside it, register it with an alias."""
+        import logging
+
+        from mlflow.models import infer_signature
+
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        signature = infer_signature(example.numpy(), model(example).detach().numpy())
+        for path in files:
+            self.artifacts(path, folder="model")
+        with mlflow.start_run(run_id=self.run_id):
+            info = mlflow.pytorch.log_model(
+                model,
+                name=name,
+                signature=signature,
+                input_example=example.numpy(),
+                registered_model_name=name,
+                metadata=dict(metadata),
+                pip_requirements=["torch", "timm"],
+            )
+        self.client.set_registered_model_alias(name, alias, info.registered_model_version)
+        return str(info.model_uri)
+
+    def finish(self, status: str = "FINISHED") -> None:
+        self.client.set_terminated(self.run_id, status)
+
+
+def _find_or_create(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    identity: Mapping[str, str],
+    extra: Mapping[str, str],
+) -> StepRun:
+    """The run with these tags, running again if it had ended, or a new one."""
+    terms = " and ".join(f"tags.`{k}` = '{v}'" for k, v in identity.items())
+    found = client.search_runs([experiment], terms, max_results=20)
+    live = [r for r in found if SUPERSEDED_TAG not in r.data.tags]
+    if live:
+        run = live[0]
+        if run.info.status != "RUNNING":
+            client.update_run(run.info.run_id, status="RUNNING")
+        return StepRun(client, run.info.run_id)
+    tags = {**identity, **extra, "mlflow.runName": name}
+    return StepRun(client, client.create_run(experiment, tags=tags).info.run_id)
+
+
+class Tracker:
+    """A connected store and one experiment in it."""
+
+    def __init__(self, *, uri: str | None, experiment: str, storage: Path) -> None:
+        self.uri = uri or default_uri(storage)
+        mlflow.set_tracking_uri(self.uri)
+        self.client = MlflowClient(self.uri)
+        try:
+            self.experiment_id = self._experiment(experiment, None if uri else storage)
+        except MlflowException as error:
+            raise CasemateError(
+                "tracking.uri", self.uri, f"cannot be used: {_first_line(error)}"
+            ) from error
+
+    def _experiment(self, name: str, storage: Path | None) -> str:
+        if found := self.client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        location = (storage / "mlartifacts").as_uri() if storage else None  # a server has its own
+        return str(self.client.create_experiment(name, artifact_location=location))
+
+    def flow_run(self, recipe: Recipe, flow_fingerprint: str) -> StepRun:
+        """The parent run of a flow: same recipe and inputs, same run."""
+        run = _find_or_create(
+            self.client,
+            self.experiment_id,
+            recipe.name,
+            {FLOW_TAG: flow_fingerprint},
+            {"casemate.recipe": recipe.name},
+        )
+        run.params(recipe.resolved())
+        return run
+
+    def step_run(self, parent: StepRun, step: str, fingerprint: str) -> StepRun:
+        """The child run of a step, continued if it was interrupted."""
+        identity = {"mlflow.parentRunId": parent.run_id, STEP_TAG: step, PRINT_TAG: fingerprint}
+        return _find_or_create(self.client, self.experiment_id, step, identity, {})
+
+    def supersede(self, step: str, fingerprint: str) -> None:
+        """Mark runs of a step that is about to be made anew (`--force`)."""
+        terms = f"tags.`{STEP_TAG}` = '{step}' and tags.`{PRINT_TAG}` = '{fingerprint}'"
+        for run in self.client.search_runs([self.experiment_id], terms):
+            self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
+
+
+def status_of(error: BaseException) -> str:
+    """How a run ended: KILLED when somebody stopped it, FAILED when it broke."""
+    killed = isinstance(error, KeyboardInterrupt | SystemExit)
+    return RunStatus.to_string(RunStatus.KILLED if killed else RunStatus.FAILED)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,261 @@
+"""Attacks inside the certified threat model: what they leave standing bounds every certificate."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from components.attacks.gradients import attack_mode
+from components.attacks.patch import attack_columns, hard_vote, rank_positions
+from components.attacks.smoothed import attack_smoothed_l2
+from components.certify.certificate import CERTIFICATES_NAME
+from components.certify.gaussian import predict_counts
+from components.certify.noise import predict_block
+from components.certify.votes import Votes
+from components.core.errors import CasemateError
+from components.core.seeding import generator_for
+from components.core.threats import UNIT, PatchThreat, describe
+from components.evaluate.accuracy import accuracy
+from components.models.checkpoint import load_model
+from components.models.voting import column_predictions
+from pipelines.recipe import Recipe
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.parts import PartStore
+from pipelines.runtime.shards import Unit, WorkFn, run_units
+from pipelines.sections import ColumnsCertify, GaussianCertify
+from pipelines.stages.voting import VoteConfig, load_items
+
+SCHEMA = pa.schema(
+    [
+        ("item_id", pa.string()),
+        ("adversarial_prediction", pa.int32()),
+        ("num_evaluations", pa.int32()),
+        ("norm", pa.float64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One item to attack: its place in the test split, its claimed class and its clean votes."""
+
+    item: int
+    prediction: int
+    votes: tuple[int, ...]  # of the columns; empty for noise
+
+
+class PatchChallenger:
+    """Adaptive patch attack on the column-smoothed classifier."""
+
+    def __init__(self, config: VoteConfig) -> None:
+        self.config, self.items = config, load_items(config)
+        self.model = load_model(config.model, device=config.device)
+
+    def __call__(self, target: Target) -> pa.Table:
+        section, band = self.config.section, self.config.band
+        assert isinstance(section, ColumnsCertify)
+        assert section.challenge is not None
+        assert band is not None
+        c, item_id = section.challenge, self.items.item_ids[target.item]
+        image = self.items.pixels(slice(target.item, target.item + 1))[0].to(self.config.device)
+        votes = torch.tensor(target.votes)
+        positions = rank_positions(
+            votes,
+            height=image.shape[1],
+            width=image.shape[2],
+            band=band,
+            stride=section.stride,
+            patch=c.patch_size,
+            num_positions=c.num_positions,
+        )
+        with attack_mode(self.model):
+            result = attack_columns(
+                self.model,
+                image,
+                target.prediction,
+                votes,
+                band=band,
+                stride=section.stride,
+                patch=c.patch_size,
+                num_steps=c.num_steps,
+                step_size=0.1,
+                positions=positions,
+                generator=generator_for(self.config.seed, "patch", item_id),
+                micro_batch=section.micro_batch,
+            )
+        # The attack saw other batch shapes; only a recount as in certification is a verdict.
+        recount = column_predictions(
+            self.model,
+            result.x_adv[None],
+            band=band,
+            stride=section.stride,
+            micro_batch=section.micro_batch,
+        )
+        verdict = hard_vote(recount[0])
+        return _row(item_id, verdict, result.num_evaluations, float(c.patch_size))
+
+
+class L2Challenger:
+    """SmoothAdv on the soft vote, judged by PREDICT on fresh draws."""
+
+    def __init__(self, config: VoteConfig) -> None:
+        self.config, self.items = config, load_items(config)
+        self.model = load_model(config.model, device=config.device)
+
+    def __call__(self, target: Target) -> pa.Table:
+        section = self.config.section
+        assert isinstance(section, GaussianCertify)
+        assert section.challenge is not None
+        c, item_id, seed = section.challenge, self.items.item_ids[target.item], self.config.seed
+        image = self.items.pixels(slice(target.item, target.item + 1))[0]
+        with attack_mode(self.model):
+            x_adv = attack_smoothed_l2(
+                self.model,
+                image.to(self.config.device),
+                target.prediction,
+                eps=c.eps,
+                sigma=section.sigma,
+                num_steps=c.num_steps,
+                num_draws=c.num_draws,
+                step_size=2.5 * c.eps / c.num_steps,
+                generator=generator_for(seed, "smoothed", item_id),
+            ).cpu()
+        predictions = predict_block(
+            self.model,
+            x_adv,
+            sigma=section.sigma,
+            run_seed=seed,
+            stream="challenge",
+            item_id=item_id,
+            start=0,
+            stop=c.num_predict,
+            micro_batch=section.micro_batch,
+            device=self.config.device,
+        )
+        counts = np.bincount(predictions, minlength=self.model.spec.num_classes)
+        verdict = predict_counts(
+            counts, alpha=section.failure_prob
+        )  # -1: the vote is too close to call
+        norm = float((x_adv.double() - image.double()).norm())
+        return _row(item_id, verdict, c.num_steps * c.num_draws + c.num_predict, norm)
+
+
+def make_challenger(config: VoteConfig) -> WorkFn:
+    return (
+        PatchChallenger(config)
+        if isinstance(config.section, ColumnsCertify)
+        else L2Challenger(config)
+    )
+
+
+def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict[str, Any]:
+    """Attack the first items of the certificate and compare claim and outcome on those items."""
+    section = config.section
+    assert section.challenge is not None
+    _check_within_claim(section, out.part)
+    claims = {
+        row["item_id"]: row for row in pq.read_table(out.path / CERTIFICATES_NAME).to_pylist()
+    }
+    clean = (
+        {item.item_id: item for item in votes.items()}
+        if isinstance(section, ColumnsCertify)
+        else {}
+    )
+    order = load_items(config).item_ids[: section.challenge.num_items]
+    units = [
+        Unit(
+            f"item-{i:08d}",
+            f"item {item_id}",
+            Target(
+                i,
+                claims[item_id]["prediction"],
+                tuple(clean[item_id].streams["columns"].tolist()) if clean else (),
+            ),
+        )
+        for i, item_id in enumerate(order)
+        if not claims[item_id]["abstain"]  # nothing was claimed: nothing to attack
+    ]
+    parts = PartStore(out.scratch / "challenge", run_id=out.fingerprint)
+    run_units(
+        units,
+        make=make_challenger,
+        config=config,
+        parts=parts,
+        cluster=recipe.cluster,
+        label=f"{out.step} challenge",
+    )
+    rows = [row for table in parts.tables([u.name for u in units]) for row in table.to_pylist()]
+    after = {row["item_id"]: row["adversarial_prediction"] for row in rows}
+    return _compare(section, [claims[item_id] for item_id in order], after)
+
+
+def _compare(
+    section: ColumnsCertify | GaussianCertify, claims: list[dict[str, Any]], after: dict[str, int]
+) -> dict[str, Any]:
+    """Accuracies of claim and attack on the same items. An undecided vote (-1) counts as standing."""
+    certified, standing, broken = [], [], []
+    for claim in claims:
+        safe = _is_certified(section, claim)
+        verdict = after.get(claim["item_id"], -1)
+        fell = verdict not in (-1, claim["prediction"])
+        certified.append(bool(claim["correct"] and safe))
+        standing.append(bool(claim["correct"] and not fell))
+        if safe and fell:
+            broken.append(claim["item_id"])
+    assert section.challenge is not None
+    return {
+        **_describe(section),
+        "settings": section.challenge.model_dump(),
+        "num_items": len(claims),
+        "certified": accuracy(np.array(certified)),
+        "standing": accuracy(np.array(standing)),
+        "broken_certified": len(broken),
+        "broken_items": broken,
+    }
+
+
+def _describe(section: ColumnsCertify | GaussianCertify) -> dict[str, Any]:
+    """The attack and the one budget it used."""
+    if isinstance(section, ColumnsCertify):
+        assert section.challenge is not None
+        threat = describe(PatchThreat((section.challenge.patch_size,)))
+        return {"attack": "adaptive patch attack", "threat": threat}
+    assert section.challenge is not None
+    threat = {"kind": "l2", "unit": UNIT, "eps": section.challenge.eps}
+    return {"attack": "SmoothAdv l2 attack", "threat": threat}
+
+
+def _is_certified(section: ColumnsCertify | GaussianCertify, claim: dict[str, Any]) -> bool:
+    if isinstance(section, ColumnsCertify):
+        assert section.challenge is not None
+        return section.challenge.patch_size in claim["certified_patch_sizes"]
+    assert section.challenge is not None
+    return bool(not claim["abstain"] and claim["radius"] >= section.challenge.eps)
+
+
+def _check_within_claim(section: ColumnsCertify | GaussianCertify, part: str) -> None:
+    if isinstance(section, ColumnsCertify):
+        assert section.challenge is not None
+        if section.challenge.patch_size not in section.patch_sizes:
+            raise CasemateError(
+                f"certify.{part}.challenge.patch_size",
+                section.challenge.patch_size,
+                f"is not among the claimed patch_sizes {section.patch_sizes}",
+            )
+
+
+def _row(item_id: str, prediction: int, num_evaluations: int, norm: float) -> pa.Table:
+    return pa.Table.from_pylist(
+        [
+            {
+                "item_id": item_id,
+                "adversarial_prediction": prediction,
+                "num_evaluations": num_evaluations,
+                "norm": norm,
+            }
+        ],
+        schema=SCHEMA,
+    )

@@ -1,0 +1,255 @@
+"""Train one of the recipe's models with Ray Train: any number of workers, exact resume.
+
+Rank 0 keeps `live.json` (finished epochs, position inside the running one) on the storage; the driver
+reads it to show progress and to log to MLflow, so no worker needs the tracking store.
+"""
+
+import json
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+import torch.distributed
+from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer, get_device, prepare_model
+from ray.train.v2.api.config import LoggingConfig
+from ray.train.v2.api.exceptions import WorkerGroupError
+
+from components.core.errors import CasemateError
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import load_model, read_header, save_model
+from components.train.epoch import Worker
+from components.train.session import Session, initial_model
+from pipelines import build
+from pipelines import recipe as recipes
+from pipelines.recipe import Recipe
+from pipelines.runtime import progress
+from pipelines.runtime.artifacts import StageDir
+
+STATE = "state.pt"
+
+
+def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placement: Any) -> Session:
+    """The training of one model; `placement` says on which worker, with which wrapper."""
+    assert recipe.train is not None
+    device = placement.pop("device", torch.device("cpu"))
+    spec = build.model_spec(recipe, dataset, model)
+    return Session(
+        initial_model(spec, seed=recipe.seed).to(device),
+        build.objective(recipe, model),
+        train=placement.pop("train", None) or dataset.load("train"),
+        val=dataset.load("val"),
+        settings=build.epoch_settings(recipe, model),
+        weight_decay=recipe.train.weight_decay,
+        val_items=recipe.train.val_items,
+        val_eps=build.validation_eps(recipe, model),
+        val_steps=recipe.train.val_steps,
+        **placement,
+    )
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """What every Ray Train worker runs."""
+    torch.set_num_threads(config["num_threads"])
+    recipe = recipes.parse(config["recipe"], source="recipe")
+    context = ray.train.get_context()
+    worker = Worker(context.get_world_rank(), context.get_world_size())
+    session = make_session(
+        recipe,
+        config["model"],
+        PreparedDataset.open(Path(config["dataset"])),
+        worker=worker,
+        wrap=prepare_model,
+        device=get_device(),
+    )
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as folder:
+            session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
+    live = _Live(Path(config["live"]), session) if worker.rank == 0 else None
+    while session.next_epoch < session.settings.epochs:
+        session.run_epoch(
+            total=_all_reduce, on_step=live.step if live else lambda step, steps: None
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            saved = None
+            if live:
+                torch.save(session.state(), Path(folder) / STATE)
+                saved = Checkpoint.from_directory(folder)
+            ray.train.report({"epoch": session.next_epoch - 1}, checkpoint=saved)
+        if live:
+            live.epoch_done()
+    if live:
+        out = Path(config["out"])
+        save_model(out / "model", session.model, recipe_digest=config["recipe_digest"])
+        live.write(out / "history.json", {"rows": session.history})
+
+
+def _all_reduce(sums: torch.Tensor) -> torch.Tensor:
+    if torch.distributed.is_initialized():
+        sums = sums.to(get_device(), torch.float64)
+        torch.distributed.all_reduce(sums)
+    return sums.cpu()
+
+
+class _Live:
+    """Rank 0's public diary: replaced whole, at most about once a second."""
+
+    def __init__(self, path: Path, session: Session) -> None:
+        self.path, self.session, self.last = path, session, 0.0
+        self.epoch_done()
+
+    def step(self, step: int, steps: int) -> None:
+        if time.monotonic() - self.last > 1:
+            self._note(step / steps)
+
+    def epoch_done(self) -> None:
+        self._note(0.0)
+
+    def _note(self, fraction: float) -> None:
+        self.last = time.monotonic()
+        self.write(
+            self.path, {"rows": self.session.history, "fraction": fraction, "pid": os.getpid()}
+        )
+
+    @staticmethod
+    def write(path: Path, value: object) -> None:
+        partial = path.with_name(f".{path.name}.partial")
+        partial.write_text(json.dumps(value))
+        os.replace(partial, path)
+
+
+def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+    """Train to the end, or from the last checkpoint of an interrupted run to the end."""
+    assert recipe.train is not None
+    model, cluster = out.part, recipe.cluster
+    if recipe.train.batch_size % cluster.train_workers:
+        raise CasemateError(
+            "train.batch_size",
+            recipe.train.batch_size,
+            f"is not shared evenly by {cluster.train_workers} workers",
+        )
+    build.model_spec(
+        recipe, PreparedDataset.open(inputs["prepare"]), model
+    )  # mistakes show before Ray starts
+    live = out.scratch / "live.json"
+    trainer = TorchTrainer(
+        train_loop,
+        train_loop_config={
+            "recipe": recipe.resolved(),
+            "model": model,
+            "dataset": str(inputs["prepare"]),
+            "live": str(live),
+            "out": str(out.path),
+            "num_threads": cluster.cpus_per_train_worker,
+            "recipe_digest": recipe.digest(),
+        },
+        scaling_config=ScalingConfig(
+            num_workers=cluster.train_workers,
+            use_gpu=cluster.gpus_per_worker > 0,
+            resources_per_worker=_worker_resources(recipe),
+        ),
+        run_config=RunConfig(
+            name=f"train-{out.fingerprint[:12]}",
+            storage_path=str(out.scratch),
+            failure_config=FailureConfig(max_failures=cluster.max_failures),
+            checkpoint_config=CheckpointConfig(num_to_keep=2),
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+    total = recipe.epochs_of(model)
+    with _Watch(live, out, total):
+        try:
+            trainer.fit()
+        except WorkerGroupError as error:
+            raise _cause(error) from error
+    _publish(recipe, out)
+
+
+def _worker_resources(recipe: Recipe) -> dict[str, float]:
+    resources: dict[str, float] = {"CPU": recipe.cluster.cpus_per_train_worker}
+    if recipe.cluster.gpus_per_worker:
+        resources["GPU"] = recipe.cluster.gpus_per_worker
+    return resources
+
+
+def _cause(error: WorkerGroupError) -> BaseException:
+    """The worker's own error: a user's mistake stays the one line that it is."""
+    for failure in error.worker_failures.values():
+        cause = getattr(failure, "cause", None) or failure.__cause__ or failure
+        if isinstance(cause, CasemateError):
+            return cause
+    return RuntimeError(f"training failed: {next(iter(error.worker_failures.values()))}")
+
+
+class _Watch:
+    """Follows live.json: a progress line, and each finished epoch once in MLflow."""
+
+    def __init__(self, live: Path, out: StageDir, epochs: int) -> None:
+        self.live, self.out, self.epochs = live, out, epochs
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.logged = 0
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.done.set()
+        self.thread.join()
+
+    def _follow(self) -> None:
+        with progress.bar(self.out.step, total=self.epochs, unit="epochs") as bar:
+            while True:
+                last_look = self.done.wait(0.5)
+                if self.live.exists():
+                    state = json.loads(self.live.read_text())
+                    self._log(state["rows"])
+                    bar.at(len(state["rows"]) + state["fraction"], _note(state["rows"]))
+                if last_look:
+                    return
+
+    def _log(self, rows: list[dict[str, Any]]) -> None:
+        for row in rows[self.logged :]:
+            values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
+            self.out.run.metrics(values, step=row["epoch"])
+        self.logged = max(self.logged, len(rows))
+
+
+def _note(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "first epoch"
+    row = rows[-1]
+    shown = {
+        "loss": row["loss"],
+        "train": row["train_accuracy"],
+        "val": row["val_accuracy"],
+        "robust": row["val_robust_accuracy"],
+        "eps": row["eps"],
+    }
+    return " ".join(f"{k} {v:.3f}" for k, v in shown.items() if v is not None)
+
+
+def _publish(recipe: Recipe, out: StageDir) -> None:
+    """Final figures, and the model in the registry."""
+    history = json.loads((out.path / "history.json").read_text())["rows"]
+    header = read_header(out.path / "model")
+    final = {k: v for k, v in history[-1].items() if k.startswith(("val_", "train_"))}
+    out.write_json("metrics.json", {"final": final, "model_digest": header["digest"]})
+    out.run.tags({"casemate.model_digest": header["digest"]})
+    model = load_model(out.path / "model")
+    spec = model.spec
+    example = torch.zeros(1, spec.channels, spec.image_size, spec.image_size)
+    out.run.register_model(
+        model,
+        name=f"{recipe.name}-{out.part}",
+        alias="candidate",
+        example=example,
+        files=[out.path / "model" / "model.safetensors", out.path / "model" / "model.json"],
+        metadata={"digest": header["digest"], "fingerprint": out.fingerprint},
+    )

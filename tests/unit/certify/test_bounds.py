@@ -1,0 +1,114 @@
+"""Binomial bounds and radii against published values and exact arithmetic."""
+
+import math
+from fractions import Fraction
+from math import comb
+
+import mpmath  # arrives with torch, through sympy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+from components.certify.bounds import clopper_pearson_lower, max_radius, radius_lower
+
+ALPHA = 0.001
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "p_lower", "radius"),
+    [
+        (100, 100, 0.9332543008, 0.7502375),
+        (99, 100, 0.9113731113, 0.6746295),
+        (95, 100, 0.8446326942, 0.5068409),
+        (60, 100, 0.4409842652, None),
+        (990, 1000, 0.9760361872, 0.9890048),
+        (9000, 10000, 0.8904097337, 0.6143550),
+        (9999, 10000, 0.9990770387, 1.5569818),
+        (90000, 100000, 0.8970364962, 0.6324223),
+        (99999, 100000, 0.9999076697, 1.8695633),
+        (100000, 100000, 0.9999309248, 1.9057283),
+    ],
+)
+def test_published_bounds_and_radii(k, n, p_lower, radius):
+    found = clopper_pearson_lower(k, n, ALPHA)
+    assert found == pytest.approx(p_lower, abs=6e-11)  # printed with 10 decimals
+    if radius is None:
+        assert found <= 0.5
+    else:
+        assert radius_lower(found, 0.5) == pytest.approx(radius, abs=6e-8)  # 7 decimals
+
+
+@pytest.mark.parametrize(("k", "n"), [(66, 100), (550, 1000), (5156, 10000), (50490, 100000)])
+def test_smallest_count_that_does_not_abstain(k, n):
+    assert clopper_pearson_lower(k - 1, n, ALPHA) <= 0.5 < clopper_pearson_lower(k, n, ALPHA)
+
+
+@pytest.mark.parametrize(
+    ("n", "smallest"),
+    [(1000, (737, 877, 991)), (10000, (7058, 8526, 9818)), (100000, (69598, 84492, 97870))],
+)
+def test_smallest_count_that_reaches_a_radius(n, smallest):
+    for k, eps in zip(smallest, (0.25, 0.5, 1.0), strict=True):
+        below, at = (radius_lower(clopper_pearson_lower(j, n, ALPHA), 0.5) for j in (k - 1, k))
+        assert below < eps <= at
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))),
+    st.sampled_from([0.3, 0.05, 0.001, 1e-6]),
+)
+def test_bound_keeps_its_definition_in_exact_arithmetic(case, alpha):
+    k, n = case
+    p = Fraction(clopper_pearson_lower(k, n, alpha))
+    tail = sum(comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+    # The check inside is made in float64: it can be off by the rounding of one tail probability.
+    assert tail <= Fraction(alpha) * (1 + Fraction(1, 10**12))
+    assert tail >= Fraction(alpha) * (1 - Fraction(1, 10**4))  # and the bound is not thrown away
+
+
+@pytest.mark.parametrize("n", [100, 1000, 100000])
+def test_bound_keeps_its_definition_in_float64(n):
+    for k in range(1, n + 1, max(1, n // 300)):
+        assert special.betainc(k, n - k + 1, clopper_pearson_lower(k, n, ALPHA)) <= ALPHA
+
+
+def test_no_success_bounds_nothing():
+    assert clopper_pearson_lower(0, 100, ALPHA) == 0.0
+
+
+@settings(deadline=None)
+@given(
+    st.floats(0.5, 1.0, exclude_min=True, exclude_max=True),
+    st.sampled_from([0.12, 0.25, 0.5, 1.0, 1 / 3]),
+)
+def test_radius_is_the_last_float_below_the_truth(p, sigma):
+    with mpmath.workdps(60):
+        # sqrt(2) erfinv(2p - 1) = Phi^-1(p): another route than the series in use
+        truth = mpmath.mpf(sigma) * mpmath.sqrt(2) * mpmath.erfinv(2 * mpmath.mpf(p) - 1)
+        radius = radius_lower(p, sigma)
+        assert mpmath.mpf(radius) <= truth < mpmath.mpf(math.nextafter(radius, math.inf))
+
+
+@pytest.mark.parametrize(("n", "factor"), [(1000, 2.4633), (10000, 3.1986), (100000, 3.8115)])
+def test_largest_possible_radius(n, factor):
+    assert max_radius(sigma=1.0, n=n, alpha=ALPHA) == pytest.approx(factor, abs=6e-5)
+    assert max_radius(sigma=0.25, n=n, alpha=ALPHA) == pytest.approx(0.25 * factor, abs=2e-5)
+
+
+def test_too_few_draws_have_no_radius():
+    assert max_radius(sigma=0.5, n=9, alpha=ALPHA) == 0.0
+    assert max_radius(sigma=0.5, n=10, alpha=ALPHA) > 0.0
+
+
+@pytest.mark.parametrize(("k", "n", "alpha"), [(-1, 5, 0.1), (6, 5, 0.1), (0, 0, 0.1), (1, 5, 0.0)])
+def test_impossible_counts_are_refused(k, n, alpha):
+    with pytest.raises(ValueError, match=r"need|alpha"):
+        clopper_pearson_lower(k, n, alpha)
+
+
+@pytest.mark.parametrize(("p", "sigma"), [(0.4, 0.5), (1.0, 0.5), (0.9, 0.0), (0.9, math.inf)])
+def test_impossible_radii_are_refused(p, sigma):
+    with pytest.raises(ValueError, match=r"radius|sigma"):
+        radius_lower(p, sigma)

@@ -1,0 +1,134 @@
+"""Splits: stratified, deterministic, blind to listing order, faithful to native splits."""
+
+import random
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.core.errors import CasemateError
+from components.data.sources import Entry
+from components.data.splits import SPLITS, assign_splits, stratified_subset
+
+
+def listing(sizes, hint=None, prefix="x"):
+    """`sizes[c]` entries of every class c."""
+    return [
+        Entry(f"{prefix}-{label}-{i:04d}", label, hint, str(i))
+        for label, size in enumerate(sizes)
+        for i in range(size)
+    ]
+
+
+def assign(entries, num_classes, **changes):
+    settings = {"seed": 7, "val_fraction": 0.1, "test_fraction": 0.2, "limits": {}, **changes}
+    return assign_splits(entries, classes=[str(c) for c in range(num_classes)], **settings)
+
+
+class_sizes = st.lists(st.integers(3, 60), min_size=1, max_size=5)
+percents = st.integers(0, 25)  # at least one item of three is left to train on
+
+
+@given(sizes=class_sizes, val=percents, test=percents, seed=st.integers(0, 99))
+def test_shares_are_exact_per_class_and_order_of_listing_is_irrelevant(sizes, val, test, seed):
+    entries = listing(sizes)
+    settings = {"val_fraction": val / 100, "test_fraction": test / 100, "seed": seed}
+    splits = assign(entries, len(sizes), **settings)
+    assert sorted(e.item_id for s in SPLITS for e in splits[s]) == sorted(
+        e.item_id for e in entries
+    )
+    for split, percent in (("val", val), ("test", test)):
+        counts = Counter(entry.label for entry in splits[split])
+        for label, size in enumerate(sizes):
+            assert abs(counts[label] - Fraction(percent, 100) * size) <= Fraction(1, 2)
+    random.Random(seed).shuffle(entries)
+    assert assign(entries, len(sizes), **settings) == splits
+
+
+def test_fractions_mean_what_was_written():
+    """0.29 * 50 is 14.499... in doubles; 29/100 of 50 is 14.5 and rounds up."""
+    splits = assign(listing([50]), 1, val_fraction=0.29, test_fraction=0.0)
+    assert len(splits["val"]) == 15
+
+
+def test_seed_moves_items_and_nothing_else_does():
+    entries = listing([40, 40])
+    assert assign(entries, 2) == assign(entries, 2)
+    first, second = (assign(entries, 2, seed=seed)["test"] for seed in (1, 2))
+    assert {e.item_id for e in first} != {e.item_id for e in second}
+
+
+def test_an_added_item_leaves_the_order_of_the_others_alone():
+    entries = listing([30, 30])
+    before = [e.item_id for e in assign(entries, 2, val_fraction=0, test_fraction=0)["train"]]
+    extra = Entry("new", 0, None, "new")
+    after = assign([extra, *entries], 2, val_fraction=0, test_fraction=0)["train"]
+    assert [e.item_id for e in after if e.item_id != "new"] == before
+
+
+def test_stored_order_is_a_shuffle_so_prefixes_are_fair():
+    splits = assign(listing([200, 200]), 2, val_fraction=0, test_fraction=0)
+    counts = Counter(entry.label for entry in splits["train"][:100])
+    assert 30 <= counts[0] <= 70  # hypergeometric: standard deviation 4.3, so 4.6 of them
+
+
+def test_native_test_split_is_kept_and_val_comes_from_train():
+    train, test = listing([20, 20], "train", "a"), listing([5, 6], "test", "b")
+    splits = assign([*train, *test], 2, val_fraction=0.25, test_fraction=0.2)
+    assert {e.item_id for e in splits["test"]} == {e.item_id for e in test}
+    assert Counter(e.label for e in splits["val"]) == {0: 5, 1: 5}
+    assert all(e.split_hint == "train" for e in [*splits["val"], *splits["train"]])
+
+
+def test_native_val_split_is_kept_and_test_is_carved():
+    train, val = listing([20, 20], "train", "a"), listing([3, 3], "val", "b")
+    splits = assign([*train, *val], 2)
+    assert {e.item_id for e in splits["val"]} == {e.item_id for e in val}
+    assert Counter(e.label for e in splits["test"]) == {0: 4, 1: 4}
+
+
+@given(sizes=class_sizes, share=st.integers(1, 99), seed=st.integers(0, 9))
+def test_limits_keep_the_classes_in_proportion(sizes, share, seed):
+    entries = listing(sizes)
+    limit = max(1, len(entries) * share // 100)
+    chosen = stratified_subset(entries, limit=limit, stream="train", seed=seed)
+    assert len(chosen) == len({e.item_id for e in chosen}) == limit
+    counts = Counter(entry.label for entry in chosen)
+    for label, size in enumerate(sizes):
+        assert abs(counts[label] - Fraction(limit * size, len(entries))) < 1
+
+
+def test_many_rare_classes_do_not_lose_to_a_large_one():
+    chosen = stratified_subset(listing([50, *[1] * 50]), limit=40, stream="val", seed=0)
+    assert Counter(e.label for e in chosen)[0] == 20
+
+
+def test_limits_per_split_and_limits_beyond_the_split():
+    splits = assign(listing([50, 50]), 2, limits={"train": 10, "test": 10_000})
+    assert {split: len(splits[split]) for split in SPLITS} == {"train": 10, "val": 10, "test": 20}
+    assert Counter(e.label for e in splits["train"]) == {0: 5, 1: 5}
+
+
+def test_class_without_training_item_is_named():
+    with pytest.raises(CasemateError, match="class 2 has no training item"):
+        assign(listing([10, 10]), 3)
+    with pytest.raises(CasemateError, match=r"raise data\.limits\.train"):
+        assign(listing([10, 10, 10]), 3, limits={"train": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"val_fraction": 1.0}, "data.val_fraction"),
+        ({"test_fraction": -0.1}, "data.test_fraction"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "data.val_fraction"),
+        ({"limits": {"dev": 5}}, "data.limits.dev"),
+        ({"limits": {"val": 0}}, "data.limits.val"),
+    ],
+)
+def test_bad_settings_are_named(changes, key):
+    with pytest.raises(CasemateError) as caught:
+        assign(listing([10, 10]), 2, **changes)
+    assert caught.value.key == key

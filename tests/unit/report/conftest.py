@@ -1,0 +1,239 @@
+"""A finished run, made up on the spot: tiny folders in the real formats."""
+
+import hashlib
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from components.certify.certificate import write_certificate
+from components.certify.votes import VoteRow, image_digest, write_votes
+from components.core.threats import UNIT
+from components.data.shards import FORMAT, SHARD_SCHEMA
+from components.evaluate.accuracy import accuracy
+from components.report.page import render
+from pipelines.stages.report import build_content
+
+WIDTH = 16
+CLASSES = ("zero", "one", "two")
+DATASET_DIGEST = "d" * 64
+DIGESTS = {"main": "a" * 64, "standard": "b" * 64}
+NUM_ITEMS = 40
+
+
+@dataclass
+class FakeOut:
+    """The two things that the stage asks of an output folder."""
+
+    path: Path
+    facts: dict[str, object] = field(default_factory=lambda: {"git_revision": "0" * 40})
+
+    def write_text(self, name: str, text: str) -> Path:
+        target = self.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(text.encode())
+        return target
+
+    def provenance(self) -> dict[str, object]:
+        return self.facts
+
+
+def make_recipe(**changes: Any) -> SimpleNamespace:
+    report = SimpleNamespace(title="A made-up run", num_examples=2)
+    values = {"name": "made-up", "seed": 7, "report": report}
+    recipe = SimpleNamespace(**{**values, **changes})
+    recipe.resolved = lambda: {"name": recipe.name, "seed": recipe.seed, "data": {"source": "made"}}
+    return recipe
+
+
+def share(held: int, num_items: int) -> dict[str, float | int]:
+    return accuracy(np.arange(num_items) < held)
+
+
+def made_images(num_items: int) -> np.ndarray:
+    """(N, H, W) uint8: a bar whose place is the label, so that pictures differ."""
+    images = np.zeros((num_items, WIDTH, WIDTH), dtype=np.uint8)
+    for i in range(num_items):
+        left = 2 + 4 * (i % len(CLASSES))
+        images[i, 3:13, left : left + 3] = 160 + i
+    return images
+
+
+def write_prepared(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    rows = []
+    for i, image in enumerate(made_images(NUM_ITEMS)):
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, format="PNG")
+        label = i % len(CLASSES)
+        rows.append((f"made-{i:03d}", buffer.getvalue(), WIDTH, WIDTH, label))
+    columns = [
+        pa.array(column, f.type)
+        for column, f in zip(zip(*rows, strict=True), SHARD_SCHEMA, strict=True)
+    ]
+    shard = folder / "test-00000.parquet"
+    pq.write_table(pa.Table.from_arrays(columns, schema=SHARD_SCHEMA), shard)
+    sha256 = hashlib.sha256(shard.read_bytes()).hexdigest()
+    entry = {"file": shard.name, "sha256": sha256, "num_items": NUM_ITEMS}
+    page = {
+        "format": FORMAT, "classes": CLASSES, "channels": 1, "height": WIDTH, "width": WIDTH,
+        "splits": {"train": {"num_items": 0, "shards": []},
+                   "test": {"num_items": NUM_ITEMS, "shards": [entry]}},
+        "source": {"name": "made"}, "skipped": [], "digest": DATASET_DIGEST,
+    }  # fmt: skip
+    (folder / "dataset.json").write_text(json.dumps(page))
+    return folder
+
+
+def write_train(folder: Path, model: str) -> Path:
+    (folder / "model").mkdir(parents=True)
+    header = {"format": 1, "spec": {"architecture": "tiny_vit"}, "digest": DIGESTS[model]}
+    (folder / "model" / "model.json").write_text(json.dumps(header))
+    robust = model == "main"
+    rows = [
+        {
+            "epoch": e, "lr": 1e-3, "loss": 2 / (e + 1), "train_accuracy": 1 - 0.6 / (e + 1),
+            "eps": min(e, 4) / 4 * 8 / 255 if robust else None,
+            "val_accuracy": 1 - 0.7 / (e + 1), "seconds": 1.5,
+            "val_robust_accuracy": 0.8 - 0.7 / (e + 1) if robust else None,
+        }
+        for e in range(8)
+    ]  # fmt: skip
+    (folder / "history.json").write_text(json.dumps({"rows": rows}))
+    return folder
+
+
+def write_attack(folder: Path, models: tuple[str, ...] = ("main", "standard")) -> Path:
+    folder.mkdir(parents=True)
+    held = {"main": (37, 26)}
+    summary = {
+        "kind": "pgd", "threat": {"kind": "linf", "unit": UNIT, "eps": 8 / 255},
+        "settings": {"num_steps": 20, "step_size": 2 / 255},
+        "models": {
+            m: {"num_items": NUM_ITEMS, "clean_accuracy": share(held.get(m, (39, 3))[0], NUM_ITEMS),
+                "robust_accuracy": share(held.get(m, (39, 3))[1], NUM_ITEMS)}
+            for m in models
+        },
+    }  # fmt: skip
+    (folder / "summary.json").write_text(json.dumps(summary))
+    clean = made_images(3)[:, None].astype(np.float32) / 255
+    signs = np.where(np.indices(clean.shape).sum(axis=0) % 2, 1, -1).astype(np.float32)
+    adversarial = np.clip(clean + signs * np.float32(8 / 255), 0, 1)
+    arrays = {}
+    for m in models:
+        arrays |= {f"{m}/clean": clean, f"{m}/adversarial": adversarial, f"{m}/label": np.arange(3),
+                   f"{m}/clean_prediction": np.arange(3),
+                   f"{m}/adversarial_prediction": np.array([0, 2, 1])}  # fmt: skip
+    np.savez(folder / "examples.npz", **arrays)
+    return folder
+
+
+def _header(kind: str, model: str, settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": kind, "run_id": "made", "model_digest": DIGESTS[model],
+        "dataset_digest": DATASET_DIGEST, "num_classes": len(CLASSES),
+        "image": {"channels": 1, "height": WIDTH, "width": WIDTH}, "settings": settings,
+        "noise_impl": None if kind == "columns" else "made", "num_items": NUM_ITEMS, "software": {},
+    }  # fmt: skip
+
+
+def write_columns(folder: Path) -> Path:
+    """Votes of item i: the label wins all bands but i // 3 of them."""
+    folder.mkdir(parents=True)
+    rows = []
+    for i, image in enumerate(made_images(NUM_ITEMS)):
+        label = i % len(CLASSES)
+        votes = np.full(WIDTH, label, dtype=np.uint16)
+        votes[: i // 3] = (label + 1) % len(CLASSES)
+        digest = image_digest(torch.from_numpy(image)[None])
+        rows.append(VoteRow(f"made-{i:03d}", label, digest, "columns", 0, WIDTH, votes))
+    header = _header("columns", "main", {"band": 3, "stride": 1})
+    votes_file = write_votes(folder / "votes.parquet", rows, header)
+    write_certificate(folder, votes_file, {"patch_sizes": [1, 2, 3, 4], "rule": "count"})
+    challenge = {
+        "attack": "adaptive patch attack", "num_items": 10, "broken_certified": 0,
+        "threat": {"kind": "patch", "unit": UNIT, "patch_sizes": [2]},
+        "certified": share(6, 10), "standing": share(9, 10),
+    }  # fmt: skip
+    (folder / "challenge.json").write_text(json.dumps(challenge))
+    return folder
+
+
+def write_gaussian(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    n0, n = 20, 300
+    rows = []
+    for i, image in enumerate(made_images(NUM_ITEMS)):
+        label = i % len(CLASSES)
+        digest = image_digest(torch.from_numpy(image)[None])
+        select = np.full(n0, label, dtype=np.uint16)
+        estimate = np.full(n, label, dtype=np.uint16)
+        estimate[: 4 * i] = (label + 1) % len(CLASSES)
+        for stream, values in (("select", select), ("estimate", estimate)):
+            item = f"made-{i:03d}"
+            rows.append(VoteRow(item, label, digest, stream, 0, len(values), values))
+    settings = {"sigma": 0.25, "num_select": n0, "num_estimate": n, "run_seed": 7}
+    votes_file = write_votes(folder / "votes.parquet", rows, _header("gaussian", "main", settings))
+    write_certificate(folder, votes_file, {"failure_prob": 0.001, "radii": [0.1, 0.25, 0.4]})
+    challenge = {
+        "attack": "l2 attack on the smoothed vote", "num_items": 10, "broken_certified": 0,
+        "threat": {"kind": "l2", "unit": UNIT, "sigma": 0.25, "eps": 0.25},
+        "certified": share(5, 10), "standing": share(8, 10),
+    }  # fmt: skip
+    (folder / "challenge.json").write_text(json.dumps(challenge))
+    return folder
+
+
+def write_tune(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    rows = [
+        {"trial": f"t{i}", "train.learning_rate": rate, "val_robust_accuracy": score,
+         "epochs": 4, "status": status}
+        for i, (rate, score, status) in enumerate(
+            [(1e-3, 0.41, "finished"), (3e-3, 0.55, "finished"), (1e-1, None, "failed")]
+        )
+    ]  # fmt: skip
+    (folder / "trials.json").write_text(json.dumps({"metric": "val_robust_accuracy", "rows": rows}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of every step of a made-up run."""
+    root = tmp_path_factory.mktemp("runs") / "made-up"
+    return {
+        "prepare": write_prepared(root / "prepare-0"),
+        "tune": write_tune(root / "tune-0"),
+        "train.main": write_train(root / "train.main-0", "main"),
+        "train.standard": write_train(root / "train.standard-0", "standard"),
+        "attack.linf": write_attack(root / "attack.linf-0"),
+        "certify.patch": write_columns(root / "certify.patch-0"),
+        "certify.l2": write_gaussian(root / "certify.l2-0"),
+    }
+
+
+@pytest.fixture(scope="session")
+def page(finished: dict[str, Path]) -> str:
+    """The page of the whole made-up run."""
+    folder = FakeOut(finished["prepare"].parent / "report-0")
+    return render(build_content(make_recipe(), finished, folder))
+
+
+@pytest.fixture
+def out(finished: dict[str, Path]) -> FakeOut:
+    """An output folder beside the inputs, as in a real run."""
+    return FakeOut(finished["prepare"].parent / "report-0")
+
+
+@pytest.fixture
+def recipe() -> SimpleNamespace:
+    return make_recipe()

@@ -1,0 +1,62 @@
+"""The rendered page in a real browser, on a desk and on a phone."""
+
+from dataclasses import replace
+
+import pytest
+
+from components.report.content import (
+    Accuracy,
+    Chart,
+    Check,
+    Column,
+    Content,
+    Fact,
+    Gallery,
+    LegendEntry,
+    Picture,
+    Section,
+    Strip,
+    Table,
+)
+from components.report.figures import attack_bars
+from components.report.page import render
+from tests.e2e.browser import find_chromium, visit
+
+pytestmark = pytest.mark.skipif(
+    find_chromium() is None, reason="no chromium, chromium-browser or google-chrome on this machine"
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scheme"), [(1280, 900, "light"), (390, 844, "light"), (390, 844, "dark")]
+)
+def test_page_is_whole_and_fits(width, height, scheme, page, tmp_path):
+    (tmp_path / "report.html").write_text(page, encoding="utf-8")
+    seen = visit(tmp_path / "report.html", width=width, height=height, scheme=scheme)
+    assert seen.errors == ()
+    assert seen.requests == ()
+    assert seen.scroll_width <= seen.inner_width
+    assert len([f for f in seen.figures if f[0].lower() == "svg"]) == 5
+    for tag, shown_width, shown_height, decoded in seen.figures:
+        assert min(shown_width, shown_height) >= 40, tag
+        assert decoded > 0
+    assert seen.smallest_chart_text >= 10
+
+
+@pytest.mark.parametrize("width", [1280, 700, 390])
+def test_long_names_and_many_columns_do_not_push_the_page_wide(width, tmp_path):
+    half, name = Accuracy(0.5, 0.4, 0.6, 100), "x" * 150
+    proven = [Column("Certified patch", "proven", f"{name[:60]} {i}") for i in range(9)]
+    headline = Table("headline", (Column("Model"), *proven), ((name, *[half] * 9),))
+    svg = attack_bars([name], clean=[half], attacked=[half], name="bars", alt=name)
+    legend = (LegendEntry(name, "attacked", "bar"),)
+    chapter = Section(
+        "s", name, name, charts=(Chart("c", name, svg, legend, (name,), headline),),
+        galleries=(Gallery(name, name, (Strip(name, (Picture("data:,", name, name),)),)),),
+        tables=(replace(headline, name="wide"),), facts=(Fact(name, name), Fact(name, name, True)),
+    )  # fmt: skip
+    checks = (Check(False, name),)
+    page = Content(name, name, (Fact(name, name),), headline, checks, (chapter,), name * 3)
+    (tmp_path / "long.html").write_text(render(page), encoding="utf-8")
+    seen = visit(tmp_path / "long.html", width=width, height=900)
+    assert seen.scroll_width <= seen.inner_width
