@@ -78,7 +78,8 @@ def _flow(
             int(1000 * row["value"]) / 10
         )  # down: a printed figure is never above the measured one
         print(
-            f"{row['what']:<22} {row['model']:<10} {percent:5.1f} %  95% {spread:<14} n={row['num_items']}"
+            f"{row['what']:<22} {row['model']:<10} {percent:5.1f} %  "
+            f"95% {spread:<14} n={row['num_items']}"
         )
     if page:
         print(f"report: {page}")
@@ -204,7 +205,7 @@ def verify(
 
 
 @app.command(
-    epilog="Example: casemate recertify runs/demo/certify.l2-1f2e3d4c5b6a --failure-prob 0.01 --out stricter"
+    epilog="Example: casemate recertify runs/demo/certify.l2-1f2e3d4c5b6a --failure-prob 0.01"
 )
 def recertify(
     path: Annotated[Path, typer.Argument(help="Certificate folder whose votes are used again.")],
@@ -221,7 +222,7 @@ def recertify(
     rule: Annotated[str | None, typer.Option(help="strict, count or loc (patches).")] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Derive another certificate from the same votes: other sizes, radii, rule or alpha; no network pass."""
+    """Derive another certificate from the same votes: other sizes, radii, rule or alpha."""
     from components.certify import verify as checks
 
     folder = path if path.is_dir() else path.parent

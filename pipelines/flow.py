@@ -5,7 +5,7 @@ import json
 import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -148,7 +148,7 @@ def run_flow(
     force: bool = False,
     until: str | None = None,
 ) -> list[PlannedStep]:
-    """Run what is not finished yet, here or on the cluster at `address`; returns the selected steps."""
+    """Run what is not finished yet, here or at `address`; returns the selected steps."""
     root = prepare_storage(Path(storage or recipe.storage.root))
     with exclusive(root / recipe.name):
         everything = plan(recipe, root)
@@ -224,6 +224,7 @@ class _Runner:
         self, recipe: Recipe, tracker: Any, parent: Any, steps: Mapping[str, PlannedStep]
     ) -> None:
         self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
+        self.stopped = False
 
     def run_stage(self, batch: Sequence[PlannedStep]) -> None:
         """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
@@ -232,9 +233,17 @@ class _Runner:
             for step in batch:
                 self.run_step(step)
             return
-        with ThreadPoolExecutor(min(lanes, len(batch))) as pool:
-            for future in [pool.submit(self.run_step, step) for step in batch]:
-                future.result()
+        pool = ThreadPoolExecutor(min(lanes, len(batch)))
+        futures = [pool.submit(self.run_step, step) for step in batch]
+        try:
+            wait(futures)
+        except BaseException:  # stopped: leaving disconnects Ray, which ends the trainings
+            self.stopped = True
+            raise
+        finally:
+            pool.shutdown(wait=not self.stopped, cancel_futures=True)
+        for future in futures:
+            future.result()
 
     def _lanes(self) -> int:
         from pipelines.runtime.cluster import total_cpus
@@ -268,7 +277,7 @@ class _Runner:
             stage.run(self.recipe, inputs, out)
             out.finish()
         except BaseException as error:
-            run.finish(_status(error))
+            run.finish("KILLED" if self.stopped else _status(error))
             raise
         run.finish()
         progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
@@ -298,7 +307,7 @@ def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:
 
 
 def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
-    """Headline rows of finished attack and certify steps: what, model, accuracy, interval, items."""
+    """Headline rows of finished attacks and certificates: what, model, accuracy, interval."""
     rows: list[dict[str, Any]] = []
     for step in steps:
         if step.step.stage == "attack" and step.finished:

@@ -54,9 +54,9 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
                 f"{attack.num_steps} steps of {step:g} cannot cross the ball",
             )
         trained = {
-            recipe.objective_of(m).eps
-            for m in attack.models
-            if isinstance(recipe.objective_of(m), s.FgsmObjective)
+            objective.eps
+            for objective in map(recipe.objective_of, attack.models)
+            if isinstance(objective, s.FgsmObjective)
         }
         if trained and attack.eps not in trained:
             yield LintWarning(
@@ -130,5 +130,5 @@ def _tuning(recipe: Recipe) -> Iterator[LintWarning]:
         ):
             yield LintWarning(
                 "tune.grace_epochs",
-                "trials may be stopped while their epsilon still warms up: they train on easier images",
+                "trials may be stopped while their epsilon still warms up, on easier images",
             )

@@ -26,8 +26,8 @@ class Recipe(s.Section):
     model: s.ModelSection = s.ModelSection()
     train: s.TrainSection | None = None
     tune: s.TuneSection | None = None
-    attack: dict[s.Name, s.Attack] = {}
-    certify: dict[s.Name, s.Certify] = {}
+    attack: dict[s.Name, s.Attack] = Field(default={})
+    certify: dict[s.Name, s.Certify] = Field(default={})
     report: s.ReportSection = s.ReportSection()
     cluster: s.ClusterSection = s.ClusterSection()
     storage: s.StorageSection = s.StorageSection()
@@ -88,16 +88,18 @@ class Recipe(s.Section):
         return parse(values, source=self.name)
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
+def _refuse_repeated_keys(node: yaml.Node | None, *, source: str, path: str = "") -> None:
     """YAML lets a repeated key win silently; we refuse it."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                line = node.value[index][0].start_mark.line + 1
-                raise CasemateError(str(key), f"on line {line}", "is written twice; keep one")
-        return super().construct_mapping(node, deep)
+    if not isinstance(node, yaml.MappingNode):
+        return  # no section of a recipe lives inside a list
+    seen = set()
+    for key, inner in node.value:
+        here = f"{path}{key.value}"
+        if here in seen:
+            line = f"on line {key.start_mark.line + 1}"
+            raise CasemateError(f"{source}: {here}", line, "is written twice; keep one")
+        seen.add(here)
+        _refuse_repeated_keys(inner, source=source, path=f"{here}.")
 
 
 def available() -> list[str]:
@@ -134,7 +136,8 @@ def load(name_or_path: str, *, overrides: Sequence[str] = (), smoke: bool = Fals
 def loads(text: str, *, source: str, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
     """The same from YAML text; `source` is what errors name."""
     try:
-        values = yaml.load(text, Loader=_UniqueKeyLoader)
+        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), source=source)
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise CasemateError("recipe", source, f"is not valid YAML: {_one_line(error)}") from error
     if not isinstance(values, dict):
@@ -158,9 +161,9 @@ def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(values, e["loc"], e) for e in error.errors(include_url=False)]
-        key, value, remedy = lines[0]
-        more = "".join(f"\n{source}: {k}: {v} {r}" for k, v, r in lines[1:])
+        mistakes = [_explain(values, e["loc"], e) for e in error.errors(include_url=False)]
+        (key, value, remedy), *rest = mistakes
+        more = "".join(f"\n{CasemateError(f'{source}: {k}', v, r)}" for k, v, r in rest)
         raise CasemateError(f"{source}: {key}", value, remedy + more) from None
 
 
@@ -206,6 +209,9 @@ def shrink(recipe: Recipe) -> Recipe:
     }
     for section in ("train", "tune", "attack", "certify"):
         _cap(values[section], caps)
+    for certify in values["certify"].values():
+        if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
+            certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
     return parse(values, source=f"{recipe.name} --smoke")
 
 
@@ -226,16 +232,15 @@ def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, 
     """(key path, value, remedy) of one pydantic error, without pydantic's union tags."""
     path: list[str] = []
     for part in loc:
-        if (isinstance(values, Mapping) and part in values) or (
-            isinstance(values, list) and isinstance(part, int) and part < len(values)
-        ):
+        if _holds(values, part):
             values = values[part]
         elif error["type"] != "missing" or part != loc[-1]:
             continue  # the tag of a union, not a key
         path.append(str(part))
     if error["type"] == "unknown_key":
-        unknown = error["ctx"]["key"]
-        return ".".join([*path, unknown]), repr(values[unknown]), error["msg"]
+        unknown = error["ctx"]["key"]  # as text; YAML also makes keys like `on` into True
+        value = next(v for k, v in values.items() if str(k) == unknown)
+        return ".".join([*path, unknown]), repr(value), error["msg"]
     if error["type"] == "missing":
         return ".".join(path), "", "is missing; write it"
     key = ".".join(path)
@@ -243,6 +248,12 @@ def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, 
         return (key or "recipe"), "", error["msg"]  # a rule over several keys: names them itself
     message = error["msg"][0].lower() + error["msg"][1:]
     return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
+
+
+def _holds(values: Any, part: int | str) -> bool:
+    if isinstance(values, list):
+        return isinstance(part, int) and part < len(values)
+    return isinstance(values, Mapping) and part in values
 
 
 def _one_line(error: Exception) -> str:

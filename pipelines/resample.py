@@ -19,7 +19,7 @@ from pipelines.stages.voting import Block, VoteConfig, make_voter
 def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -> list[str]:
     """Problems found by voting again on `count` random items; an empty list means bit-equal votes.
 
-    Items are chosen by the operating system's randomness, so that nobody can prepare for the choice.
+    Items are chosen by the operating system's randomness: nobody can prepare for the choice.
     """
     folder = path if path.is_dir() else path.parent
     votes = read_votes(folder / VOTES_NAME)

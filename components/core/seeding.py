@@ -1,7 +1,8 @@
 """Randomness addressed by what it is for, never by who draws it or when.
 
-A draw depends on (run seed, stream, item id, index) alone, so any batch size, worker, order or retry
-sees the same values. Changing `NOISE_IMPL` changes every l2 certificate: it is part of their identity.
+A draw depends on (run seed, stream, item id, index) alone, so any batch size, worker, order or
+retry sees the same values. Changing `NOISE_IMPL` changes every l2 certificate: it is part of their
+identity.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """The model format: `model.safetensors` + `model.json`; never a pickled class."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
     weights = folder / "model.safetensors"
     partial = folder / "model.safetensors.partial"
     save_file(state, partial)
-    os.replace(partial, weights)
+    partial.replace(weights)
     digest = weights_digest(model)
     header = {
         "format": FORMAT,
@@ -49,7 +48,7 @@ def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
     }
     partial = folder / "model.json.partial"
     partial.write_text(json.dumps(header, indent=2, sort_keys=True) + "\n")
-    os.replace(partial, folder / "model.json")
+    partial.replace(folder / "model.json")
     return digest
 
 

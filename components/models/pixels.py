@@ -1,5 +1,7 @@
 """The input adapter: pixels in [0, 1] at native size go in, everything else happens inside."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ class PixelModel(nn.Module):
     def forward_ablated(self, x: Images, visible: Tensor) -> Logits:
         """Logits of images that show only `visible` pixels, (H, W) or (B, H, W) bool.
 
-        Hidden pixels turn black before up-sampling and normalisation, so no vote can depend on them.
+        Hidden pixels turn black before up-sampling and normalisation: no vote can depend on them.
         """
         shown = visible.expand(x.shape[0], *visible.shape[-2:])
         inputs = self.network_input(ablate(x, shown))
@@ -67,4 +69,5 @@ class PixelModel(nn.Module):
         if self.spec.upsample:
             size = (self.spec.upsample, self.spec.upsample)
             visible = F.interpolate(visible[:, None].float(), size=size, mode="nearest")[:, 0] > 0
-        return visible_tokens(visible, self.net.patch_embed.patch_size)
+        net: Any = self.net  # a VisionTransformer: check_droppable saw to it
+        return visible_tokens(visible, net.patch_embed.patch_size)

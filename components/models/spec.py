@@ -14,8 +14,8 @@ class ModelSpec:
     """Identity of a classifier of native [0, 1] pixels.
 
     `token_policy` says what happens to tokens without a visible pixel: `drop` removes them from the
-    sequence, `mask` leaves them black. A model tuned one way and certified the other loses many points
-    of certified accuracy, so the policy travels with the weights.
+    sequence, `mask` leaves them black. A model tuned one way and certified the other loses many
+    points of certified accuracy, so the policy travels with the weights.
     """
 
     architecture: str

@@ -1,7 +1,7 @@
 """Token dropping for vision transformers (Salman et al. 2022, Algorithm 1).
 
-Kept are the prefix tokens and every token with at least one visible pixel, in raster order, each with
-its own position embedding.
+Kept are the prefix tokens and every token with at least one visible pixel, in raster order, each
+with its own position embedding.
 """
 
 import torch
@@ -18,7 +18,8 @@ def check_droppable(net: nn.Module) -> None:
         raise CasemateError(
             "model.token_policy",
             "drop",
-            f"needs a plain vision transformer, {type(net).__name__} is none; use token_policy: mask",
+            f"needs a plain vision transformer, {type(net).__name__} is none; "
+            "use token_policy: mask",
         )
 
 

@@ -19,7 +19,7 @@ def column_masks(model: PixelModel, *, band: int, stride: int) -> Tensor:
 
 
 def group_by_tokens(model: PixelModel, masks: Tensor) -> list[Tensor]:
-    """Indices of the ablations that keep equally many tokens, so that each group is one dense batch."""
+    """Indices of the ablations that keep equally many tokens: each group makes dense batches."""
     groups: dict[int, list[int]] = defaultdict(list)
     for index, mask in enumerate(masks):
         groups[model.num_kept(mask)].append(index)
@@ -30,7 +30,7 @@ def group_by_tokens(model: PixelModel, masks: Tensor) -> list[Tensor]:
 def _plan(model: PixelModel, band: int, stride: int, chunk: int) -> tuple[Tensor, list[Tensor]]:
     masks = column_masks(model, band=band, stride=stride)
     groups = group_by_tokens(model, masks)
-    return masks, [part for group in groups for part in group.split(chunk)]
+    return masks, [part for group in groups for part in torch.split(group, chunk)]
 
 
 @torch.inference_mode()

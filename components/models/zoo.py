@@ -22,6 +22,10 @@ def tiny_vit(
     num_heads: int = 4,
 ) -> nn.Module:
     """A class-token ViT for small images, built from timm's own class."""
+    if patch_size < 1 or image_size % patch_size:  # timm would leave the last columns unseen
+        raise CasemateError(
+            "model.options.patch_size", patch_size, f"does not divide the image side {image_size}"
+        )
     net: nn.Module = VisionTransformer(
         img_size=image_size,
         patch_size=patch_size,
@@ -52,6 +56,8 @@ def tiny_xcit(
     """
     if patch_size not in (2, 4, 8):
         raise CasemateError("model.options.patch_size", patch_size, "is not one of 2, 4, 8")
+    if embed_dim % num_heads:  # timm would notice in the first forward pass only
+        raise ValueError("embed_dim is not a multiple of num_heads")
     net = Xcit(
         img_size=image_size,
         patch_size=8,
@@ -62,12 +68,14 @@ def tiny_xcit(
         num_heads=num_heads,
         cls_attn_layers=cls_attn_layers,
     )
-    convs = [stage[0] for stage in net.patch_embed.proj if isinstance(stage, nn.Sequential)]
+    stem = net.patch_embed
+    convs = [layer for layer in stem.proj.modules() if isinstance(layer, nn.Conv2d)]
     for conv in convs[: {8: 0, 4: 1, 2: 2}[patch_size]]:
         conv.stride = (1, 1)
-    net.patch_embed.patch_size = patch_size
-    net.patch_embed.num_patches = (image_size // patch_size) ** 2
-    return net
+    stem.patch_size = patch_size
+    stem.num_patches = (image_size // patch_size) ** 2
+    network: nn.Module = net
+    return network
 
 
 TINY: Mapping[str, Callable[..., nn.Module]] = {"tiny_vit": tiny_vit, "tiny_xcit": tiny_xcit}
@@ -82,23 +90,26 @@ def build_network(
     options: Mapping[str, Any],
 ) -> nn.Module:
     """The bare network for normalised images of side `image_size`."""
-    common = {"channels": channels, "num_classes": num_classes, "image_size": image_size}
+    arguments: dict[str, Any]
     if architecture in TINY:
         make: Callable[..., nn.Module] = TINY[architecture]
-        arguments = {**common, **options}
+        arguments = {"channels": channels, "num_classes": num_classes, "image_size": image_size}
     elif timm.is_model(architecture):
         make = timm.create_model
         arguments = {"model_name": architecture, "in_chans": channels, "num_classes": num_classes}
         if not architecture.startswith(("resnet", "wide_resnet")):
             arguments["img_size"] = image_size
-        arguments |= options
     else:
         close = sorted(TINY) + timm.list_models(f"{architecture.split('_')[0]}*")[:5]
         raise CasemateError(
             "model.architecture", architecture, f"is unknown here and to timm; for example {close}"
         )
+    for key in options.keys() & arguments.keys():
+        raise CasemateError(
+            f"model.options.{key}", options[key], "follows from the data; remove it"
+        )
     try:
-        return make(**arguments)
+        return make(**arguments, **options)
     except (TypeError, AssertionError, ValueError) as error:
         raise CasemateError(
             "model.options", dict(options), f"do not fit {architecture} at {image_size}px: {error}"

@@ -57,6 +57,7 @@ class AttackResult:
     settings: Json
     clean: dict[str, Accuracy]
     robust: dict[str, Accuracy]
+    zero_gradient: dict[str, float]  # share of items on which the attack met a zero gradient
     examples: dict[str, Examples]
 
 
@@ -138,8 +139,12 @@ def read_attack(step: str, folder: Path) -> AttackResult:
     _need(summary, ("kind", "threat", "settings", "models"), path=path, step=step)
     clean: dict[str, Accuracy] = {}
     robust: dict[str, Accuracy] = {}
+    zero_gradient: dict[str, float] = {}
     for model, entry in summary["models"].items():
         _need(entry, ("num_items", "clean_accuracy", "robust_accuracy"), path=path, step=step)
+        zero_gradient[model] = float(
+            entry.get("zero_gradient_rate", 0.0)
+        )  # not every attack uses one
         for target, key in ((clean, "clean_accuracy"), (robust, "robust_accuracy")):
             raw = {"num_items": entry["num_items"], **entry[key]}
             target[model] = Accuracy.parse(raw, source=f"{step} {model} {key}")
@@ -150,6 +155,7 @@ def read_attack(step: str, folder: Path) -> AttackResult:
         summary["settings"],
         clean,
         robust,
+        zero_gradient,
         _read_examples(folder / "examples.npz", models=list(clean), step=step),
     )
 

@@ -127,8 +127,8 @@ def checks(results: Results) -> tuple[Check, ...]:
             found.append(
                 Check(
                     whole and challenge.certified.value <= challenge.standing.value,
-                    f"{result.name}: {challenge.attack} on {challenge.standing.num_items} items broke "
-                    f"{'none' if whole else challenge.broken_certified} of the "
+                    f"{result.name}: {challenge.attack} on {challenge.standing.num_items} items "
+                    f"broke {'none' if whole else challenge.broken_certified} of the "
                     f"{challenge.certified.num_correct} that are certified against it.",
                 )
             )
@@ -230,7 +230,7 @@ def tuning_section(tuned: TuneResult | None) -> Section | None:
 def threat_section(results: Results) -> Section | None:
     """What each adversary may do."""
     facts = [
-        Fact(a.name, f"{long_threat(a.threat)} {a.kind.upper()}: {settings_text(a.settings)}.")
+        Fact(a.name, f"{long_threat(a.threat)} {a.kind.upper()}: {_attack_settings(a)}.")
         for a in results.attacks
     ]
     facts += [
@@ -310,7 +310,10 @@ def _attack_chart(attack: AttackResult) -> Chart:
             LegendEntry(f"after {label}", "attacked", "bar"),
             LegendEntry("95% interval", "ink", "line"),
         ),
-        (f"{long_threat(attack.threat)} {max(a.num_items for a in clean):,} items per model.",),
+        (
+            f"{long_threat(attack.threat)} {max(a.num_items for a in clean):,} items per model.",
+            *_doubts(attack),
+        ),
         Table(
             attack.name,
             (Column("Model"), Column("clean", "measured"), Column("attacked", "attacked")),
@@ -331,6 +334,22 @@ def _training_chart(train: TrainResult) -> Chart:
         (said,),
         Table(name, tuple(Column(key, "number") for key in keys), rows),
     )
+
+
+def _doubts(attack: AttackResult) -> tuple[str, ...]:
+    """A vanished gradient hides weakness from the attack, so it is said beside the number."""
+    return tuple(
+        f"On {100 * rate:.1f}% of the items of {model} the attack met a gradient of exactly zero: "
+        "its accuracy here may be too favourable."
+        for model, rate in attack.zero_gradient.items()
+        if rate > 0
+    )
+
+
+def _attack_settings(attack: AttackResult) -> str:
+    """The settings that neither the threat nor the charts state already."""
+    told = {"kind", "models", "eps"}
+    return settings_text({key: value for key, value in attack.settings.items() if key not in told})
 
 
 def _last_epoch(row: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def make_optimizer(
     model: PixelModel, *, learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
     """AdamW; biases, norms, class token and position embedding do not decay."""
-    exempt = getattr(model.net, "no_weight_decay", set)()
+    exempt: set[str] = getattr(model.net, "no_weight_decay", set)()
     groups = param_groups_weight_decay(
         model, weight_decay, no_weight_decay_list=[f"net.{name}" for name in exempt]
     )
@@ -105,7 +105,7 @@ def train_epoch(
     worker: Worker,
     on_step: Callable[[int, int], None] = lambda step, total: None,
 ) -> dict[str, float]:
-    """One pass; returns this worker's sums `loss`, `correct`, `count` and the last learning rate."""
+    """One pass; this worker's sums `loss`, `correct` and `count`, and the last learning rate."""
     per_epoch = num_batches(len(data), settings.batch_size)
     device = bare.mean.device
     loss_sum = torch.zeros((), dtype=torch.float64)
@@ -126,7 +126,7 @@ def train_epoch(
             group["lr"] = lr
         out = objective.loss(wrapped, bare, batch)
         optimizer.zero_grad(set_to_none=True)
-        out.loss.backward()
+        out.loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(bare.parameters(), settings.clip_norm)
         optimizer.step()
         loss_sum += out.loss.item() * len(index)

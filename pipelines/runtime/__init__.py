@@ -1,1 +1,1 @@
-"""What every stage stands on: the cluster, the sharded executor, jobs, tracking, artifacts, progress."""
+"""What every stage stands on: cluster, sharded executor, jobs, tracking, artifacts, progress."""

@@ -86,7 +86,7 @@ class StageDir:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.partial")
         partial.write_bytes(content)
-        os.replace(partial, target)
+        partial.replace(target)
         return target
 
     def write_text(self, name: str, text: str) -> Path:
@@ -98,7 +98,7 @@ class StageDir:
         )
 
     def provenance(self) -> dict[str, Any]:
-        """Who made this from what: revision, versions, fingerprints and MLflow runs of all inputs."""
+        """Who made this from what: revision, versions, fingerprints and MLflow runs of inputs."""
         return {
             "git_revision": git_revision(),
             "software": software(),
@@ -176,7 +176,7 @@ def prepare_storage(root: Path) -> Path:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """One flow at a time per recipe and storage; the lock falls with the process, also on SIGKILL."""
+    """One flow at a time per recipe and storage; the lock falls with the process, also killed."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

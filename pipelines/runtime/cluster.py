@@ -45,7 +45,7 @@ def ray_cluster(section: ClusterSection, *, address: str | None = None) -> Itera
 
 
 def connect(section: ClusterSection, *, address: str | None) -> None:
-    """Join the named cluster or the job's own, else start a local Ray that dies with this process."""
+    """Join the named cluster or the job's own, else start a local Ray that ends with us."""
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
         check_reachable(address)

@@ -148,7 +148,7 @@ def logs(client: JobSubmissionClient, name: str, *, stage: str | None) -> Iterat
 
 
 def control(client: JobSubmissionClient, recipe: Recipe, stages: Sequence[str], say: Any) -> None:
-    """The controller's work: one stage job after the other, each tried again if its machine failed."""
+    """The controller's work: one stage job after the other, tried again if its machine failed."""
     name = flow_name(recipe, recipe.storage.root)
     for stage in stages:
         for attempt in range(1, MAX_TRIES + 1):

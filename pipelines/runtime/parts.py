@@ -21,10 +21,17 @@ def content_digest(table: pa.Table) -> str:
 
 
 def _column_bytes(name: str, column: pa.ChunkedArray) -> bytes:
-    """One column as an Arrow stream; Parquet renames the inside of lists, so lists go in pieces."""
+    """One column as Arrow streams of what can be read from it.
+
+    Parquet renames the inside of lists and forgets what memory holds below a null, so lists go in
+    pieces, and values apart from their validity.
+    """
     if pa.types.is_list(column.type):
         lengths, values = pc.list_value_length(column), pc.list_flatten(column)
         return _column_bytes(f"{name}.length", lengths) + _column_bytes(f"{name}.value", values)
+    if column.null_count:
+        valid = pc.is_valid(column).cast(pa.uint8())
+        return _column_bytes(f"{name}.valid", valid) + _column_bytes(name, pc.drop_null(column))
     whole = pa.table({name: column.combine_chunks()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as writer:
@@ -34,7 +41,7 @@ def _column_bytes(name: str, column: pa.ChunkedArray) -> bytes:
 
 
 class PartStore:
-    """The parts of one step. `run_id` is its fingerprint: a part of other work is refused by name."""
+    """The parts of one step. `run_id` is its fingerprint: a part of other work is refused."""
 
     def __init__(self, folder: Path, *, run_id: str) -> None:
         self.folder = folder
@@ -60,7 +67,7 @@ class PartStore:
             pq.write_table(table.replace_schema_metadata({KEY: json.dumps(header)}), file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, target)
+        partial.replace(target)
 
     def load(self, unit: str) -> pa.Table:
         path = self.path(unit)
@@ -68,12 +75,13 @@ class PartStore:
         try:
             table = pq.read_table(path)
             header = json.loads((table.schema.metadata or {})[KEY])
+            whole = header["digest"] == content_digest(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CasemateError("part", path, f"is damaged ({reason}); {remedy}") from error
         if header.get("run_id") != self.run_id or header.get("unit") != unit:
             raise CasemateError("part", path, f"belongs to other work; {remedy}")
-        if header["digest"] != content_digest(table):
+        if not whole:
             raise CasemateError("part", path, f"does not match its own digest; {remedy}")
         return table.replace_schema_metadata(None)
 

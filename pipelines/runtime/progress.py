@@ -24,7 +24,7 @@ class Bar:
 
 
 @contextmanager
-def bar(label: str, *, total: float, unit: str, done: float = 0) -> Iterator[Bar]:
+def bar(label: str, *, total: float, unit: str, done: int = 0) -> Iterator[Bar]:
     """A progress bar for `total` units of which `done` were finished by an earlier run."""
     columns = (
         TextColumn("{task.description}"),

@@ -97,10 +97,9 @@ def start_workers(
                 f"cannot be met: {gpus:g} GPUs here",
             )
     options = {"num_cpus": cluster.cpus_per_actor, "num_gpus": cluster.gpus_per_worker}
-    actor = ShardWorker.options(**options)
-    config_ref = ray.put(config)
+    actor = ShardWorker.options(**options)  # type: ignore[attr-defined]
     count = min(cluster.num_actors or fit, fit, num_units)
-    return [actor.remote(make, config_ref, cluster.cpus_per_actor) for _ in range(count)]
+    return [actor.remote(make, config, cluster.cpus_per_actor) for _ in range(count)]
 
 
 class _Driver:
@@ -166,7 +165,7 @@ class _Driver:
             raise cause from None
 
     def _settle_probe(self, ref: Any) -> None:
-        """Is the lost actor back? If it is, it works again; if it is gone for good, others go on."""
+        """Is the lost actor back? If so, it works again; if it is gone for good, others go on."""
         worker = self.probes.pop(ref)
         try:
             ray.get(ref)

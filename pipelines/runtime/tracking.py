@@ -1,6 +1,8 @@
-"""The only `import mlflow`: parent run per flow, child run per step, resumed instead of repeated."""
+"""The only `import mlflow`: a run per flow, a child run per step, resumed instead of repeated."""
 
+import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +22,11 @@ from pipelines.recipe import Recipe
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
 SUPERSEDED_TAG = "casemate.superseded"
+_EXPORT = threading.Lock()  # torch.export patches global state: one model at a time
 
 
 def default_uri(storage: Path) -> str:
-    """The SQLite store beside the artifacts; absolute, so that the working directory never matters."""
+    """The SQLite store beside the artifacts; absolute: the working directory never matters."""
     return f"sqlite:///{storage}/mlflow.db"
 
 
@@ -104,16 +107,13 @@ class StepRun:
         files: Sequence[Path],
         metadata: Mapping[str, Any],
     ) -> str:
-        """Log a model for serving (pt2: no pickle) with our own files beside it, register it with an alias."""
-        import logging
-
+        """Log a model for serving (pt2: no pickle), our own files beside it; register an alias."""
         from mlflow.models import infer_signature
 
-        logging.getLogger("mlflow").setLevel(logging.ERROR)
         signature = infer_signature(example.numpy(), model(example).detach().numpy())
         for path in files:
             self.artifacts(path, folder="model")
-        with mlflow.start_run(run_id=self.run_id):
+        with _EXPORT, mlflow.start_run(run_id=self.run_id):
             info = mlflow.pytorch.log_model(
                 model,
                 name=name,
@@ -155,6 +155,8 @@ class Tracker:
 
     def __init__(self, *, uri: str | None, experiment: str, storage: Path) -> None:
         self.uri = uri or default_uri(storage)
+        logging.getLogger("mlflow").setLevel(logging.ERROR)  # schema migrations, export hints
+        logging.getLogger("alembic").setLevel(logging.ERROR)
         mlflow.set_tracking_uri(self.uri)
         self.client = MlflowClient(self.uri)
         try:
@@ -197,7 +199,7 @@ class Tracker:
 def status_of(error: BaseException) -> str:
     """How a run ended: KILLED when somebody stopped it, FAILED when it broke."""
     killed = isinstance(error, KeyboardInterrupt | SystemExit)
-    return RunStatus.to_string(RunStatus.KILLED if killed else RunStatus.FAILED)
+    return str(RunStatus.to_string(RunStatus.KILLED if killed else RunStatus.FAILED))
 
 
 def _first_line(error: Exception) -> str:

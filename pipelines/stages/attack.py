@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -144,7 +145,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
 
 def _summarise(out: StageDir, attack: PgdAttack, table: pa.Table) -> None:
     frame = table.to_pandas()
-    models = {}
+    models: dict[str, dict[str, Any]] = {}
     for model in attack.models:
         rows = frame[frame.model == model]
         clean = (rows.clean_prediction == rows.label).to_numpy()
@@ -163,7 +164,7 @@ def _summarise(out: StageDir, attack: PgdAttack, table: pa.Table) -> None:
             }
         )
     threat = describe(LinfThreat(attack.eps))
-    settings = attack.model_dump()
+    settings = {**attack.model_dump(), "step_size": attack.step_size or attack.eps / 4}
     out.write_json(
         "summary.json",
         {"kind": attack.kind, "threat": threat, "settings": settings, "models": models},
@@ -176,7 +177,7 @@ def _write_examples(out: StageDir, table: pa.Table, dataset: PreparedDataset, fo
     kept = table.filter(pa.compute.is_valid(table["image"])).to_pylist()
     split = dataset.load("test", limit=NUM_EXAMPLES)
     clean = dict(zip(split.item_ids, split.pixels().numpy(), strict=True))
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for model in dict.fromkeys(row["model"] for row in kept):
         rows = [row for row in kept if row["model"] == model]
         arrays[f"{model}/clean"] = np.stack([clean[r["item_id"]] for r in rows])

@@ -1,4 +1,4 @@
-"""Certify test items: votes first (the evidence), certificates derived, then an attack on the claim."""
+"""Certify test items: votes (the evidence), certificates derived, then an attack on the claim."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -149,6 +149,7 @@ def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) 
     out.run.artifacts(out.path / "challenge.json")
     if result["broken_certified"]:
         raise RuntimeError(
-            f"{result['broken_certified']} certified item(s) of {out.step} fell to {result['attack']}: "
-            f"{', '.join(result['broken_items'])}; the certificate is wrong, do not use it"
+            f"{result['broken_certified']} certified item(s) of {out.step} fell to "
+            f"{result['attack']}: {', '.join(result['broken_items'])}; "
+            "the certificate is wrong, do not use it"
         )

@@ -195,7 +195,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
 def _compare(
     section: ColumnsCertify | GaussianCertify, claims: list[dict[str, Any]], after: dict[str, int]
 ) -> dict[str, Any]:
-    """Accuracies of claim and attack on the same items. An undecided vote (-1) counts as standing."""
+    """Accuracies of claim and attack on the same items; an undecided vote (-1) stands."""
     certified, standing, broken = [], [], []
     for claim in claims:
         safe = _is_certified(section, claim)

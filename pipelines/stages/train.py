@@ -1,7 +1,7 @@
 """Train one of the recipe's models with Ray Train: any number of workers, exact resume.
 
-Rank 0 keeps `live.json` (finished epochs, position inside the running one) on the storage; the driver
-reads it to show progress and to log to MLflow, so no worker needs the tracking store.
+Rank 0 keeps `live.json` (finished epochs, position inside the running one) on the storage; the
+driver reads it to show progress and to log to MLflow, so no worker needs the tracking store.
 """
 
 import json
@@ -121,7 +121,7 @@ class _Live:
     def write(path: Path, value: object) -> None:
         partial = path.with_name(f".{path.name}.partial")
         partial.write_text(json.dumps(value))
-        os.replace(partial, path)
+        partial.replace(path)
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:

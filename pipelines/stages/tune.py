@@ -71,7 +71,8 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     out.write_json("trials.json", {"metric": section.metric, "rows": rows})
     best = {key: rows[0][key] for key in section.space}
     winner = recipe.with_values({**best, "name": f"{recipe.name}-tuned", "tune": None})
-    note = f"# Best of {len(rows)} trials of `{recipe.name}` by {section.metric} on validation items: {best}\n"
+    ranking = f"by {section.metric} on validation items: {best}"
+    note = f"# Best of {len(rows)} trials of `{recipe.name}` {ranking}\n"
     out.write_text("best.yaml", note + winner.to_yaml())
     _track(out, rows, grid_results, section.metric)
 

@@ -14,7 +14,7 @@ from components.train.objectives.base import Batch, LossOut
 
 @dataclass(frozen=True, slots=True)
 class ColumnAblation:
-    """Cross-entropy on one visible band per global batch, so that dropped tokens make a dense batch."""
+    """Cross-entropy on one visible band per global batch: dropped tokens make a dense batch."""
 
     band: int
     label_smoothing: float = 0.0

@@ -1,4 +1,4 @@
-"""Adversarial training with few FGSM steps and a warm-up of epsilon (Debenedetti et al. 2022, sec. 4)."""
+"""Adversarial training: few FGSM steps, epsilon warmed up (Debenedetti et al. 2022, sec. 4)."""
 
 from dataclasses import dataclass
 

@@ -10,7 +10,7 @@ from components.core.types import Images, Labels, Logits
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A part of one global batch. Randomness comes from (seed, epoch, item) or (seed, epoch, step)."""
+    """A part of one global batch; randomness is drawn by (seed, epoch, item) or by (..., step)."""
 
     images: Images
     labels: Labels

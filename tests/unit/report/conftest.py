@@ -117,7 +117,8 @@ def write_attack(folder: Path, models: tuple[str, ...] = ("main", "standard")) -
     held = {"main": (37, 26)}
     summary = {
         "kind": "pgd", "threat": {"kind": "linf", "unit": UNIT, "eps": 8 / 255},
-        "settings": {"num_steps": 20, "step_size": 2 / 255},
+        "settings": {"kind": "pgd", "models": list(models), "eps": 8 / 255, "num_steps": 20,
+                     "step_size": 2 / 255},
         "models": {
             m: {"num_items": NUM_ITEMS, "clean_accuracy": share(held.get(m, (39, 3))[0], NUM_ITEMS),
                 "robust_accuracy": share(held.get(m, (39, 3))[1], NUM_ITEMS)}

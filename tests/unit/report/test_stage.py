@@ -197,6 +197,16 @@ def test_a_failed_check_raises_the_alarm_on_the_page(page):
     assert 'role="alert"' not in page
 
 
+def test_vanished_gradients_are_told_beside_the_chart(page, write, finished, tmp_path):
+    def vanish(summary):
+        summary["models"]["standard"]["zero_gradient_rate"] = 0.125
+
+    inputs = changed(finished, "attack.linf", tmp_path, "summary.json", vanish)
+    told = "On 12.5% of the items of standard"
+    assert told in write({k: inputs[k] for k in ("prepare", "attack.linf")})
+    assert "gradient of exactly zero" not in page
+
+
 def test_best_trial_is_marked_and_a_failed_one_never_is(page):
     row = re.search(r'<tr class="marked">(.*?)</tr>', page, re.DOTALL)
     assert row is not None

@@ -1,0 +1,58 @@
+"""Fixtures of the whole suite: one Ray session, one small finished flow, one way to call the CLI."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+# Before anything imports ray: a private, short place for its sockets, and quick polling.
+RAY_HOME = Path(tempfile.mkdtemp(prefix="cm-"))
+os.environ |= {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TMPDIR": str(RAY_HOME),
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+os.environ.pop("RAY_ADDRESS", None)
+
+import pytest
+
+from tests.e2e.cli import Cli, tiny_recipe
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remove_ray_home():
+    yield
+    shutil.rmtree(RAY_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_session():
+    """One Ray for every test that needs one."""
+    import ray
+
+    from pipelines.runtime.cluster import connect
+    from pipelines.sections import ClusterSection
+
+    connect(ClusterSection(num_cpus=2, object_store_mb=256), address=None)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cli():
+    return Cli()
+
+
+@pytest.fixture(scope="session")
+def finished_flow(tmp_path_factory, cli):
+    """A whole small flow, run once through the command line; tests only read it."""
+    root = tmp_path_factory.mktemp("flow")
+    recipe = tiny_recipe(root / "tiny.yaml")
+    result = cli("run", recipe, "--storage", root / "storage", "--json")
+    assert result.code == 0, result.err
+    return root / "storage"

@@ -1,0 +1,117 @@
+"""The command line as a user calls it, and the small recipe that end-to-end tests run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "data": {"source": "digits", "limits": {"train": 240, "val": 40, "test": 24}},
+    "model": {
+        "architecture": "tiny_vit",
+        "options": {"patch_size": 2, "embed_dim": 32, "depth": 2, "num_heads": 2},
+        "token_policy": "drop",
+    },
+    "train": {
+        "objective": {"kind": "fgsm", "eps": 0.05, "eps_warmup_epochs": 1},
+        "variants": {"columns": {"objective": {"kind": "columns", "band": 3}}},
+        "epochs": 2,
+        "batch_size": 40,
+        "val_items": 20,
+        "val_steps": 2,
+    },
+    "attack": {"linf": {"kind": "pgd", "models": ["main"], "eps": 0.05, "num_steps": 5}},
+    "certify": {
+        "patch": {
+            "kind": "columns",
+            "model": "columns",
+            "patch_sizes": [1, 2],
+            "challenge": {"patch_size": 1, "num_items": 4, "num_steps": 3, "num_positions": 2},
+        },
+        "l2": {
+            "kind": "gaussian",
+            "model": "main",
+            "sigma": 0.1,
+            "num_select": 20,
+            "num_estimate": 200,
+            "block_size": 50,
+            "micro_batch": 50,
+            "radii": [0.05, 0.1],
+            "num_items": 12,
+            "challenge": {"eps": 0.05, "num_items": 4, "num_steps": 2, "num_predict": 50},
+        },
+    },
+    "cluster": {"num_cpus": 2, "object_store_mb": 128},
+}
+
+
+def tiny_recipe(path: Path, **changes: Any) -> Path:
+    """The small recipe as a file, with top-level sections replaced."""
+    values = json.loads(json.dumps(TINY)) | changes
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Cli:
+    """Runs `python -m pipelines.cli` in a fresh process, as a user's shell would."""
+
+    def start(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipelines.cli", *map(str, arguments)],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: object, env: dict[str, str] | None = None) -> Result:
+        process = self.start(*arguments, env=env)
+        out, err = process.communicate(timeout=280)
+        return Result(process.returncode, out, err)
+
+    def kill_when(self, ready: Callable[[], bool], *arguments: object) -> None:
+        """Start a command and end it with SIGKILL as soon as `ready()` holds."""
+        process = self.start(*arguments)
+        try:
+            wait_until(lambda: ready() or process.poll() is not None)
+            assert process.poll() is None, f"ended before it could be killed: {process.stderr}"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=60)
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 200) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def step_folder(storage: Path, step: str) -> Path:
+    """The one folder of a step below a storage."""
+    (folder,) = storage.glob(f"*/{step}-*")
+    return folder

@@ -1,0 +1,51 @@
+"""Warnings: each known mistake is found at its key, and only there."""
+
+import pytest
+
+from pipelines.lint import warnings_of
+from pipelines.recipe import loads
+
+GOOD = """
+name: good
+data: {source: digits, image_size: 8}
+model: {token_policy: drop}
+train:
+  epochs: 8
+  objective: {kind: fgsm, eps: 0.1, eps_warmup_epochs: 2}
+  variants:
+    columns: {objective: {kind: columns, band: 2}}
+    noisy: {objective: {kind: gaussian, sigma: 0.25}}
+tune: {space: {train.objective.eps_warmup_epochs: [0, 1]}}
+attack: {linf: {kind: pgd, eps: 0.1}}
+certify:
+  patch: {kind: columns, model: columns, patch_sizes: [1]}
+  l2: {kind: gaussian, model: noisy, sigma: 0.25, radii: [0.5]}
+"""
+
+
+def test_a_good_recipe_has_no_warnings():
+    assert warnings_of(loads(GOOD, source="good")) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "keys"),
+    [
+        ("train.objective.eps_warmup_epochs=8", ["train.objective.eps_warmup_epochs"]),
+        ("model.token_policy=mask", ["model.token_policy"]),
+        ("train.warmup_epochs=8", ["train.warmup_epochs"]),
+        ("attack.linf.num_steps=9", ["attack.linf.num_steps"]),
+        ("attack.linf.step_size=0.005", ["attack.linf.step_size"]),
+        ("attack.linf.eps=0.2", ["attack.linf.eps"]),
+        ("certify.l2.model=main", ["certify.l2.model"]),
+        ("certify.l2.sigma=0.3", ["certify.l2.sigma"]),
+        ("certify.l2.radii=[0.5, 9]", ["certify.l2.radii"]),
+        ("certify.l2.challenge={eps: 9}", ["certify.l2.challenge.eps"]),
+        ("certify.patch.model=noisy", ["certify.patch.model"]),
+        ("certify.patch.band=3", ["certify.patch.band"]),
+        ("certify.patch.stride=3", ["certify.patch.stride"]),
+        ("tune.space={train.objective.eps_warmup_epochs: [0, 3]}", ["tune.grace_epochs"]),
+    ],
+)
+def test_each_mistake_is_found_at_its_key(override, keys):
+    found = warnings_of(loads(GOOD, source="good", overrides=[override]))
+    assert [warning.key for warning in found] == keys

@@ -1,0 +1,39 @@
+"""The house: names resolve to this checkout, imports point down, the command line starts light."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import components
+import pipelines
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_both_packages_load_from_this_checkout():
+    assert Path(components.__file__).resolve() == ROOT / "components" / "__init__.py"
+    assert Path(pipelines.__file__).resolve() == ROOT / "pipelines" / "__init__.py"
+
+
+def test_no_package_hides_below_tests():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_the_command_line_imports_nothing_heavy():
+    code = "import json, sys; import pipelines.cli; print(json.dumps(sorted(sys.modules)))"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(json.loads(found.stdout))
+    assert "pipelines.cli" in loaded
+    assert not loaded & {"ray", "mlflow", "torch", "timm", "numpy", "scipy", "pyarrow", "pydantic"}
+
+
+def test_imports_point_down():
+    lint_imports = Path(sys.executable).parent / "lint-imports"
+    found = subprocess.run(
+        [lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stdout
+    assert "0 broken" in found.stdout

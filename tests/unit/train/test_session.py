@@ -1,0 +1,157 @@
+"""A training is a function of its checkpoint: interrupted or not, the same bits."""
+
+import io
+
+import pytest
+import torch
+
+from components.train.epoch import EpochSettings, Worker
+from components.train.objectives.ablation import ColumnAblation
+from components.train.objectives.adversarial import FgsmTraining
+from components.train.objectives.noise import GaussianNoise
+from components.train.objectives.standard import Standard
+from components.train.session import Session, initial_model
+
+SETTINGS = EpochSettings(
+    seed=5,
+    epochs=3,
+    batch_size=8,
+    learning_rate=5e-3,
+    warmup_epochs=1,
+    clip_norm=1.0,
+    pad_crop=1,
+    flip=True,
+)
+
+
+@pytest.fixture
+def new_session(toy_spec, train_split, val_split):
+    def make(objective=None, *, seed: int = 5, **changes) -> Session:
+        arguments = {
+            "train": train_split,
+            "val": val_split,
+            "settings": SETTINGS,
+            "weight_decay": 0.05,
+            "val_items": 6,
+            "val_eps": 0.1,
+            "val_steps": 2,
+        }
+        model = initial_model(toy_spec, seed=seed)
+        return Session(model, objective or Standard(), **{**arguments, **changes})
+
+    return make
+
+
+def without_seconds(history):
+    return [{key: row[key] for key in row if key != "seconds"} for row in history]
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Standard(), FgsmTraining(0.1, 1, 2), ColumnAblation(3), GaussianNoise(0.25)],
+    ids=lambda objective: type(objective).__name__,
+)
+def test_a_resumed_training_is_bit_equal_to_a_straight_one(new_session, objective):
+    straight = new_session(objective)
+    for _ in range(3):
+        straight.run_epoch()
+    first = new_session(objective)
+    first.run_epoch()
+    state = through_a_file(first.state())
+    torch.manual_seed(123)  # whatever the new process did before must not matter
+    resumed = new_session(objective, seed=99)  # other weights: all of the state must come back
+    resumed.restore(state)
+    assert resumed.next_epoch == 1
+    for _ in range(2):
+        resumed.run_epoch()
+    expected = straight.model.state_dict()
+    found = resumed.model.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert without_seconds(straight.history) == without_seconds(resumed.history)
+    assert not torch.equal(  # the later epochs did something
+        expected["net.head.weight"], state["model"]["net.head.weight"]
+    )
+
+
+def test_rows_of_the_history(new_session):
+    session = new_session(FgsmTraining(0.1, 1, 2))
+    rows = [session.run_epoch() for _ in range(3)]
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    assert [row["eps"] for row in rows] == pytest.approx([0, 0.05, 0.1])
+    for row in rows:
+        assert 0 <= row["val_robust_accuracy"] <= 1
+        assert row["val_accuracy"] * 10 == pytest.approx(round(row["val_accuracy"] * 10))
+        assert row["val_robust_accuracy"] * 6 == pytest.approx(
+            round(row["val_robust_accuracy"] * 6)
+        )  # only `val_items` are attacked
+    plain = new_session(val_eps=None).run_epoch()
+    assert plain["eps"] is None
+    assert plain["val_robust_accuracy"] is None
+
+
+def test_sums_of_all_workers_make_the_row(new_session):
+    alone = new_session().run_epoch()
+    doubled = new_session().run_epoch(total=lambda sums: 2 * sums)
+    assert doubled["loss"] == alone["loss"]
+    assert doubled["train_accuracy"] == alone["train_accuracy"]
+    extra = torch.tensor([0.0, 0.0, 16.0], dtype=torch.float64)  # a worker that got all wrong
+    shared = new_session().run_epoch(total=lambda sums: sums + extra)
+    assert shared["train_accuracy"] == pytest.approx(alone["train_accuracy"] / 2)
+
+
+def test_only_the_first_worker_validates(new_session, monkeypatch):
+    session = new_session(worker=Worker(1, 2))
+    monkeypatch.setattr(session, "_validate", lambda: pytest.fail("rank 1 validated"))
+    assert session.run_epoch()["val_accuracy"] is None
+
+
+def test_initial_weights_follow_the_seed_alone(toy_spec):
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    first = initial_model(toy_spec, seed=0)
+    assert torch.equal(torch.random.get_rng_state(), before)  # the caller's stream is untouched
+    torch.manual_seed(2)
+    again, other = initial_model(toy_spec, seed=0), initial_model(toy_spec, seed=1)
+    assert torch.equal(first.net.head.weight, again.net.head.weight)
+    assert not torch.equal(first.net.head.weight, other.net.head.weight)
+
+
+class SplitsOnRequest:
+    """A prepared dataset of which every loaded split is noted."""
+
+    classes = ("dark", "bright")
+    channels, height, width = 1, 8, 8
+
+    def __init__(self, **splits) -> None:
+        self.splits = splits
+        self.loaded: list[str] = []
+
+    def load(self, split, *, limit=None):
+        self.loaded.append(split)
+        return self.splits[split]
+
+
+def test_the_test_split_is_never_touched(train_split, val_split):
+    from pipelines.recipe import loads
+    from pipelines.stages.train import make_session
+
+    recipe = loads(
+        """
+        name: toy
+        data: {source: digits}
+        model: {options: {patch_size: 4, embed_dim: 8, depth: 1, num_heads: 2}}
+        train: {objective: {kind: fgsm, eps: 0.1}, epochs: 1, batch_size: 8, val_steps: 1}
+        """,
+        source="toy",
+    )
+    dataset = SplitsOnRequest(train=train_split, val=val_split)
+    make_session(recipe, "main", dataset).run_epoch()
+    assert sorted(dataset.loaded) == ["train", "val"]
