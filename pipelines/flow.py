@@ -228,6 +228,10 @@ class _Runner:
 
     def run_stage(self, batch: Sequence[PlannedStep]) -> None:
         """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
+        from pipelines.runtime.shards import release_workers
+
+        if batch[0].step.stage in ("prepare", "train", "tune"):
+            release_workers()
         lanes = self._lanes() if batch[0].step.stage == "train" else 1
         if lanes == 1 or len(batch) == 1:
             for step in batch:
@@ -275,12 +279,28 @@ class _Runner:
                 }
             )
             stage.run(self.recipe, inputs, out)
+            self._log_dataset(run, step.stage, inputs.get("prepare", planned.folder))
             out.finish()
         except BaseException as error:
             run.finish("KILLED" if self.stopped else _status(error))
             raise
         run.finish()
         progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
+
+
+    def _log_dataset(self, run: Any, stage: str, prepared: Path) -> None:
+        """Tie the run to the prepared images by their digest."""
+        from components.data.prepared import PreparedDataset
+
+        dataset = PreparedDataset.open(prepared)
+        known = {"train": "training", "tune": "tuning", "prepare": "preparation"}
+        run.dataset(
+            name=self.recipe.data.source,
+            digest=dataset.digest,
+            source=str(prepared),
+            context=known.get(stage, "testing"),
+            profile={"splits": dataset.splits, "classes": len(dataset.classes)},
+        )
 
 
 @contextmanager

@@ -1,10 +1,14 @@
-"""Fixtures of the whole suite: one Ray session, one small finished flow, one way to call the CLI."""
+"""Fixtures of the whole suite: one Ray session, one finished flow, one way to call the CLI."""
 
 import os
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import Cli, tiny_recipe
 
 # Before anything imports ray: a private, short place for its sockets, and quick polling.
 RAY_HOME = Path(tempfile.mkdtemp(prefix="cm-"))
@@ -18,10 +22,6 @@ os.environ |= {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 os.environ.pop("RAY_ADDRESS", None)
-
-import pytest
-
-from tests.e2e.cli import Cli, tiny_recipe
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,11 +11,13 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import run
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
-from pipelines.runtime.tracking import StepRun
+
+if TYPE_CHECKING:  # workers import this module: spare them mlflow
+    from pipelines.runtime.tracking import StepRun
 
 MANIFEST = "manifest.json"
 SCRATCH = "work"  # parts, checkpoints: what a resumed step needs and a finished one does not list
@@ -65,7 +67,7 @@ class StageDir:
     path: Path
     step: str
     fingerprint: str
-    run: StepRun
+    run: "StepRun"
     inputs: Mapping[str, Path] = field(default_factory=dict)
 
     @property

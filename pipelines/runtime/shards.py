@@ -43,21 +43,69 @@ class ShardFailedError(RuntimeError):
     """Units that failed three times; everything else is done and kept."""
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What all units of one call share; actors load it once, a restarted actor loads it again."""
+
+    name: str
+    make: MakeWork
+    config: Any
+
+
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class ShardWorker:
-    """Loads its work once (`make(config)`), then answers one unit after the other."""
+    """Loads the work of a job once (`make(config)`), then answers one unit after the other."""
 
-    def __init__(self, make: MakeWork, config: Any, num_threads: int) -> None:
+    def __init__(self, num_threads: int) -> None:
         import torch
 
         torch.set_num_threads(num_threads)  # Ray's OMP_NUM_THREADS does not reach reused processes
-        self.work = make(config)
+        self.job = ""
+        self.work: WorkFn | None = None
 
     def ready(self) -> bool:
         return True
 
-    def run(self, payload: Any) -> pa.Table:
+    def run(self, job: _Job, payload: Any) -> pa.Table:
+        if job.name != self.job or self.work is None:
+            self.job, self.work = job.name, job.make(job.config)
         return self.work(payload)
+
+
+class _Pool:
+    """Actors kept from one call to the next: starting one costs seconds of imports."""
+
+    def __init__(self) -> None:
+        self.shape: tuple[Any, ...] = ()
+        self.workers: list[ActorHandle] = []
+
+    def take(self, count: int, cluster: ClusterSection) -> list[ActorHandle]:
+        shape = (
+            ray.get_runtime_context().get_job_id(),
+            cluster.cpus_per_actor,
+            cluster.gpus_per_worker,
+        )
+        if shape != self.shape:
+            self.workers, self.shape = [], shape
+        actor = ShardWorker.options(  # type: ignore[attr-defined]
+            num_cpus=cluster.cpus_per_actor, num_gpus=cluster.gpus_per_worker
+        )
+        while len(self.workers) < count:
+            self.workers.append(actor.remote(cluster.cpus_per_actor))
+        return self.workers[:count]
+
+    def release(self) -> None:
+        for worker in self.workers:
+            ray.kill(worker)
+        self.workers = []
+
+
+_POOL = _Pool()
+
+
+def release_workers() -> None:
+    """Give the actors' CPUs back, before work that needs them for itself."""
+    _POOL.release()
 
 
 def run_units(
@@ -74,17 +122,16 @@ def run_units(
     if not todo:
         return
     with progress.bar(label, total=len(units), unit="units", done=len(units) - len(todo)) as bar:
-        workers = start_workers(make, config, cluster=cluster, num_units=len(todo))
+        workers = _POOL.take(num_actors(cluster, num_units=len(todo)), cluster)
+        job = _Job(f"{label}-{parts.run_id}", make, config)
         try:
-            _Driver(workers, todo, parts, bar).drain()
-        finally:
-            for worker in workers:
-                ray.kill(worker)
+            _Driver(workers, job, todo, parts, bar).drain()
+        except BaseException:
+            release_workers()  # units in flight must not outlive the call
+            raise
 
 
-def start_workers(
-    make: MakeWork, config: Any, *, cluster: ClusterSection, num_units: int
-) -> list[ActorHandle]:
+def num_actors(cluster: ClusterSection, *, num_units: int) -> int:
     """As many actors as the recipe asks for, or as fit, but never more than units."""
     fit = max(1, total_cpus() // cluster.cpus_per_actor)
     if cluster.gpus_per_worker:
@@ -96,18 +143,21 @@ def start_workers(
                 cluster.gpus_per_worker,
                 f"cannot be met: {gpus:g} GPUs here",
             )
-    options = {"num_cpus": cluster.cpus_per_actor, "num_gpus": cluster.gpus_per_worker}
-    actor = ShardWorker.options(**options)  # type: ignore[attr-defined]
-    count = min(cluster.num_actors or fit, fit, num_units)
-    return [actor.remote(make, config, cluster.cpus_per_actor) for _ in range(count)]
+    return min(cluster.num_actors or fit, fit, num_units)
 
 
 class _Driver:
     """The loop: feed free workers, keep finished parts, requeue what a dead worker held."""
 
     def __init__(
-        self, workers: list[ActorHandle], todo: Sequence[Unit], parts: PartStore, bar: progress.Bar
+        self,
+        workers: list[ActorHandle],
+        job: _Job,
+        todo: Sequence[Unit],
+        parts: PartStore,
+        bar: progress.Bar,
     ) -> None:
+        self.job = ray.put(job)
         self.todo = deque(todo)
         self.parts = parts
         self.bar = bar
@@ -135,7 +185,7 @@ class _Driver:
     def _feed(self, worker: ActorHandle) -> None:
         if self.todo:
             unit = self.todo.popleft()
-            self.busy[worker.run.remote(unit.payload)] = worker, unit
+            self.busy[worker.run.remote(self.job, unit.payload)] = worker, unit
 
     def _settle(self, ref: Any) -> None:
         worker, unit = self.busy.pop(ref)
@@ -143,8 +193,6 @@ class _Driver:
             table = ray.get(ref)
         except (ActorUnavailableError, ActorDiedError) as error:
             self._requeue(unit, error)  # the machine's fault, or a unit that kills its worker
-            if isinstance(error, ActorDiedError) and "init" in str(error).lower():
-                self._raise_if_broken_start(error)
             if worker not in self.probes.values():
                 self.probes[worker.ready.remote()] = worker
             return
@@ -159,11 +207,6 @@ class _Driver:
         self.last_alive = time.monotonic()
         self._feed(worker)
 
-    def _raise_if_broken_start(self, error: Exception) -> None:
-        cause = getattr(error, "cause", None) or getattr(error, "__cause__", None)
-        if isinstance(cause, CasemateError):
-            raise cause from None
-
     def _settle_probe(self, ref: Any) -> None:
         """Is the lost actor back? If so, it works again; if it is gone for good, others go on."""
         worker = self.probes.pop(ref)
@@ -173,7 +216,6 @@ class _Driver:
             time.sleep(0.5)
             self.probes[worker.ready.remote()] = worker
         except ActorDiedError as error:
-            self._raise_if_broken_start(error)
             if not self.busy and not self.probes:
                 raise ShardFailedError(f"workers cannot start: {_first_line(error)}") from error
         else:

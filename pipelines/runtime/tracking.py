@@ -1,5 +1,6 @@
 """The only `import mlflow`: a run per flow, a child run per step, resumed instead of repeated."""
 
+import json
 import logging
 import os
 import threading
@@ -82,11 +83,18 @@ class StepRun:
         for path in paths:
             self.client.log_artifact(self.run_id, str(path), folder)
 
-    def dataset(self, *, name: str, digest: str, source: str, context: str, profile: str) -> None:
+    def dataset(
+        self, *, name: str, digest: str, source: str, context: str, profile: Mapping[str, Any]
+    ) -> None:
         """A dataset input of this run: its digest ties the run to the prepared images."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
 
-        entry = Dataset(name, digest[:36], "local", f'{{"uri": "{source}"}}', profile=profile)
+        known = self.client.get_run(self.run_id).inputs.dataset_inputs
+        if any(d.dataset.digest == digest[:36] for d in known):
+            return
+        entry = Dataset(
+            name, digest[:36], "local", json.dumps({"uri": source}), profile=json.dumps(profile)
+        )
         self.client.log_inputs(
             self.run_id, [DatasetInput(entry, [InputTag("mlflow.data.context", context)])]
         )
@@ -110,6 +118,8 @@ class StepRun:
         """Log a model for serving (pt2: no pickle), our own files beside it; register an alias."""
         from mlflow.models import infer_signature
 
+        if found := self.client.search_model_versions(f"run_id = '{self.run_id}'"):
+            return str(found[0].source)  # an interrupted attempt came this far
         signature = infer_signature(example.numpy(), model(example).detach().numpy())
         for path in files:
             self.artifacts(path, folder="model")
@@ -119,12 +129,21 @@ class StepRun:
                 name=name,
                 signature=signature,
                 input_example=example.numpy(),
-                registered_model_name=name,
                 metadata=dict(metadata),
                 pip_requirements=["torch", "timm"],
             )
-        self.client.set_registered_model_alias(name, alias, info.registered_model_version)
+        self._register(name, alias, str(info.model_uri))
         return str(info.model_uri)
+
+    def _register(self, name: str, alias: str, source: str) -> None:
+        """A new version of a registered model, under an alias."""
+        try:
+            self.client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        version = self.client.create_model_version(name, source, self.run_id)
+        self.client.set_registered_model_alias(name, alias, version.version)
 
     def finish(self, status: str = "FINISHED") -> None:
         self.client.set_terminated(self.run_id, status)
@@ -157,6 +176,7 @@ class Tracker:
         self.uri = uri or default_uri(storage)
         logging.getLogger("mlflow").setLevel(logging.ERROR)  # schema migrations, export hints
         logging.getLogger("alembic").setLevel(logging.ERROR)
+        logging.getLogger("torch").setLevel(logging.ERROR)
         mlflow.set_tracking_uri(self.uri)
         self.client = MlflowClient(self.uri)
         try:

@@ -244,7 +244,7 @@ def _publish(recipe: Recipe, out: StageDir) -> None:
     out.run.tags({"casemate.model_digest": header["digest"]})
     model = load_model(out.path / "model")
     spec = model.spec
-    example = torch.zeros(1, spec.channels, spec.image_size, spec.image_size)
+    example = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
     out.run.register_model(
         model,
         name=f"{recipe.name}-{out.part}",

@@ -66,4 +66,3 @@ def test_kills_leave_the_same_certificates_and_the_same_runs(cli, tmp_path, fini
 def _runs(client: MlflowClient):
     experiment = client.get_experiment_by_name("casemate")
     return client.search_runs([experiment.experiment_id])
-

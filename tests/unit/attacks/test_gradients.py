@@ -43,8 +43,8 @@ def test_attack_mode_is_eval_and_frozen_and_restores_every_flag():
     with attack_mode(model) as attacked:
         assert not any(module.training for module in attacked.modules())
         assert not any(parameter.requires_grad for parameter in attacked.parameters())
-        generator = torch.Generator().manual_seed(0)
-        fgsm(attacked, x, y, eps=0.1, step_size=0.1, num_steps=2, generator=generator)
+        starts = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1
+        fgsm(attacked, x, y, eps=0.1, step_size=0.1, num_steps=2, starts=starts)
     assert_same_state(model, before)
 
 

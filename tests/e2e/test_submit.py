@@ -1,0 +1,85 @@
+"""Real job submission to a real head on this machine: run, stop, resubmit, finish."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import step_folder, tiny_recipe, wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def dashboard():
+    """`ray start --head` with a home of its own; ended by its pid, never by `ray stop`."""
+    port = free_port()
+    home = tempfile.mkdtemp(prefix="cmh-")
+    ray = Path(sys.executable).with_name("ray")
+    head = subprocess.Popen(
+        [ray, "start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}",
+         f"--dashboard-port={port}", f"--temp-dir={home}", "--disable-usage-stats",
+         f"--ray-client-server-port={free_port()}", "--object-store-memory=134217728"],
+        env={**os.environ, "RAY_TMPDIR": home},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: answers(port), seconds=90)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        head.send_signal(signal.SIGTERM)
+        head.wait(timeout=60)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.timeout(420)
+def test_stop_and_resubmit_finish_with_the_same_certificates(
+    cli, tmp_path, dashboard, finished_flow
+):
+    storage = tmp_path / "storage"
+    recipe = tiny_recipe(tmp_path / "tiny.yaml")
+    submit = ("submit", recipe, "--address", dashboard, "--storage", storage)
+
+    first = cli(*submit, "--json")
+    assert first.code == 0, first.err
+    flow = first.json["flow"]
+    assert cli(*submit, "--json").json == first.json  # a running flow is not doubled
+
+    wait_until(lambda: any(storage.glob("tiny/prepare-*/manifest.json")), seconds=120)
+    stopped = cli("stop", flow, "--address", dashboard)
+    assert stopped.code == 0, stopped.err
+    states = {j["status"] for j in cli("status", flow, "--address", dashboard, "--json").json}
+    assert states <= {"STOPPED", "SUCCEEDED"}
+    assert not any(storage.glob("tiny/report-*/manifest.json"))
+
+    second = cli(*submit, "--wait")
+    logs = cli("logs", flow, "--address", dashboard)
+    assert second.code == 0, second.out + second.err + logs.out
+    assert "done before" in logs.out  # what the first attempt finished was kept
+    for name in ("certificates.parquet", "votes.parquet", "certificate.json"):
+        ours = step_folder(storage, "certify.l2") / name
+        assert ours.read_bytes() == (step_folder(finished_flow, "certify.l2") / name).read_bytes()
+    assert (step_folder(storage, "report") / "report.html").exists()
+    stages = [j["stage"] for j in cli("status", flow, "--address", dashboard, "--json").json]
+    assert {"flow", "prepare", "train", "attack", "certify", "report"} <= set(stages)
+
+    unknown = cli("logs", "no-such-flow", "--address", dashboard)
+    assert unknown.code == 2
+    assert flow in unknown.err
