@@ -287,7 +287,6 @@ class _Runner:
         run.finish()
         progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
 
-
     def _log_dataset(self, run: Any, stage: str, prepared: Path) -> None:
         """Tie the run to the prepared images by their digest."""
         from components.data.prepared import PreparedDataset

@@ -138,7 +138,7 @@ def loads(text: str, *, source: str, overrides: Sequence[str] = (), smoke: bool 
     try:
         _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), source=source)
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise CasemateError("recipe", source, f"is not valid YAML: {_one_line(error)}") from error
     if not isinstance(values, dict):
         raise CasemateError("recipe", source, "must be a mapping with at least `name` and `data`")

@@ -40,7 +40,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 class Section(BaseModel):
     """A frozen part of a recipe that refuses unknown keys and says which ones it knows."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

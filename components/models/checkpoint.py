@@ -63,8 +63,11 @@ def read_header(folder: Path) -> dict[str, Any]:
         ) from error
     except json.JSONDecodeError as error:
         raise CasemateError("model", path, f"is not valid JSON: {error}") from error
-    if header.get("format") != FORMAT:
-        raise CasemateError("model", path, f"has format {header.get('format')}, expected {FORMAT}")
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format") if isinstance(header, dict) else None
+        raise CasemateError("model", path, f"has format {found}, expected {FORMAT}")
+    if not {"spec", "digest"} <= header.keys():
+        raise CasemateError("model", path, "lacks spec or digest; is this a model folder?")
     return header
 
 

@@ -26,7 +26,7 @@ def group_by_tokens(model: PixelModel, masks: Tensor) -> list[Tensor]:
     return [torch.tensor(groups[count]) for count in sorted(groups)]
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2)  # holds its models: no more than a worker uses in turn
 def _plan(model: PixelModel, band: int, stride: int, chunk: int) -> tuple[Tensor, list[Tensor]]:
     masks = column_masks(model, band=band, stride=stride)
     groups = group_by_tokens(model, masks)

@@ -97,7 +97,7 @@ def build_network(
     elif timm.is_model(architecture):
         make = timm.create_model
         arguments = {"model_name": architecture, "in_chans": channels, "num_classes": num_classes}
-        if not architecture.startswith(("resnet", "wide_resnet")):
+        if timm.get_pretrained_cfg(architecture).fixed_input_size:  # positions belong to a size
             arguments["img_size"] = image_size
     else:
         close = sorted(TINY) + timm.list_models(f"{architecture.split('_')[0]}*")[:5]

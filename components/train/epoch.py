@@ -124,6 +124,8 @@ def train_epoch(
         )
         for group in optimizer.param_groups:
             group["lr"] = lr
+        address = (settings.seed, "layers", epoch, step, worker.rank)  # dropout, stochastic depth
+        torch.manual_seed(generator_for(*address).initial_seed())
         out = objective.loss(wrapped, bare, batch)
         optimizer.zero_grad(set_to_none=True)
         out.loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,87 @@
+"""The quickstart notebook, executed on a real finished run as a newcomer would."""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.e2e.cli import ROOT
+
+pytestmark = pytest.mark.e2e
+NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+HALF_DIGIT = 0.5e-6  # the table prints six decimals
+
+
+@pytest.fixture(scope="module")
+def cells(finished_flow):
+    """The executed code cells by id; an error in any of them is raised here."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=180,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(NOTEBOOK.parent)}},
+    )
+    env = {**os.environ, "CASEMATE_STORAGE": str(finished_flow)}
+    env.pop("MLFLOW_TRACKING_URI", None)
+    client.execute(env=env)
+    return {cell["id"]: cell for cell in notebook.cells if cell["cell_type"] == "code"}
+
+
+def text_of(cell) -> str:
+    """What a cell printed and displayed, as plain text."""
+    printed = [o["text"] for o in cell["outputs"] if o.get("name") == "stdout"]
+    shown = [o["data"]["text/plain"] for o in cell["outputs"] if "data" in o]
+    return "\n".join(printed + shown)
+
+
+def documents(storage: Path) -> dict[str, dict]:
+    """certificate.json of every certify step."""
+    found = storage.glob("*/certify.*/certificate.json")
+    return {p.parent.name.split("-")[0]: json.loads(p.read_text()) for p in found}
+
+
+def test_every_cell_ran_without_error(cells):
+    kinds = {o["output_type"] for cell in cells.values() for o in cell["outputs"]}
+    assert all(cell["execution_count"] for cell in cells.values())
+    assert "error" not in kinds
+
+
+def test_certified_accuracies_are_those_of_the_certificates(cells, finished_flow):
+    header, *rows = text_of(cells["certified-accuracy"]).strip().splitlines()
+    columns = header.split()
+    shown = [dict(zip(columns, row.split(), strict=True)) for row in rows]
+    expected = [
+        {"step": step, "at": entry.get("radius", entry.get("patch_size")), **entry["accuracy"]}
+        for step, document in sorted(documents(finished_flow).items())
+        for entry in document["summary"]["certified"]
+    ]
+    assert len(expected) == 4
+    assert [row["step"] for row in shown] == [row["step"] for row in expected]
+    for row, want in zip(shown, expected, strict=True):
+        for column in ("at", "value", "low", "high", "num_items"):
+            assert float(row[column]) == pytest.approx(want[column], rel=0, abs=HALF_DIGIT)
+
+
+def test_every_certificate_is_derived_again_and_verified(cells, finished_flow):
+    text = text_of(cells["recertify"])
+    for step, document in documents(finished_flow).items():
+        verdict = f"{step}: {document['summary']['num_items']} items verified, every claim holds"
+        assert text.count(verdict) == 2  # the stored certificate and the derived one
+    assert "'failure_prob': 0.01" in text
+
+
+@pytest.mark.parametrize("cell", ["curves", "model"])
+def test_pictures_are_drawn(cells, cell):
+    assert any("image/png" in output.get("data", {}) for output in cells[cell]["outputs"])
+
+
+def test_steps_and_runs_are_listed(cells):
+    steps, runs = text_of(cells["steps"]), text_of(cells["mlflow"])
+    for step in ("prepare", "train.main", "train.columns", "attack.linf", "certify.l2"):
+        assert step in steps
+        assert step in runs
+    assert runs.count("FINISHED") == 8  # the flow and its seven steps
