@@ -277,7 +277,9 @@ def submit(
 
     loaded = _load(recipe, set_, smoke)
     place = storage or loaded.storage.root
-    root = place if "://" in place else str(Path(place).resolve())
+    if "://" in place:
+        raise CasemateError("--storage", place, "is a URL; name a folder that all nodes share")
+    root = str(Path(place).resolve())
     job = jobs.submit(loaded, address=address, storage=root, force=force, python=python)
     print(
         json.dumps({"flow": job.flow, "job": job.job_id})

@@ -149,7 +149,10 @@ def run_flow(
     until: str | None = None,
 ) -> list[PlannedStep]:
     """Run what is not finished yet, here or at `address`; returns the selected steps."""
-    root = prepare_storage(Path(storage or recipe.storage.root))
+    place = str(storage or recipe.storage.root)
+    if "://" in place:  # a path would quietly become a local folder of that name
+        raise CasemateError("storage.root", place, "is not a folder; mount it and name its folder")
+    root = prepare_storage(Path(place))
     with exclusive(root / recipe.name):
         everything = plan(recipe, root)
         steps = select(everything, until)
@@ -184,6 +187,10 @@ def _execute(
     again: set[str],
 ) -> None:
     """Connect tracking and Ray, then run the missing steps stage by stage."""
+    if place := address or recipe.cluster.address:
+        from pipelines.runtime.cluster import check_reachable
+
+        check_reachable(place)  # before a tracking store is made for a flow that cannot start
     with ThreadPoolExecutor(1) as pool:  # both take seconds: overlap them
         tracking = pool.submit(_open_tracking, recipe, root)
         from pipelines.runtime.cluster import ray_cluster
@@ -279,6 +286,8 @@ class _Runner:
                 }
             )
             stage.run(self.recipe, inputs, out)
+            if step.stage == "report":  # the one stage that knows nothing of tracking
+                run.artifacts(planned.folder / "report.html")
             self._log_dataset(run, step.stage, inputs.get("prepare", planned.folder))
             out.finish()
         except BaseException as error:

@@ -128,9 +128,11 @@ def find(name_or_path: str) -> Path:
 def load(name_or_path: str, *, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
     """A validated recipe from a ready name or a YAML path, with `key=value` overrides applied."""
     path = find(name_or_path)
-    return loads(
-        path.read_text(encoding="utf-8"), source=str(path), overrides=overrides, smoke=smoke
-    )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CasemateError("recipe", path, f"cannot be read as UTF-8 text: {error}") from error
+    return loads(text, source=str(path), overrides=overrides, smoke=smoke)
 
 
 def loads(text: str, *, source: str, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:

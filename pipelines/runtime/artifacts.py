@@ -162,6 +162,12 @@ def is_finished(folder: Path, fingerprint: str) -> bool:
 
 def prepare_storage(root: Path) -> Path:
     """The storage folder, made and shown to be writable."""
+    if ":/" in str(root):
+        raise CasemateError(
+            "storage.root",
+            root,
+            "is a URL; name a folder that all nodes share, e.g. a mounted bucket",
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe = root / f".probe-{os.getpid()}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipelines.runtime.cluster import ROOT, check_reachable
+from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
 
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient  # isort: skip - after cluster
 
@@ -24,7 +24,6 @@ from pipelines.recipe import Recipe
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
 FLAGS_ENV = "CASEMATE_FLAGS"
 MAX_TRIES = 3
-EXCLUDES = [".git", ".venv", ".boot", "tests", "notebooks", "infra", "runs", "requirements.lock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ def submit(
     local = urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1")
     interpreter = python or (sys.executable if local else "python")  # `python` is the head's PATH
     env = {
+        **WORKER_ENV,
         RECIPE_ENV: recipe.with_values({"storage.root": storage}).to_yaml(),
         FLAGS_ENV: "--force" if force else "",
         "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
@@ -86,16 +86,9 @@ def submit(
         submission_id=f"{name}-{attempt}",
         entrypoint_num_cpus=0,
         metadata={"casemate.flow": name, "casemate.stage": "flow"},
-        runtime_env={"env_vars": env, **_code()},
+        runtime_env={"env_vars": env, **code_env()},
     )
     return next(job for job in flow_jobs(client, name) if job.job_id == job_id)
-
-
-def _code() -> dict[str, Any]:
-    """From a checkout the code travels along; an installed wheel must be in the cluster's image."""
-    if not (ROOT / "pyproject.toml").exists():
-        return {}
-    return {"working_dir": str(ROOT), "excludes": EXCLUDES}
 
 
 def flow_jobs(client: JobSubmissionClient, flow: str | None = None) -> list[FlowJob]:
@@ -168,14 +161,15 @@ def _join_or_submit(client: JobSubmissionClient, flow: str, stage: str) -> str:
     running = [job for job in jobs if job.active]
     if running:
         return running[-1].job_id
-    env = {key: os.environ[key] for key in (RECIPE_ENV, FLAGS_ENV, "RAY_AUTH_MODE")}
+    passed = {key: os.environ[key] for key in (RECIPE_ENV, FLAGS_ENV, "RAY_AUTH_MODE")}
+    env = {**WORKER_ENV, **passed}
     return str(
         client.submit_job(
             entrypoint=f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}",
             submission_id=f"{flow}-{stage}-{len(jobs) + 1}",
             entrypoint_num_cpus=0,
             metadata={"casemate.flow": flow, "casemate.stage": stage},
-            runtime_env={"env_vars": env, **_code()},
+            runtime_env={"env_vars": env, **code_env()},
         )
     )
 

@@ -1,5 +1,6 @@
 """The command line as a user calls it, and the small recipe that end-to-end tests run."""
 
+import io
 import json
 import os
 import signal
@@ -7,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -102,6 +105,20 @@ class Cli:
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
+
+
+def call(*arguments: object) -> Result:
+    """The same entry point inside this process: joins its Ray session and saves the imports."""
+    from pipelines.cli import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    argv = mock.patch.object(sys, "argv", ["casemate", *map(str, arguments)])
+    with argv, redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
 
 
 def wait_until(condition: Callable[[], bool], *, seconds: float = 200) -> None:

@@ -1,0 +1,87 @@
+"""`make bench`: what the sharded executor costs over a plain loop, at one worker.
+
+The same l2 votes (one image, blocks of noisy draws, the demo's network) are computed by a plain loop
+in this process and by the executor with one actor, in turns. Both use one thread. The ratio of each
+round is printed and their median compared with the limit; starting the actor is not counted.
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from components.models.checkpoint import save_model
+from components.models.spec import ModelSpec
+from components.train.session import initial_model
+from pipelines import recipe as recipes
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.cluster import ray_cluster
+from pipelines.runtime.parts import PartStore
+from pipelines.runtime.shards import run_units
+from pipelines.sections import ClusterSection, GaussianCertify
+from pipelines.stages import prepare
+from pipelines.stages.voting import VoteConfig, make_voter, plan_votes
+
+LIMIT = 1.10
+ROUNDS = 5
+NUM_ITEMS = 12
+
+
+def prepare_work(folder: Path) -> VoteConfig:
+    """Real digits and a freshly initialised network of the demo's size."""
+    recipe = recipes.load("demo", overrides=["data.limits={train: 20, val: 10, test: 12}"])
+    data = folder / "data"
+    data.mkdir()
+    prepare.run(recipe, {}, StageDir(data, "prepare", "bench", run=None))  # type: ignore[arg-type]
+    spec = ModelSpec(
+        architecture="tiny_vit", num_classes=10, channels=1, image_size=32, mean=(0.5,), std=(0.5,),
+        options=recipe.model.options,
+    )  # fmt: skip
+    save_model(folder / "model", initial_model(spec, seed=0), recipe_digest="bench")
+    section = GaussianCertify(
+        kind="gaussian", sigma=0.25, num_estimate=1000, num_items=NUM_ITEMS, block_size=1000
+    )
+    return VoteConfig(data, folder / "model", section, None, 0, "cpu")
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    cluster = ClusterSection(num_cpus=2, num_actors=1)
+    with tempfile.TemporaryDirectory() as name, ray_cluster(cluster):
+        config = prepare_work(Path(name))
+        units = plan_votes(config.section, num_items=NUM_ITEMS)
+        voter = make_voter(config)
+
+        def loop() -> float:
+            began = time.perf_counter()
+            for unit in units:
+                voter(unit.payload)
+            return time.perf_counter() - began
+
+        def executor(label: str) -> float:
+            parts = PartStore(Path(name) / label, run_id="bench")
+            began = time.perf_counter()
+            run_units(
+                units, make=make_voter, config=config, parts=parts, cluster=cluster, label="bench"
+            )
+            return time.perf_counter() - began
+
+        executor("warm-up"), loop()
+        rounds = [(loop(), executor(f"round-{index}")) for index in range(ROUNDS)]
+    ratios = [sharded / plain for plain, sharded in rounds]
+    median = statistics.median(ratios)
+    print(json.dumps({
+        "benchmark": "executor overhead, 1 worker", "units": len(units),
+        "plain_seconds": [round(plain, 3) for plain, _ in rounds],
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "median_ratio": round(median, 3), "limit": LIMIT,
+    }))  # fmt: skip
+    return int(median > LIMIT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

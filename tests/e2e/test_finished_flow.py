@@ -1,0 +1,404 @@
+"""What a finished flow leaves behind: files, certificates, MLflow store and report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from components.core.digests import digest_file
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import load_model
+from tests.e2e.browser import find_chromium, visit
+from tests.e2e.cli import ROOT, TINY, call, step_folder
+
+pytestmark = pytest.mark.e2e
+
+TRAINED = {"model/model.safetensors", "model/model.json", "history.json", "metrics.json"}
+CERTIFIED = {"votes.parquet", "certificates.parquet", "certificate.json", "challenge.json"}
+FILES = {
+    "prepare": {"dataset.json", *(f"{s}-00000.parquet" for s in ("train", "val", "test"))},
+    "train.main": TRAINED,
+    "train.columns": TRAINED,
+    "attack.linf": {"attacks.parquet", "summary.json", "examples.npz"},
+    "certify.patch": CERTIFIED,
+    "certify.l2": CERTIFIED,
+    "report": {"report.html", "tables/headline.csv"},
+}
+by_certificate = pytest.mark.parametrize("step", ["certify.patch", "certify.l2"])
+
+
+def rows_of(path: Path) -> list[dict]:
+    return pq.read_table(path).to_pylist()
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def copied(finished_flow, tmp_path):
+    """A step's folder to spoil."""
+
+    def copy(step: str) -> Path:
+        return shutil.copytree(step_folder(finished_flow, step), tmp_path / step)
+
+    return copy
+
+
+@pytest.fixture(scope="module")
+def client(finished_flow):
+    uri = f"sqlite:///{finished_flow}/mlflow.db"
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)  # `models:/` addresses are looked up in the global store
+    yield MlflowClient(uri)
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture(scope="module")
+def runs(client):
+    """(the one parent run, its children by name)."""
+    experiment = client.get_experiment_by_name("casemate")
+    found = client.search_runs([experiment.experiment_id])
+    (parent,) = [r for r in found if "mlflow.parentRunId" not in r.data.tags]
+    return parent, {r.info.run_name: r for r in found if r is not parent}
+
+
+@pytest.mark.parametrize("step", FILES)
+def test_a_step_is_sealed_with_the_digest_of_every_file(finished_flow, step):
+    folder = step_folder(finished_flow, step)
+    manifest = read(folder / "manifest.json")
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert FILES[step] <= there
+    assert there == {"manifest.json", *manifest["files"]}  # nothing left over, nothing unlisted
+    for name, entry in manifest["files"].items():
+        assert entry == {
+            "sha256": digest_file(folder / name),
+            "bytes": (folder / name).stat().st_size,
+        }
+    assert folder.name == f"{step}-{manifest['fingerprint'][:12]}"
+    for source in manifest["input_folders"].values():  # relative: a storage can be moved
+        assert (folder / source / "manifest.json").is_file()
+
+
+def test_a_second_run_is_json_on_stdout_and_never_loads_ray(cli, finished_flow, tmp_path):
+    trap = "raise ImportError('nothing is left to do, so nobody needs this')\n"
+    for name in ("ray", "mlflow"):
+        (tmp_path / f"{name}.py").write_text(trap)
+    command = ("run", finished_flow.parent / "tiny.yaml", "--storage", finished_flow, "--json")
+    again = cli(*command, env={"PYTHONPATH": str(tmp_path)})
+    assert again.code == 0, again.err
+    lines = again.err.splitlines()
+    assert len(lines) == len(FILES)
+    assert all(" done before " in line for line in lines)
+    assert set(again.json["steps"]) == set(FILES)
+    assert all(Path(folder).is_dir() for folder in again.json["steps"].values())
+    assert Path(again.json["report"]) == step_folder(finished_flow, "report") / "report.html"
+    assert again.json["tracking_uri"] == f"sqlite:///{finished_flow}/mlflow.db"
+    named = {row["what"] for row in again.json["summary"]}
+    assert {"clean", "PGD linf 0.05", "certified patch 2px", "certified l2 0.1"} <= named
+    for row in again.json["summary"]:
+        assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
+
+    fresh = cli("run", command[1], "--storage", tmp_path / "new", env={"PYTHONPATH": str(tmp_path)})
+    assert fresh.code == 1
+    assert "nobody needs this" in fresh.err  # the trap does catch what it is set for
+
+
+@by_certificate
+def test_verify_takes_the_folder_and_both_files(finished_flow, step):
+    folder = step_folder(finished_flow, step)
+    num_items = len(rows_of(folder / "certificates.parquet"))
+    for path in (folder, folder / "certificate.json", folder / "certificates.parquet"):
+        said = call("verify", path)
+        assert said.code == 0, said.out
+        assert said.out == f"{path}: {num_items} items checked: every claim holds\n"
+
+
+@by_certificate
+def test_votes_drawn_again_are_the_same_bit_for_bit(cli, finished_flow, step):
+    said = cli("verify", step_folder(finished_flow, step), "--resample", 3, "--json")
+    assert said.code == 0, said.out + said.err
+    assert said.json["problems"] == []
+    assert said.json["resampled"] == 3
+
+
+def flip_one_vote(folder: Path, *, item: str, stream: str) -> None:
+    """One vote of the winner goes to another class; header and all else stay."""
+    claims = {row["item_id"]: row for row in rows_of(folder / "certificates.parquet")}
+    table = pq.read_table(folder / "votes.parquet")
+    rows = table.to_pylist()
+    row = next(r for r in rows if r["item_id"] == item and r["stream"] == stream)
+    winner = claims[item]["prediction"]
+    row["predictions"][row["predictions"].index(winner)] = 9 if winner != 9 else 0
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "votes.parquet")
+
+
+@pytest.mark.parametrize(
+    ("step", "stream"), [("certify.patch", "columns"), ("certify.l2", "estimate")]
+)
+def test_one_changed_vote_is_found_and_its_item_named(copied, step, stream):
+    folder = copied(step)
+    claims = rows_of(folder / "certificates.parquet")
+    item = next(row["item_id"] for row in claims if not row["abstain"])
+    flip_one_vote(folder, item=item, stream=stream)
+    said = call("verify", folder)
+    assert said.code == 1
+    assert f"problem: item {item}: " in said.out
+    others = {row["item_id"] for row in claims} - {item}
+    assert not any(other in said.out for other in others)
+    again = call("recertify", folder, "--out", folder.parent / "new")
+    assert again.code == 2  # new claims are not made from votes that changed
+    assert again.err.startswith("casemate: votes: ")
+    assert not (folder.parent / "new").exists()
+
+
+def test_a_changed_vote_is_found_by_drawing_again(cli, finished_flow, copied):
+    folder = copied("certify.patch")
+    rows = rows_of(folder / "certificates.parquet")
+    for row in rows:
+        flip_one_vote(folder, item=row["item_id"], stream="columns")
+    source = step_folder(finished_flow, "train.columns") / "model"
+    data = step_folder(finished_flow, "prepare")
+    said = cli("verify", folder, "--resample", 1, "--model", source, "--data", data)
+    assert said.code == 1
+    assert "1 of 8 columns votes differ" in said.out
+
+
+@pytest.mark.parametrize("column", ["radius", "prediction", "correct"])
+def test_a_changed_claim_is_found_and_its_item_named(copied, column):
+    folder = copied("certify.l2")
+    table = pq.read_table(folder / "certificates.parquet")
+    rows = table.to_pylist()
+    if column == "radius":
+        rows[0]["radius"] = float(np.nextafter(rows[0]["radius"], np.inf))  # one last bit
+    else:
+        rows[0][column] = not rows[0]["correct"] if column == "correct" else 9
+    changed = pa.Table.from_pylist(rows, schema=table.schema)
+    pq.write_table(changed, folder / "certificates.parquet")
+    said = call("verify", folder / "certificate.json")
+    assert said.code == 1
+    assert f"item {rows[0]['item_id']}: {column} is " in said.out
+
+
+def test_recertify_l2_follows_alpha_and_radii(finished_flow, tmp_path):
+    folder = step_folder(finished_flow, "certify.l2")
+    before = {p.name: digest_file(p) for p in folder.iterdir()}
+    radii = {}
+    for alpha in (0.0001, 0.001, 0.05):
+        out = tmp_path / f"alpha-{alpha}"
+        said = call("recertify", folder, "--failure-prob", alpha, "--radii", "0.07,0.02",
+                    "--out", out, "--json")  # fmt: skip
+        assert said.code == 0, said.err
+        assert said.json["claim"] == {"failure_prob": alpha, "radii": [0.02, 0.07]}
+        assert call("verify", out).code == 0
+        assert digest_file(out / "votes.parquet") == before["votes.parquet"]
+        radii[alpha] = [row["radius"] for row in rows_of(out / "certificates.parquet")]
+    original = [row["radius"] for row in rows_of(folder / "certificates.parquet")]
+    assert radii[0.001] == original  # alpha was the recipe's: radii do not move
+    assert all(map(lambda a, b, c: a <= b <= c, *radii.values()))
+    assert sum(radii[0.0001]) < sum(radii[0.05])  # more allowed error, larger radii
+    assert {p.name: digest_file(p) for p in folder.iterdir()} == before
+
+
+def test_recertify_patches_follows_sizes_and_rule(finished_flow, tmp_path):
+    folder = step_folder(finished_flow, "certify.patch")
+    certified = {}
+    for rule in ("strict", "count", "loc"):
+        out = tmp_path / rule
+        said = call("recertify", folder, "--patch-sizes", "1,3", "--rule", rule, "--out", out)
+        assert said.code == 0, said.err
+        assert said.out.endswith(f"certificate: {out}\n")
+        assert call("verify", out).code == 0
+        rows = rows_of(out / "certificates.parquet")
+        certified[rule] = {(r["item_id"], s) for r in rows for s in r["certified_patch_sizes"]}
+    assert certified["strict"] <= certified["count"] <= certified["loc"]
+    assert certified["loc"]
+    same = rows_of(folder / "certificates.parquet")
+    assert {i for i, size in certified["count"] if size == 1} == {
+        row["item_id"] for row in same if 1 in row["certified_patch_sizes"]
+    }
+
+
+def test_a_printed_accuracy_is_never_above_the_measured_one(finished_flow, tmp_path):
+    folder = step_folder(finished_flow, "certify.l2")
+    said = call("recertify", folder, "--radii", "0.05", "--out", tmp_path / "new")
+    (entry,) = read(tmp_path / "new" / "certificate.json")["summary"]["certified"]
+    printed = float(said.out.split()[3])
+    assert 0 <= 100 * entry["accuracy"]["value"] - printed < 0.1
+
+
+@by_certificate
+def test_no_certificate_claims_more_than_an_attack_leaves_standing(finished_flow, step):
+    folder = step_folder(finished_flow, step)
+    result, settings = read(folder / "challenge.json"), TINY["certify"][step.split(".")[1]]
+    challenge = settings["challenge"]
+    dataset = PreparedDataset.open(step_folder(finished_flow, "prepare"))
+    attacked = dataset.load("test", limit=challenge["num_items"]).item_ids
+    claims = {row["item_id"]: row for row in rows_of(folder / "certificates.parquet")}
+
+    def holds(row: dict) -> bool:
+        if step == "certify.patch":
+            return challenge["patch_size"] in row["certified_patch_sizes"]
+        return row["radius"] >= challenge["eps"]
+
+    certified = np.mean([claims[i]["correct"] and holds(claims[i]) for i in attacked])
+    assert result["num_items"] == len(attacked) == challenge["num_items"]
+    assert result["certified"]["value"] == certified
+    assert certified <= result["standing"]["value"]
+    assert result["broken_certified"] == 0
+    summary = read(folder / "certificate.json")["summary"]
+    accuracies = [entry["accuracy"]["value"] for entry in summary["certified"]]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert accuracies[0] <= summary["standard_accuracy"]["value"]
+    if step == "certify.l2":
+        assert any(holds(claims[i]) for i in attacked)  # the attack did meet a claim
+
+
+def test_attack_results_say_what_happened_to_each_item(finished_flow):
+    folder, eps = step_folder(finished_flow, "attack.linf"), TINY["attack"]["linf"]["eps"]
+    dataset = PreparedDataset.open(step_folder(finished_flow, "prepare"))
+    test = dataset.load("test")
+    rows = rows_of(folder / "attacks.parquet")
+    assert [row["item_id"] for row in rows] == list(test.item_ids)
+    assert [row["label"] for row in rows] == test.labels.tolist()
+    for row in rows:
+        right = row["clean_prediction"] == row["label"]
+        fell = row["adversarial_prediction"] != row["label"]
+        assert row["broken_by"] == ("pgd" if right and fell else None)
+        assert 0 <= row["norm"] <= eps + 1e-6  # float32 differences of pixels in [0, 1]
+        assert row["num_evaluations"] >= 1
+        if row["broken_by"]:
+            assert row["adversarial_prediction"] != row["clean_prediction"]
+            assert row["norm"] > 0
+    summary = read(folder / "summary.json")
+    found = summary["models"]["main"]
+    clean = np.mean([r["clean_prediction"] == r["label"] for r in rows])
+    broken = np.mean([r["broken_by"] is not None for r in rows])
+    assert found["clean_accuracy"]["value"] == pytest.approx(clean)
+    assert found["robust_accuracy"]["value"] == pytest.approx(clean - broken)
+    assert summary["threat"]["eps"] == eps
+
+
+def test_kept_adversarial_images_stay_in_the_ball(finished_flow):
+    eps = TINY["attack"]["linf"]["eps"]
+    dataset = PreparedDataset.open(step_folder(finished_flow, "prepare"))
+    with np.load(step_folder(finished_flow, "attack.linf") / "examples.npz") as arrays:
+        clean, adversarial = arrays["main/clean"], arrays["main/adversarial"]
+    assert np.array_equal(clean, dataset.load("test", limit=len(clean)).pixels().numpy())
+    assert np.abs(adversarial - clean).max() <= eps + 1e-6
+    assert adversarial.min() >= 0
+    assert adversarial.max() <= 1
+    assert not np.array_equal(adversarial, clean)
+
+
+def test_mlflow_has_one_parent_and_a_child_per_step(runs, finished_flow):
+    parent, children = runs
+    assert set(children) == set(FILES)
+    assert parent.info.run_name == "tiny"
+    assert parent.data.params["train.epochs"] == "2"
+    assert parent.data.params["certify.l2.sigma"] == "0.1"
+    for step, run in children.items():
+        manifest = read(step_folder(finished_flow, step) / "manifest.json")
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.tags["casemate.fingerprint"] == manifest["fingerprint"]
+        assert manifest["mlflow_run_id"] == run.info.run_id
+        assert any(key.startswith(f"{step.split('.')[0]}.") for key in run.data.params)
+    assert parent.info.status == "FINISHED"
+
+
+def test_mlflow_has_each_epoch_once(client, runs, finished_flow):
+    for step in ("train.main", "train.columns"):
+        run = runs[1][step]
+        rows = read(step_folder(finished_flow, step) / "history.json")["rows"]
+        assert len(rows) == TINY["train"]["epochs"]
+        for name in ("loss", "train_accuracy", "val_accuracy", "lr"):
+            history = client.get_metric_history(run.info.run_id, f"train/{name}")
+            assert sorted((m.step, m.value) for m in history) == [
+                (row["epoch"], row[name]) for row in rows
+            ]
+
+
+def test_mlflow_has_the_figures_and_files_of_attack_certificates_and_report(
+    client, runs, finished_flow
+):
+    children = runs[1]
+    summary = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
+    logged = children["attack.linf"].data.metrics
+    assert logged["attack/linf/main/robust_accuracy"] == summary["robust_accuracy"]["value"]
+    l2 = read(step_folder(finished_flow, "certify.l2") / "certificate.json")["summary"]
+    at = {f"{e['radius']:.2f}": e["accuracy"]["value"] for e in l2["certified"]}
+    assert set(at) == {"0.05", "0.10"}
+    for radius, value in at.items():
+        metrics = children["certify.l2"].data.metrics
+        assert metrics[f"certify/l2/accuracy_at_{radius}"] == value
+    for step in ("attack.linf", "certify.patch", "certify.l2", "report"):
+        run_id = children[step].info.run_id
+        names = {artifact.path for artifact in client.list_artifacts(run_id)}
+        wanted = FILES[step] - {"examples.npz", "tables/headline.csv"}
+        assert wanted <= names, step
+        for name in wanted:
+            kept = Path(client.download_artifacts(run_id, name))
+            assert digest_file(kept) == digest_file(step_folder(finished_flow, step) / name)
+
+
+def test_mlflow_ties_every_step_to_the_dataset(runs, finished_flow):
+    digest = read(step_folder(finished_flow, "prepare") / "dataset.json")["digest"]
+    for step, run in runs[1].items():
+        (entry,) = run.inputs.dataset_inputs
+        assert digest.startswith(entry.dataset.digest), step
+        assert len(entry.dataset.digest) == 36
+        (tag,) = entry.tags
+        kinds = {"prepare": "preparation", "train.main": "training", "train.columns": "training"}
+        assert tag.value == kinds.get(step, "testing")
+
+
+@pytest.mark.parametrize("name", ["main", "columns"])
+def test_the_registered_candidate_gives_our_own_logits(client, runs, finished_flow, name):
+    version = client.get_model_version_by_alias(f"tiny-{name}", "candidate")
+    assert version.run_id == runs[1][f"train.{name}"].info.run_id
+    served = mlflow.pytorch.load_model(version.source)
+    ours = load_model(step_folder(finished_flow, f"train.{name}") / "model")
+    pixels = PreparedDataset.open(step_folder(finished_flow, "prepare")).load("test").pixels()
+    for size in (1, 3):  # the example that it was exported with had two rows
+        with torch.no_grad():
+            logits, expected = served(pixels[:size]), ours(pixels[:size])
+        assert logits.shape == (size, 10)
+        # Export may fuse operations differently: equal up to float32 rounding.
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+    assert ours.spec.channels == 1
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine")
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_report_reads_well_in_a_browser(finished_flow, width, height):
+    seen = visit(step_folder(finished_flow, "report") / "report.html", width=width, height=height)
+    assert seen.errors == ()
+    assert seen.requests == ()
+    assert seen.scroll_width <= seen.inner_width
+    charts = [figure for figure in seen.figures if figure[0].lower() == "svg"]
+    pictures = [figure for figure in seen.figures if figure[0].lower() == "img"]
+    assert len(charts) >= 4  # attack, patches, radii, training
+    assert pictures
+    for tag, shown_width, shown_height, decoded in seen.figures:
+        assert min(shown_width, shown_height) >= 40, tag
+        assert decoded > 0
+    assert seen.smallest_chart_text >= 10
+
+
+def test_the_report_names_no_place_on_this_machine(finished_flow):
+    folder = step_folder(finished_flow, "report")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert str(finished_flow) not in page
+    assert str(ROOT) not in page
+    for step in ("certify.patch", "certify.l2"):
+        certificate = step_folder(finished_flow, step)
+        assert f"casemate verify {certificate.name}" in page
+        assert read(certificate / "certificate.json")["votes_sha256"] in page

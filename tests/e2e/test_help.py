@@ -1,0 +1,56 @@
+"""Help answers at once: nothing heavy is loaded for it, and every command shows an example."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from pipelines.cli import app
+from tests.e2e.cli import ROOT, call
+
+pytestmark = pytest.mark.e2e
+COMMANDS = sorted(n for n, c in typer.main.get_command(app).commands.items() if not c.hidden)
+HEAVY = ("torch", "torchvision", "ray", "mlflow", "timm", "pandas", "scipy", "sklearn", "pyarrow")
+ASK_EVERYTHING = """
+import sys
+from pipelines.cli import main
+for command in sys.argv[2:]:
+    sys.argv = ["casemate", *command.split(), "--help"]
+    try:
+        main()
+    except SystemExit as stop:
+        assert stop.code in (0, None), (command, stop.code)
+loaded = sorted(set(HEAVY) & set(sys.modules))
+assert not loaded, loaded
+"""
+
+
+def test_help_of_every_command_loads_nothing_heavy():
+    script = f"HEAVY = {HEAVY!r}\n{ASK_EVERYTHING}"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "commands:", "", *COMMANDS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage:") == 1 + len(COMMANDS)
+
+
+def test_help_lists_the_commands_and_the_exit_codes():
+    told = call("--help")
+    assert told.code == 0
+    assert told.err == ""
+    for command in COMMANDS:
+        assert f"\n  {command} " in told.out
+    assert "0 ok, 1 failed, 2 bad input" in " ".join(told.out.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_shows_an_example_of_itself(command):
+    told = call(command, "--help")
+    assert told.code == 0
+    assert told.err == ""
+    assert f"Example: casemate {command} " in " ".join(told.out.split())
