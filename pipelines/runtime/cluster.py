@@ -61,7 +61,9 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
             ray.init(address=address, runtime_env=_driver_env(), **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise CasemateError(
-                "cluster.address", address, f"cannot be joined: {_first_line(error)}"
+                "cluster.address",
+                address or os.environ["RAY_ADDRESS"],
+                f"cannot be joined: {_first_line(error)}",
             ) from error
         return
     ray.init(

@@ -1,8 +1,8 @@
 """`make bench`: what the sharded executor costs over a plain loop, at one worker.
 
-The same l2 votes (one image, blocks of noisy draws, the demo's network) are computed by a plain loop
-in this process and by the executor with one actor, in turns. Both use one thread. The ratio of each
-round is printed and their median compared with the limit; starting the actor is not counted.
+The same l2 votes (blocks of noisy draws, the demo's network) are computed by a plain loop in this
+process and by the executor with one actor, in turns, one thread each. The ratio of each round is
+printed and their median compared with the limit; starting the actor is not counted.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The sharded executor on real actors: same parts for any number, kills cost only unfinished work."""
+"""The sharded executor on real actors: same parts for any number; kills cost unfinished work."""
 
 import os
 import signal
