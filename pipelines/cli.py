@@ -361,12 +361,12 @@ def stop(
 @app.command(hidden=True)
 def control() -> None:
     """The controller job of a submitted flow."""
-    from pipelines import flow
+    from pipelines import plan
     from pipelines.runtime import jobs
 
     loaded = _recipe_of_job()
     jobs.control(
-        jobs.connect(None), loaded, flow.stages_of(loaded), lambda text: print(text, flush=True)
+        jobs.connect(None), loaded, plan.stages_of(loaded), lambda text: print(text, flush=True)
     )
 
 

@@ -21,6 +21,8 @@ def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -
 
     Items are chosen by the operating system's randomness: nobody can prepare for the choice.
     """
+    if count < 1:
+        raise CasemateError("--resample", count, "is no number of items; write 1 or more")
     folder = path if path.is_dir() else path.parent
     votes = read_votes(folder / VOTES_NAME)
     model_folder, data_folder = _places(folder, votes, model, data)

@@ -105,7 +105,11 @@ def recertify(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings = check_settings(votes.header, document["claim"] | changes)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = f"cannot be made a folder ({error.strerror}); choose another"
+        raise CasemateError("out", out, remedy) from error
     replace_file(out / VOTES_NAME, lambda new: shutil.copyfile(folder / VOTES_NAME, new))
     return write_certificate(out, votes, settings)
 

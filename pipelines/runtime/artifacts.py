@@ -160,12 +160,13 @@ def is_finished(folder: Path, fingerprint: str) -> bool:
     return True
 
 
-def prepare_storage(root: Path) -> Path:
+def prepare_storage(place: str | Path) -> Path:
     """The storage folder, made and shown to be writable."""
-    if ":/" in str(root):
+    root = Path(place)
+    if ":/" in str(place):  # a path would quietly become a local folder of that name
         raise CasemateError(
             "storage.root",
-            root,
+            place,  # a Path would show one slash less
             "is a URL; name a folder that all nodes share, e.g. a mounted bucket",
         )
     try:

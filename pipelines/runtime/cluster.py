@@ -96,7 +96,7 @@ def check_reachable(address: str, *, key: str = "cluster.address") -> None:
     if address in ("auto", "local"):
         return
     try:
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         host, port = None, None
     if not host or not port:

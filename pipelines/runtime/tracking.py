@@ -178,10 +178,10 @@ class Tracker:
         logging.getLogger("alembic").setLevel(logging.ERROR)
         logging.getLogger("torch").setLevel(logging.ERROR)
         mlflow.set_tracking_uri(self.uri)
-        self.client = MlflowClient(self.uri)
         try:
+            self.client = MlflowClient(self.uri)
             self.experiment_id = self._experiment(experiment, None if uri else storage)
-        except MlflowException as error:
+        except (MlflowException, OSError) as error:
             raise CasemateError(
                 "tracking.uri", self.uri, f"cannot be used: {_first_line(error)}"
             ) from error

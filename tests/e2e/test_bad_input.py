@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 from PIL import Image
 
 from pipelines import recipe as recipes
-from pipelines.flow import plan
+from pipelines.plan import plan
 from pipelines.runtime.artifacts import exclusive
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
 
@@ -113,7 +114,7 @@ def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
     storage = place if "://" in place else tmp_path / place
     run = cli if place == "/proc/casemate" else call
     result = run("run", recipe, "--storage", storage)
-    remedy = "mount it" if "://" in place else "choose another with --storage"
+    remedy = "name a folder" if "://" in place else "choose another with --storage"
     assert_refused(result, f"storage.root: {storage} ", remedy)
     assert files(tmp_path) == {"tiny.yaml", "file"}
     assert (tmp_path / "file").read_text() == "in the way"
@@ -146,6 +147,7 @@ def test_an_address_in_the_recipe_is_tried_like_one_on_the_command_line(cli, tmp
         (ANYWHERE, [f"{ANYWHERE} does not answer", "is the cluster up?"]),
         ("127.0.0.1:8265", ["127.0.0.1:8265 is not an http address", "write e.g. http://"]),
         ("http://127.0.0.1:many", ["http://127.0.0.1:many is not host:port", "write e.g. "]),
+        ("https://127.0.0.2", ["https://127.0.0.2 does not answer", "is the cluster up?"]),  # 443
     ],
 )
 def test_clusters_that_take_no_jobs(cli, tmp_path, recipe, address, words):
@@ -182,9 +184,14 @@ def certificate(finished_flow, tmp_path):
         ("certify.l2", "--rule", "loc", ["rule", "loc does not apply to gaussian"]),
         ("certify.patch", "--radii", "0.1", ["radii", "does not apply to columns"]),
         ("certify.patch", "--failure-prob", "0.1", ["failure_prob", "does not apply to columns"]),
-        ("certify.l2", "--failure-prob", "1e-70", ["1e-70", "200"]),
-        ("certify.l2", "--failure-prob", "2", ["2"]),
-        ("certify.l2", "--failure-prob", "nan", ["nan"]),
+        (
+            "certify.l2",
+            "--failure-prob",
+            "1e-70",
+            ["num_estimate: 200 draws", "failure_prob 1e-70", "use 233 or more"],
+        ),
+        ("certify.l2", "--failure-prob", "2", ["failure_prob: 2.0 is outside (0, 1)"]),
+        ("certify.l2", "--failure-prob", "nan", ["failure_prob: nan is outside (0, 1)"]),
         ("certify.l2", "--radii", "0.1;0.2", ["--radii: 0.1;0.2", "comma-separated"]),
         ("certify.l2", "--radii", "-1", ["radii: -1.0", "positive"]),
         ("certify.patch", "--patch-sizes", "99", ["patch_sizes: 99", "1..8"]),
@@ -204,6 +211,8 @@ def test_recertify_never_overwrites_what_it_reads(certificate):
     folder = certificate("certify.l2")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     assert_refused(call("recertify", folder, "--out", folder), folder, "choose another folder")
+    for place in (folder / "votes.parquet", folder / "votes.parquet" / "below"):
+        assert_refused(call("recertify", folder, "--out", place), f"out: {place}", "choose another")
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
@@ -224,7 +233,7 @@ def test_certificates_that_are_not_there_or_not_whole(cli, certificate, tmp_path
     assert not folder.with_name("certify.patch-recertified").exists()
 
 
-def test_a_damaged_finished_step_is_named(certificate, finished_flow, tmp_path):
+def test_a_damaged_finished_step_is_named(finished_flow, tmp_path):
     storage = tmp_path / "storage"
     shutil.copytree(finished_flow / "tiny", storage / "tiny")
     weights = step_folder(storage, "train.main") / "model" / "model.safetensors"
@@ -286,6 +295,14 @@ def test_an_undecodable_image_is_named_and_skipped_only_when_asked(ray_session, 
     assert dataset["classes"] == ["chat noir", "hérisson"]
 
 
+def test_a_tracking_store_that_cannot_be_made(ray_session, tmp_path, recipe):
+    uri = f"sqlite:///{recipe}/below/mlflow.db"
+    storage = tmp_path / "storage"
+    result = call("run", recipe, "--set", f"tracking.uri={uri}", "--storage", storage)
+    assert_refused(result, f"tracking.uri: {uri} cannot be used")
+    assert files(tmp_path) == {"tiny.yaml", "storage/tiny/.lock"}
+
+
 def test_only_undecodable_images_make_no_dataset(ray_session, tmp_path, photos):
     for image in photos.glob("hérisson/*.png"):
         image.write_text("no image at all")
@@ -304,6 +321,14 @@ def trained(finished_flow, tmp_path_factory):
     return storage
 
 
+def statuses(storage: Path) -> dict[str, list[str]]:
+    """How the MLflow runs of each name ended."""
+    client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    names = {run.info.run_name for run in found}
+    return {n: [r.info.status for r in found if r.info.run_name == n] for n in names}
+
+
 def test_a_truncated_part_is_named_and_its_remedy_works(
     ray_session, finished_flow, trained, tmp_path
 ):
@@ -319,6 +344,7 @@ def test_a_truncated_part_is_named_and_its_remedy_works(
     result = call("certify", recipe, "--storage", trained)
     assert_refused(result, f"part: {part} is damaged", "delete this file")
     assert files(step.folder) == {part.relative_to(step.folder).as_posix()}
+    assert statuses(trained)["certify.patch"] == ["FAILED"]
 
     part.write_bytes(whole)  # a whole Parquet file, but no part of this step
     assert_refused(call("certify", recipe, "--storage", trained), part, "delete this file")
@@ -326,6 +352,7 @@ def test_a_truncated_part_is_named_and_its_remedy_works(
     part.unlink()
     result = call("certify", recipe, "--storage", trained)
     assert result.code == 0, result.err
+    assert statuses(trained)["certify.patch"] == ["FINISHED"]  # the same run went on
     for name in ("votes.parquet", "certificates.parquet", "certificate.json"):
         ours = (step.folder / name).read_bytes()
         assert ours == (step_folder(finished_flow, "certify.patch") / name).read_bytes()
@@ -356,5 +383,4 @@ def test_votes_of_another_model_are_refused(ray_session, certificate, trained, t
     model = step_folder(trained, "train.main") / "model"
     result = call("verify", other, "--resample", 1, "--model", model)
     assert_refused(result, f"--model: {model}", *(digest[:12] for digest in digests))
-    data = step_folder(trained, "prepare")
-    assert call("verify", other, "--resample", 1, "--data", data).code == 0
+    assert_refused(call("verify", other, "--resample", -1), "--resample: -1", "1 or more")

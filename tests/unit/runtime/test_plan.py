@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines import flow
+from pipelines import plan as plans
 from pipelines.recipe import load, loads
 
 EVERYTHING = {
@@ -25,7 +25,7 @@ EVERYTHING = {
 
 
 def prints(*overrides: str, recipe: str = "demo") -> dict[str, str]:
-    planned = flow.plan(load(recipe, overrides=overrides), Path("runs"))
+    planned = plans.plan(load(recipe, overrides=overrides), Path("runs"))
     return {step.name: step.fingerprint for step in planned}
 
 
@@ -77,7 +77,7 @@ def test_where_it_runs_is_no_part_of_a_result(override):
 
 def test_a_new_formula_makes_its_results_new(monkeypatch):
     before = prints()
-    monkeypatch.setitem(flow.VERSIONS, "certify", flow.VERSIONS["certify"] + 1)
+    monkeypatch.setitem(plans.VERSIONS, "certify", plans.VERSIONS["certify"] + 1)
     after = prints()
     moved = {name for name in before if before[name] != after[name]}
     assert moved == {"certify.patch", "certify.l2", "report"}
@@ -91,7 +91,7 @@ def test_the_content_of_the_data_counts_and_its_place_does_not(tmp_path):
 
     def fingerprint(path: Path) -> str:
         text = f"name: own\ndata: {{source: npz, path: {path}}}\n"
-        return flow.plan(loads(text, source="own"), tmp_path)[0].fingerprint
+        return plans.plan(loads(text, source="own"), tmp_path)[0].fingerprint
 
     first = fingerprint(here)
     assert fingerprint(there) == first
@@ -102,17 +102,17 @@ def test_the_content_of_the_data_counts_and_its_place_does_not(tmp_path):
 def test_missing_data_is_named_before_anything_starts(tmp_path):
     recipe = loads(f"name: own\ndata: {{source: npz, path: {tmp_path}/no.npz}}\n", source="own")
     with pytest.raises(CasemateError, match=r"data\.path: .*no\.npz does not exist"):
-        flow.plan(recipe, tmp_path)
+        plans.plan(recipe, tmp_path)
 
 
 def test_folders_are_named_by_recipe_step_and_fingerprint(tmp_path):
-    for step in flow.plan(load("demo"), tmp_path):
+    for step in plans.plan(load("demo"), tmp_path):
         assert step.folder == tmp_path / "demo" / f"{step.name}-{step.fingerprint[:12]}"
 
 
 def test_every_step_comes_after_what_it_needs():
     seen: set[str] = set()
-    for step in flow.steps_of(load("demo")):
+    for step in plans.steps_of(load("demo")):
         assert set(step.needs) <= seen, step.name
         seen.add(step.name)
     assert seen == EVERYTHING
@@ -133,19 +133,19 @@ def test_every_step_comes_after_what_it_needs():
     ],
 )
 def test_selecting_a_stage_pulls_in_its_needs(until, expected):
-    planned = flow.plan(load("demo"), Path("runs"))
-    chosen = [step.name for step in flow.select(planned, until)]
+    planned = plans.plan(load("demo"), Path("runs"))
+    chosen = [step.name for step in plans.select(planned, until)]
     assert set(chosen) == expected
     assert chosen == [step.name for step in planned if step.name in expected]  # order is kept
 
 
 def test_a_stage_without_a_section_is_refused():
     recipe = loads("name: bare\ndata: {source: digits}\n", source="bare")
-    assert flow.stages_of(recipe) == ["prepare", "report"]
+    assert plans.stages_of(recipe) == ["prepare", "report"]
     with pytest.raises(CasemateError, match="stage: attack has nothing to do"):
-        flow.select(flow.plan(recipe, Path("runs")), "attack")
+        plans.select(plans.plan(recipe, Path("runs")), "attack")
 
 
 def test_stages_are_those_of_the_steps():
     recipe = load("demo")
-    assert set(flow.stages_of(recipe)) == {step.stage for step in flow.steps_of(recipe)}
+    assert set(plans.stages_of(recipe)) == {step.stage for step in plans.steps_of(recipe)}
