@@ -402,7 +402,8 @@ def main() -> None:
     except Exception as error:
         if verbose:
             raise
-        print(f"casemate: failed: {error} (--verbose shows where)", file=sys.stderr)
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        print(f"casemate: failed: {reason} (--verbose shows where)", file=sys.stderr)
         sys.exit(1)
 
 

@@ -56,6 +56,8 @@ def execute(
                 if runner.trainings_left:
                     _leave(error)
                 raise
+            finally:
+                release_workers()  # a Ray that outlives this flow gets its CPUs back
             parent.finish()
 
 

@@ -8,22 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-# Read by Ray at import or by its child processes: they must stand before `import ray`.
-os.environ.setdefault("RAY_AUTH_MODE", "token")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
-os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
-os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
-os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
-os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # units in flight when a stage fails
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables at verbosity 0
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
 
 from components.core.errors import CasemateError
+from pipelines.runtime import RAY_CAME_FIRST
 from pipelines.sections import ClusterSection
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
@@ -53,6 +41,12 @@ def ray_cluster(section: ClusterSection, *, address: str | None = None) -> Itera
 
 def connect(section: ClusterSection, *, address: str | None) -> None:
     """Join the named cluster or the job's own, else start a local Ray that ends with us."""
+    if RAY_CAME_FIRST:
+        raise CasemateError(
+            "RAY_AUTH_MODE",
+            "unset",
+            "when ray was imported; import pipelines.flow before ray, or set it to token",
+        )
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
         check_reachable(address)

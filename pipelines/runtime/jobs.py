@@ -4,6 +4,7 @@ The controller holds no state: it reads which jobs exist, so it can be killed an
 any moment. A stage that still runs is joined, a finished one is skipped by its own fingerprints.
 """
 
+import logging
 import os
 import shlex
 import sys
@@ -13,17 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
-
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient  # isort: skip - after cluster
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from pipelines.recipe import Recipe
+from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
 
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
 FLAGS_ENV = "CASEMATE_FLAGS"
 MAX_TRIES = 3
+START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def connect(address: str | None) -> JobSubmissionClient:
                 "--address", address, "is not an http address; write e.g. http://127.0.0.1:8265"
             )
         check_reachable(address, key="--address")
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what is packed and uploaded, file by file
     try:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError) as error:
@@ -81,14 +83,39 @@ def submit(
         "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
     }
     attempt = 1 + sum(job.stage == "flow" for job in jobs)
-    job_id = client.submit_job(
-        entrypoint=f"{shlex.quote(interpreter)} -m pipelines.cli control",
-        submission_id=f"{name}-{attempt}",
-        entrypoint_num_cpus=0,
-        metadata={"casemate.flow": name, "casemate.stage": "flow"},
-        runtime_env={"env_vars": env, **code_env()},
+    command = f"{shlex.quote(interpreter)} -m pipelines.cli control"
+    job_id = _submit_job(
+        client, command, job_id=f"{name}-{attempt}", flow=name, stage="flow", env=env
     )
     return next(job for job in flow_jobs(client, name) if job.job_id == job_id)
+
+
+def _submit_job(
+    client: JobSubmissionClient,
+    command: str,
+    *,
+    job_id: str,
+    flow: str,
+    stage: str,
+    env: dict[str, str],
+) -> str:
+    """Submit a light job; a cluster that has only just started gets a minute to be ready."""
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return str(
+                client.submit_job(
+                    entrypoint=command,
+                    submission_id=job_id,
+                    entrypoint_num_cpus=0,
+                    metadata={"casemate.flow": flow, "casemate.stage": stage},
+                    runtime_env={"env_vars": env, **code_env()},
+                )
+            )
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(1)
 
 
 def flow_jobs(client: JobSubmissionClient, flow: str | None = None) -> list[FlowJob]:
@@ -151,8 +178,8 @@ def control(client: JobSubmissionClient, recipe: Recipe, stages: Sequence[str], 
             if status == JobStatus.SUCCEEDED:
                 break
             if status == JobStatus.STOPPED or code == 2 or attempt == MAX_TRIES:
-                tail = "\n".join(client.get_job_logs(job_id).strip().splitlines()[-15:])
-                raise RuntimeError(f"stage {stage} ended {status.value} (job {job_id}):\n{tail}")
+                say("\n".join(client.get_job_logs(job_id).strip().splitlines()[-15:]))
+                raise RuntimeError(f"stage {stage} ended {status.value}, see job {job_id}")
             say(f"{stage}: attempt {attempt} failed, trying again")
 
 
@@ -163,15 +190,9 @@ def _join_or_submit(client: JobSubmissionClient, flow: str, stage: str) -> str:
         return running[-1].job_id
     passed = {key: os.environ[key] for key in (RECIPE_ENV, FLAGS_ENV, "RAY_AUTH_MODE")}
     env = {**WORKER_ENV, **passed}
-    return str(
-        client.submit_job(
-            entrypoint=f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}",
-            submission_id=f"{flow}-{stage}-{len(jobs) + 1}",
-            entrypoint_num_cpus=0,
-            metadata={"casemate.flow": flow, "casemate.stage": stage},
-            runtime_env={"env_vars": env, **code_env()},
-        )
-    )
+    command = f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}"
+    job_id = f"{flow}-{stage}-{len(jobs) + 1}"
+    return _submit_job(client, command, job_id=job_id, flow=flow, stage=stage, env=env)
 
 
 def _wait(client: JobSubmissionClient, job_id: str) -> tuple[JobStatus, int | None]:

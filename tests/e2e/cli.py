@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY: dict[str, Any] = {
     "name": "tiny",
     "seed": 3,
-    "data": {"source": "digits", "limits": {"train": 240, "val": 40, "test": 24}},
+    "data": {"source": "digits", "limits": {"train": 1000, "val": 60, "test": 24}},
     "model": {
         "architecture": "tiny_vit",
         "options": {"patch_size": 2, "embed_dim": 32, "depth": 2, "num_heads": 2},
@@ -29,9 +29,10 @@ TINY: dict[str, Any] = {
     },
     "train": {
         "objective": {"kind": "fgsm", "eps": 0.05, "eps_warmup_epochs": 1},
-        "variants": {"columns": {"objective": {"kind": "columns", "band": 3}}},
-        "epochs": 2,
-        "batch_size": 40,
+        "variants": {"columns": {"objective": {"kind": "columns", "band": 2}, "epochs": 10}},
+        "epochs": 6,
+        "batch_size": 16,
+        "learning_rate": 0.003,
         "val_items": 20,
         "val_steps": 2,
     },

@@ -299,7 +299,7 @@ def test_mlflow_has_one_parent_and_a_child_per_step(runs, finished_flow):
     parent, children = runs
     assert set(children) == set(FILES)
     assert parent.info.run_name == "tiny"
-    assert parent.data.params["train.epochs"] == "2"
+    assert parent.data.params["train.epochs"] == str(TINY["train"]["epochs"])
     assert parent.data.params["certify.l2.sigma"] == "0.1"
     for step, run in children.items():
         manifest = read(step_folder(finished_flow, step) / "manifest.json")
@@ -312,10 +312,11 @@ def test_mlflow_has_one_parent_and_a_child_per_step(runs, finished_flow):
 
 
 def test_mlflow_has_each_epoch_once(client, runs, finished_flow):
-    for step in ("train.main", "train.columns"):
-        run = runs[1][step]
-        rows = read(step_folder(finished_flow, step) / "history.json")["rows"]
-        assert len(rows) == TINY["train"]["epochs"]
+    variant = TINY["train"]["variants"]["columns"]
+    for step, epochs in {"main": TINY["train"]["epochs"], "columns": variant["epochs"]}.items():
+        run = runs[1][f"train.{step}"]
+        rows = read(step_folder(finished_flow, f"train.{step}") / "history.json")["rows"]
+        assert len(rows) == epochs
         for name in ("loss", "train_accuracy", "val_accuracy", "lr"):
             history = client.get_metric_history(run.info.run_id, f"train/{name}")
             assert sorted((m.step, m.value) for m in history) == [
