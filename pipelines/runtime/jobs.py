@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ray.dashboard.modules import dashboard_sdk
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
@@ -51,7 +52,8 @@ def connect(address: str | None) -> JobSubmissionClient:
                 "--address", address, "is not an http address; write e.g. http://127.0.0.1:8265"
             )
         check_reachable(address, key="--address")
-    logging.getLogger("ray").setLevel(logging.ERROR)  # what is packed and uploaded, file by file
+    for name in ("ray", dashboard_sdk.__name__):  # they list every file that is packed
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError) as error:

@@ -164,6 +164,7 @@ class _Driver:
         self.busy: dict[Any, tuple[ActorHandle, Unit]] = {}
         self.probes: dict[Any, ActorHandle] = {}
         self.tries: Counter[str] = Counter()
+        self.innocent: set[str] = set()  # waited behind the unit during which their worker died
         self.failed: dict[str, tuple[Unit, BaseException]] = {}
         self.last_alive = time.monotonic()
         for _ in range(IN_FLIGHT):
@@ -188,11 +189,13 @@ class _Driver:
             self.busy[worker.run.remote(self.job, unit.payload)] = worker, unit
 
     def _settle(self, ref: Any) -> None:
-        worker, unit = self.busy.pop(ref)
+        worker, unit = self.busy[ref]
         try:
             table = ray.get(ref)
         except (ActorUnavailableError, ActorDiedError) as error:
-            self._requeue(unit, error)  # the machine's fault, or a unit that kills its worker
+            self._blame_oldest(worker)
+            del self.busy[ref]
+            self._requeue(unit, error)
             if worker not in self.probes.values():
                 self.probes[worker.ready.remote()] = worker
             return
@@ -204,8 +207,15 @@ class _Driver:
         else:
             self.parts.save(unit.name, table)
             self.bar.advance()
+        del self.busy[ref]
         self.last_alive = time.monotonic()
         self._feed(worker)
+
+    def _blame_oldest(self, worker: ActorHandle) -> None:
+        """A dead worker was busy with its oldest unit; those queued behind it lose no try."""
+        held = [unit.name for other, unit in self.busy.values() if other == worker]
+        if held and held[0] not in self.innocent:
+            self.innocent.update(held[1:])
 
     def _settle_probe(self, ref: Any) -> None:
         """Is the lost actor back? If so, it works again; if it is gone for good, others go on."""
@@ -224,7 +234,10 @@ class _Driver:
                 self._feed(worker)
 
     def _requeue(self, unit: Unit, error: BaseException) -> None:
-        self.tries[unit.name] += 1
+        if unit.name in self.innocent:
+            self.innocent.remove(unit.name)
+        else:
+            self.tries[unit.name] += 1
         if self.tries[unit.name] >= MAX_TRIES:
             self.failed[unit.name] = unit, error
         else:

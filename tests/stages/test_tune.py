@@ -7,7 +7,7 @@ import yaml
 from mlflow import MlflowClient
 
 from pipelines import flow, recipe
-from tests.e2e.cli import step_folder, tiny_recipe
+from tests.e2e.cli import TINY, step_folder, tiny_recipe
 
 pytestmark = pytest.mark.ray
 
@@ -41,7 +41,10 @@ def test_four_trials_give_a_ranked_table_and_a_recipe(ray_session, tmp_path):
     )
     assert best.name == "tiny-tuned"
     assert best.tune is None
-    assert yaml.safe_load((folder / "best.yaml").read_text())["train"]["epochs"] == 2
+    assert (
+        yaml.safe_load((folder / "best.yaml").read_text())["train"]["epochs"]
+        == TINY["train"]["epochs"]
+    )
 
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
