@@ -1,7 +1,6 @@
 """`casemate`: parsing and printing only; heavy imports live inside the commands."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
+from pipelines import cli_jobs
+from pipelines.cli_options import (
+    AddressOpt,
+    ForceOpt,
+    JsonOpt,
+    RecipeArg,
+    SetOpt,
+    SmokeOpt,
+    StorageOpt,
+    load_recipe,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -18,31 +28,6 @@ app = typer.Typer(
     help="Train, tune, attack and certify vision transformers on Ray, tracked in MLflow.",
     epilog="Exit codes: 0 ok, 1 failed, 2 bad input. --verbose anywhere shows tracebacks.",
 )
-
-RecipeArg = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
-]
-SetOpt = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="K=V", help="Override a key, e.g. train.epochs=2."),
-]
-StorageOpt = Annotated[
-    str | None, typer.Option("--storage", metavar="DIR", help="Where artifacts are kept.")
-]
-SmokeOpt = Annotated[bool, typer.Option("--smoke", help="Shrink the recipe to seconds.")]
-ForceOpt = Annotated[bool, typer.Option("--force", help="Run finished steps again.")]
-AddressOpt = Annotated[
-    str | None, typer.Option("--address", metavar="A", help="Ray cluster, host:port.")
-]
-JobsOpt = Annotated[str, typer.Option("--address", metavar="URL", help="Dashboard of the cluster.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout.")]
-DASHBOARD = "http://127.0.0.1:8265"
-
-
-def _load(name: str, overrides: list[str] | None, smoke: bool) -> Any:
-    from pipelines import recipe
-
-    return recipe.load(name, overrides=overrides or [], smoke=smoke)
 
 
 def _flow(
@@ -58,7 +43,7 @@ def _flow(
     """Run a flow or a part of it and print where everything is."""
     from pipelines import flow
 
-    loaded = _load(recipe, overrides, smoke)
+    loaded = load_recipe(recipe, overrides, smoke)
     steps = flow.run_flow(loaded, storage=storage, address=address, force=force, until=until)
     rows, report = flow.summary(steps), flow.folder_of(steps, "report")
     root = Path(storage or loaded.storage.root).resolve()
@@ -86,21 +71,9 @@ def _flow(
     print(f"mlflow: mlflow ui --backend-store-uri '{uri}'")
 
 
-@app.command(epilog="Example: casemate run demo --storage runs --set train.epochs=2")
-def run(
-    recipe: RecipeArg,
-    set_: SetOpt = None,
-    storage: StorageOpt = None,
-    smoke: SmokeOpt = False,
-    force: ForceOpt = False,
-    address: AddressOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Run a recipe's whole chain; what is already finished is skipped."""
-    _flow(recipe, set_, storage, smoke, force, address, as_json, None)
+def _flow_command(name: str, help_: str, *, until: str | None) -> None:
+    """`run` and the stages differ only in where they stop."""
 
-
-def _stage_command(stage: str, help_: str) -> None:
     def command(
         recipe: RecipeArg,
         set_: SetOpt = None,
@@ -110,11 +83,14 @@ def _stage_command(stage: str, help_: str) -> None:
         address: AddressOpt = None,
         as_json: JsonOpt = False,
     ) -> None:
-        _flow(recipe, set_, storage, smoke, force, address, as_json, stage)
+        _flow(recipe, set_, storage, smoke, force, address, as_json, until)
 
-    app.command(stage, help=help_, epilog=f"Example: casemate {stage} demo --smoke")(command)
+    app.command(name, help=help_, epilog=f"Example: casemate {name} demo --set train.epochs=2")(
+        command
+    )
 
 
+_flow_command("run", "Run a recipe's whole chain; what is already finished is skipped.", until=None)
 for _stage, _help in {
     "prepare": "Prepare the recipe's dataset.",
     "train": "Train the recipe's models, preparing data first.",
@@ -123,7 +99,7 @@ for _stage, _help in {
     "certify": "Certify the recipe's models, training them first.",
     "report": "Run what the report needs, then write it.",
 }.items():
-    _stage_command(_stage, _help)
+    _flow_command(_stage, _help, until=_stage)
 
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")
@@ -137,7 +113,7 @@ def recipes(
     from pipelines import recipe
 
     if name:
-        loaded = _load(name, set_, smoke)
+        loaded = load_recipe(name, set_, smoke)
         print(json.dumps(loaded.resolved(), indent=2) if as_json else loaded.to_yaml(), end="")
         return
     rows = {n: recipe.headline(n) for n in recipe.available()}
@@ -153,7 +129,7 @@ def lint(recipe: RecipeArg, set_: SetOpt = None, as_json: JsonOpt = False) -> No
     """Validate a recipe and warn about known mistakes."""
     from pipelines.lint import warnings_of
 
-    found = warnings_of(_load(recipe, set_, False))
+    found = warnings_of(load_recipe(recipe, set_, False))
     if as_json:
         print(json.dumps([{"key": w.key, "message": w.message} for w in found], indent=2))
         return
@@ -258,131 +234,7 @@ def _numbers(key: str, text: str | None, kind: Any) -> list[Any] | None:
         raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
-@app.command(
-    epilog="Example: casemate submit demo --address http://127.0.0.1:8265 --storage /shared/runs"
-)
-def submit(
-    recipe: RecipeArg,
-    address: JobsOpt = DASHBOARD,
-    set_: SetOpt = None,
-    storage: StorageOpt = None,
-    smoke: SmokeOpt = False,
-    force: ForceOpt = False,
-    python: Annotated[str | None, typer.Option(help="Interpreter on the cluster.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the flow to its end.")] = False,
-    as_json: JsonOpt = False,
-) -> None:
-    """Send a flow to a cluster: a controller job that runs every stage as its own Ray job."""
-    from pipelines.runtime import jobs
-
-    loaded = _load(recipe, set_, smoke)
-    place = storage or loaded.storage.root
-    if "://" in place:
-        raise CasemateError("--storage", place, "is a URL; name a folder that all nodes share")
-    root = str(Path(place).resolve())
-    job = jobs.submit(loaded, address=address, storage=root, force=force, python=python)
-    print(
-        json.dumps({"flow": job.flow, "job": job.job_id})
-        if as_json
-        else f"flow {job.flow}: job {job.job_id}"
-    )
-    if wait:
-        _follow(jobs.connect(address), job.flow)
-
-
-def _follow(client: Any, flow: str) -> None:
-    import time
-
-    from pipelines.runtime import jobs
-
-    seen: dict[str, str] = {}
-    while True:
-        found = jobs.find_flow(client, flow)
-        for job in found:
-            if seen.get(job.job_id) != job.status:
-                seen[job.job_id] = job.status
-                print(f"{job.stage:<10} {job.status:<10} {job.job_id}", flush=True)
-        last = [job for job in found if job.stage == "flow"][-1]
-        if not last.active:
-            if last.status != "SUCCEEDED":
-                print(client.get_job_logs(last.job_id), file=sys.stderr)
-                raise typer.Exit(1)
-            return
-        time.sleep(1)
-
-
-@app.command(epilog="Example: casemate status demo-1a2b3c4d")
-def status(
-    flow: Annotated[str | None, typer.Argument(help="A flow; default: all.")] = None,
-    address: JobsOpt = DASHBOARD,
-    as_json: JsonOpt = False,
-) -> None:
-    """Show flows on a cluster and the state of their stages."""
-    from pipelines.runtime import jobs
-
-    client = jobs.connect(address)
-    found = jobs.find_flow(client, flow) if flow else jobs.flow_jobs(client)
-    if as_json:
-        print(
-            json.dumps(
-                [{k: getattr(j, k) for k in ("flow", "stage", "job_id", "status")} for j in found],
-                indent=2,
-            )
-        )
-        return
-    for job in found:
-        print(f"{job.flow:<28} {job.stage:<10} {job.status:<10} {job.job_id}")
-
-
-@app.command(epilog="Example: casemate logs demo-1a2b3c4d --stage certify")
-def logs(
-    flow: Annotated[str, typer.Argument(help="A flow or a job id.")],
-    stage: Annotated[str | None, typer.Option(help="Only this stage.")] = None,
-    address: JobsOpt = DASHBOARD,
-) -> None:
-    """Print what the jobs of a flow wrote."""
-    from pipelines.runtime import jobs
-
-    for job_id, text in jobs.logs(jobs.connect(address), flow, stage=stage):
-        print(f"== {job_id}\n{text.rstrip()}")
-
-
-@app.command(epilog="Example: casemate stop demo-1a2b3c4d")
-def stop(
-    flow: Annotated[str, typer.Argument(help="A flow or a job id.")], address: JobsOpt = DASHBOARD
-) -> None:
-    """Stop a flow on a cluster; finished work stays, `submit` continues it."""
-    from pipelines.runtime import jobs
-
-    stopped = jobs.stop(jobs.connect(address), flow)
-    print(f"stopped {len(stopped)} job(s) of {flow}; submit the recipe again to continue")
-
-
-@app.command(hidden=True)
-def control() -> None:
-    """The controller job of a submitted flow."""
-    from pipelines import plan
-    from pipelines.runtime import jobs
-
-    loaded = _recipe_of_job()
-    jobs.control(
-        jobs.connect(None), loaded, plan.stages_of(loaded), lambda text: print(text, flush=True)
-    )
-
-
-@app.command("stage-job", hidden=True)
-def stage_job(stage: str) -> None:
-    """One stage of a submitted flow."""
-    from pipelines import flow
-
-    force = "--force" in os.environ.get("CASEMATE_FLAGS", "")
-    flow.run_flow(_recipe_of_job(), force=force, until=stage)
-
-
-def _recipe_of_job() -> Any:
-    from pipelines import recipe
-
-    return recipe.loads(os.environ["CASEMATE_RECIPE"], source="submitted recipe")
+app.add_typer(cli_jobs.commands)
 
 
 def main() -> None:

@@ -30,7 +30,8 @@ def dashboard():
     head = subprocess.Popen(
         [ray, "start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}",
          f"--dashboard-port={port}", f"--temp-dir={home}", "--disable-usage-stats",
-         f"--ray-client-server-port={free_port()}", f"--dashboard-agent-listen-port={free_port()}", "--object-store-memory=134217728"],
+         f"--ray-client-server-port={free_port()}", "--object-store-memory=134217728",
+         f"--dashboard-agent-listen-port={free_port()}"],  # 52365 may be another Ray's
         env={**os.environ, "RAY_TMPDIR": home},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
