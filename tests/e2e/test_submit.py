@@ -7,12 +7,20 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.e2e.cli import step_folder, tiny_recipe, wait_until
 
 pytestmark = pytest.mark.e2e
+
+
+class Head(NamedTuple):
+    """Where a cluster is reached: by drivers, and by job submission."""
+
+    address: str
+    dashboard: str
 
 
 def free_port() -> int:
@@ -22,13 +30,13 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def dashboard():
+def head():
     """`ray start --head` with a home of its own; ended by its pid, never by `ray stop`."""
-    port = free_port()
+    gcs, port = free_port(), free_port()
     home = tempfile.mkdtemp(prefix="cmh-")
     ray = Path(sys.executable).with_name("ray")
-    head = subprocess.Popen(
-        [ray, "start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}",
+    process = subprocess.Popen(
+        [ray, "start", "--head", "--block", "--num-cpus=2", f"--port={gcs}",
          f"--dashboard-port={port}", f"--temp-dir={home}", "--disable-usage-stats",
          f"--ray-client-server-port={free_port()}", "--object-store-memory=134217728",
          f"--dashboard-agent-listen-port={free_port()}"],  # 52365 may be another Ray's
@@ -39,10 +47,10 @@ def dashboard():
     )  # fmt: skip
     try:
         wait_until(lambda: answers(port), seconds=90)
-        yield f"http://127.0.0.1:{port}"
+        yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}")
     finally:
-        head.send_signal(signal.SIGTERM)
-        head.wait(timeout=60)
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
 
 
 def answers(port: int) -> bool:
@@ -51,9 +59,8 @@ def answers(port: int) -> bool:
 
 
 @pytest.mark.timeout(420)
-def test_stop_and_resubmit_finish_with_the_same_certificates(
-    cli, tmp_path, dashboard, finished_flow
-):
+def test_stop_and_resubmit_finish_with_the_same_certificates(cli, tmp_path, head, finished_flow):
+    dashboard = head.dashboard
     storage = tmp_path / "storage"
     recipe = tiny_recipe(tmp_path / "tiny.yaml")
     submit = ("submit", recipe, "--address", dashboard, "--storage", storage)
@@ -84,3 +91,13 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     unknown = cli("logs", "no-such-flow", "--address", dashboard)
     assert unknown.code == 2
     assert flow in unknown.err
+
+
+def test_a_driver_joins_a_cluster_by_its_address(cli, tmp_path, head, finished_flow):
+    recipe = tiny_recipe(tmp_path / "tiny.yaml")
+    storage = tmp_path / "storage"
+    said = cli("prepare", recipe, "--storage", storage, "--address", head.address)
+    assert said.code == 0, said.err
+    ours, theirs = (step_folder(root, "prepare") for root in (storage, finished_flow))
+    for name in ("train-00000.parquet", "dataset.json"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
