@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # workers import this module: spare them mlflow
     from pipelines.runtime.tracking import StepRun
 
 MANIFEST = "manifest.json"
-SCRATCH = "work"  # parts, checkpoints: what a resumed step needs and a finished one does not list
+SCRATCH = "unfinished"  # parts and checkpoints: what a resumed step needs
 
 
 @cache

@@ -1,6 +1,8 @@
 """Progress on a terminal's stderr, and nothing anywhere else."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -40,6 +42,31 @@ def bar(label: str, *, total: float, unit: str, done: int = 0) -> Iterator[Bar]:
     ) as p:
         task = p.add_task(label, total=total, completed=done, note="", rate="")
         yield Bar(p, task)
+
+
+@contextmanager
+def follow(
+    label: str, *, total: float, unit: str, look: Callable[[Bar], None], every: float = 0.5
+) -> Iterator[None]:
+    """A bar for work that another process does: `look` reads how far it is, now and then.
+
+    It looks once more when the work is over. An error in `look` is raised at the end.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        with bar(label, total=total, unit=unit) as shown:
+            while not over.wait(every):
+                look(shown)
+            look(shown)
+
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch)
+        try:
+            yield
+        finally:
+            over.set()
+        watching.result()
 
 
 class _RatedProgress(Progress):

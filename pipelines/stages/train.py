@@ -7,7 +7,6 @@ driver reads it to show progress and to log to MLflow, so no worker needs the tr
 import json
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -163,7 +162,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         ),
     )
     total = recipe.epochs_of(model)
-    with _Watch(live, out, total):
+    with progress.follow(out.step, total=total, unit="epochs", look=_Diary(live, out)):
         try:
             trainer.fit()
         except WorkerGroupError as error:
@@ -187,38 +186,22 @@ def _cause(error: WorkerGroupError) -> BaseException:
     return RuntimeError(f"training failed: {next(iter(error.worker_failures.values()))}")
 
 
-class _Watch:
-    """Follows live.json: a progress line, and each finished epoch once in MLflow."""
+class _Diary:
+    """Reads live.json: a progress line, and each finished epoch once in MLflow."""
 
-    def __init__(self, live: Path, out: StageDir, epochs: int) -> None:
-        self.live, self.out, self.epochs = live, out, epochs
-        self.done = threading.Event()
-        self.thread = threading.Thread(target=self._follow, daemon=True)
-        self.logged = 0
+    def __init__(self, live: Path, out: StageDir) -> None:
+        self.live, self.out, self.num_logged = live, out, 0
 
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self.thread.join()
-
-    def _follow(self) -> None:
-        with progress.bar(self.out.step, total=self.epochs, unit="epochs") as bar:
-            while True:
-                last_look = self.done.wait(0.5)
-                if self.live.exists():
-                    state = json.loads(self.live.read_text())
-                    self._log(state["rows"])
-                    bar.at(len(state["rows"]) + state["fraction"], _note(state["rows"]))
-                if last_look:
-                    return
-
-    def _log(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows[self.logged :]:
+    def __call__(self, bar: progress.Bar) -> None:
+        if not self.live.exists():
+            return
+        state = json.loads(self.live.read_text())
+        rows = state["rows"]
+        for row in rows[self.num_logged :]:
             values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
             self.out.run.metrics(values, step=row["epoch"])
-        self.logged = max(self.logged, len(rows))
+        self.num_logged = max(self.num_logged, len(rows))
+        bar.at(len(rows) + state["fraction"], _note(rows))
 
 
 def _note(rows: list[dict[str, Any]]) -> str:

@@ -5,7 +5,6 @@ The objective is accuracy on validation items, never on test.
 
 import json
 import tempfile
-import threading
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -128,7 +127,12 @@ def _fit(
             ),
             run_config=tune.RunConfig(name=name, storage_path=str(storage), verbose=0),
         )
-    with _Watch(storage / name, out.step, total=len(points) * epochs):
+
+    def look(bar: progress.Bar) -> None:
+        bar.at(sum(_lines(path) for path in (storage / name).glob("*/result.json")))
+
+    total = len(points) * epochs
+    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0):
         return tuner.fit()
 
 
@@ -169,27 +173,6 @@ def _track(out: StageDir, rows: list[dict[str, Any]], results: Any, metric: str)
 
 def _values(row: dict[str, Any]) -> list[str]:
     return [key for key in row if "." in key]
-
-
-class _Watch:
-    """Counts the epochs that trials have reported, for the progress bar."""
-
-    def __init__(self, folder: Path, label: str, total: int) -> None:
-        self.folder, self.label, self.total = folder, label, total
-        self.done = threading.Event()
-        self.thread = threading.Thread(target=self._follow, daemon=True)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.done.set()
-        self.thread.join()
-
-    def _follow(self) -> None:
-        with progress.bar(self.label, total=self.total, unit="trial epochs") as bar:
-            while not self.done.wait(1.0):
-                bar.at(sum(_lines(path) for path in self.folder.glob("*/result.json")))
 
 
 def _lines(path: Path) -> int:

@@ -336,7 +336,7 @@ def test_a_truncated_part_is_named_and_its_remedy_works(
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify=certify, attack={})
     steps = plan(recipes.load(str(recipe)), trained)
     (step,) = [s for s in steps if s.name == "certify.patch"]
-    part = step.folder / "work" / "votes" / "items-00000000.parquet"
+    part = step.folder / "unfinished" / "votes" / "items-00000000.parquet"
     part.parent.mkdir(parents=True)
     whole = (step_folder(finished_flow, "certify.patch") / "votes.parquet").read_bytes()
     part.write_bytes(whole[: len(whole) // 2])

@@ -15,14 +15,16 @@ FILES = ("votes.parquet", "certificates.parquet", "certificate.json")
 
 def epochs_done(storage: Path, step: str) -> int:
     """Epochs that rank 0 of a running training has finished."""
-    for live in storage.glob(f"*/{step}-*/work/live.json"):
+    for live in storage.glob(f"*/{step}-*/unfinished/live.json"):
         return len(json.loads(live.read_text())["rows"])
     return 0
 
 
 def parts(storage: Path, step: str) -> dict[str, int]:
     """Finished vote parts and when they were written."""
-    return {p.name: p.stat().st_mtime_ns for p in storage.glob(f"*/{step}-*/work/votes/*.parquet")}
+    return {
+        p.name: p.stat().st_mtime_ns for p in storage.glob(f"*/{step}-*/unfinished/votes/*.parquet")
+    }
 
 
 def test_kills_leave_the_same_certificates_and_the_same_runs(cli, tmp_path, finished_flow):

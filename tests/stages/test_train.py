@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ray
 
 def kill_rank_0_after_first_epoch(storage: Path, killed: list[int]) -> None:
     def first_epoch_done() -> bool:
-        for live in storage.glob("*/train.main-*/work/live.json"):
+        for live in storage.glob("*/train.main-*/unfinished/live.json"):
             state = json.loads(live.read_text())
             if len(state["rows"]) == 1:
                 killed.append(state["pid"])

@@ -84,7 +84,7 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
         "prepare": {"fingerprint": PRINT, "mlflow_run_id": "mlflow-1"},
     }
     assert manifest["software"].keys() >= {"torch", "timm", "ray", "casemate"}
-    assert not (out.path / "work").exists()
+    assert not (out.path / "unfinished").exists()
 
 
 def test_finished_means_manifest_fingerprint_and_files(finished, tmp_path):
