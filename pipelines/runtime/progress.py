@@ -6,17 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 console = Console(stderr=True)
 
 
 class Bar:
-    """One bar with rate and time left; silent where stderr is no terminal."""
+    """One line with rate and time left; silent where stderr is no terminal."""
 
-    def __init__(self, progress: Progress, task: int) -> None:
-        self._progress = progress
-        self._task = progress.tasks[task].id
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
 
     def advance(self, count: int = 1) -> None:
         self._progress.advance(self._task, count)
@@ -25,23 +31,58 @@ class Bar:
         self._progress.update(self._task, completed=completed, note=note)
 
 
+class _Display:
+    """The one live display: a terminal has room for one, and trainings run side by side."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.num_bars = 0
+        self.progress: Progress | None = None
+
+    def join(self) -> Progress:
+        with self.lock:
+            if self.progress is None:
+                self.progress = _new_progress()
+                self.progress.start()
+            self.num_bars += 1
+            return self.progress
+
+    def leave(self, progress: Progress, task: TaskID) -> None:
+        with self.lock:
+            progress.remove_task(task)
+            self.num_bars -= 1
+            if self.num_bars == 0:
+                progress.stop()
+                self.progress = None
+
+
+_DISPLAY = _Display()
+
+
 @contextmanager
 def bar(label: str, *, total: float, unit: str, done: int = 0) -> Iterator[Bar]:
     """A progress bar for `total` units of which `done` were finished by an earlier run."""
+    progress = _DISPLAY.join()
+    task = progress.add_task(label, total=total, completed=done, unit=unit, note="", rate="")
+    try:
+        yield Bar(progress, task)
+    finally:
+        _DISPLAY.leave(progress, task)
+
+
+def _new_progress() -> Progress:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn("{task.fields[unit]}"),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with _RatedProgress(
+    return _RatedProgress(
         *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as p:
-        task = p.add_task(label, total=total, completed=done, note="", rate="")
-        yield Bar(p, task)
+    )
 
 
 @contextmanager
