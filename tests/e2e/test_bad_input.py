@@ -187,8 +187,8 @@ def certificate(finished_flow, tmp_path):
         (
             "certify.l2",
             "--failure-prob",
-            "1e-70",
-            ["num_estimate: 200 draws", "failure_prob 1e-70", "use 233 or more"],
+            "1e-140",
+            ["num_estimate: 400 draws", "failure_prob 1e-140", "use 466 or more"],
         ),
         ("certify.l2", "--failure-prob", "2", ["failure_prob: 2.0 is outside (0, 1)"]),
         ("certify.l2", "--failure-prob", "nan", ["failure_prob: nan is outside (0, 1)"]),
