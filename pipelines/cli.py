@@ -156,9 +156,13 @@ def verify(
 ) -> None:
     """Recompute every claim of a certificate from its votes; no GPU needed."""
     from components.certify import verify as checks
+    from pipelines.runtime.artifacts import changed_files
 
     report = checks.verify(path)
-    problems = list(report.problems)
+    folder = path if path.is_dir() else path.parent
+    changed = changed_files(folder)
+    problems = [f"{name}: is not the file that manifest.json lists" for name in changed]
+    problems += report.problems
     if resample:
         from pipelines.resample import resample as vote_again
 
@@ -248,9 +252,6 @@ def main() -> None:
             raise
         print(f"casemate: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("casemate: stopped; the same command continues where it stopped", file=sys.stderr)
-        sys.exit(130)
     except Exception as error:
         if verbose:
             raise

@@ -9,7 +9,7 @@ from components.core.digests import digest_json
 from pipelines.plan import PlannedStep, plan, select
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import exclusive, prepare_storage
+from pipelines.runtime.artifacts import exclusive, is_made_from, prepare_storage
 
 
 def run_flow(
@@ -25,8 +25,8 @@ def run_flow(
     with exclusive(root / recipe.name):
         everything = plan(recipe, root)
         steps = select(everything, until)
-        again = {s.name for s in steps if until in (None, s.step.stage)} if force else set()
-        todo = [step for step in steps if step.name in again or not step.finished]
+        forced = {s.name for s in steps if until in (None, s.step.stage)} if force else set()
+        todo, again = _missing(steps, forced)
         for step in steps:
             if step not in todo:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
@@ -43,6 +43,22 @@ def run_flow(
                 again=again,
             )
     return steps
+
+
+def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[PlannedStep], set[str]]:
+    """The steps to run, and those of them that start anew: forced, or made from replaced inputs."""
+    folders = {step.name: step.folder for step in steps}
+    todo: list[PlannedStep] = []
+    again = set(forced)
+    for step in steps:
+        needs = step.step.needs
+        if step.name not in forced and step.finished:
+            waiting = any(other.name in needs for other in todo)
+            if not waiting and is_made_from(step.folder, {n: folders[n] for n in needs}):
+                continue
+            again.add(step.name)
+        todo.append(step)
+    return todo, again
 
 
 def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:

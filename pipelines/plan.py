@@ -49,7 +49,7 @@ class PlannedStep:
 
 def steps_of(recipe: Recipe) -> list[Step]:
     """The steps of a recipe, every one after what it needs."""
-    steps = [Step("prepare", identity={"data": _data_identity(recipe), "seed": recipe.seed})]
+    steps = [Step("prepare", identity={"data": _data_identity(recipe)})]
     shared = {"model": recipe.model.model_dump(mode="json"), "seed": recipe.seed}
     if recipe.train:
         common = recipe.train.model_dump(mode="json", exclude={"objective", "variants", "epochs"})

@@ -32,6 +32,14 @@ def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -
     voter = make_voter(config)
     position = {item: i for i, item in enumerate(voter.items.item_ids)}  # type: ignore[attr-defined]
     items = sorted(votes.items(), key=lambda item: item.item_id)
+    expected = set(position)
+    strangers = sorted(item.item_id for item in items if item.item_id not in expected)
+    missing = sorted(expected - {item.item_id for item in items})
+    if strangers or missing:
+        return [
+            *(f"item {name}: is not among the first test items" for name in strangers),
+            *(f"item {name}: was certified by nobody, the votes leave it out" for name in missing),
+        ]
     chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
     return [problem for item in chosen for problem in _compare(voter, config, item, position)]
 
@@ -106,6 +114,8 @@ def _compare(
     problems = []
     for row in table.to_pylist():
         stored, again = item.streams[row["stream"]], np.array(row["predictions"])
+        if row["label"] != item.label:
+            problems.append(f"item {item.item_id}: label {item.label}, dataset says {row['label']}")
         if row["image_sha256"] != item.image_sha256:
             problems.append(f"item {item.item_id}: image_sha256 differs from the dataset's")
         if not np.array_equal(stored, again):

@@ -53,6 +53,8 @@ def execute(
                     runner.run_stage(list(batch))
             except BaseException as error:
                 parent.finish(status_of(error))
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    progress.say("casemate: stopped; the same command continues where it stopped")
                 if runner.trainings_left:
                     _leave(error)
                 raise
@@ -70,7 +72,6 @@ def _leave(error: BaseException) -> None:
 
     Nothing is lost: what counts is on disk whole, and a local Ray ends with this process.
     """
-    progress.say("casemate: stopped; the same command continues where it stopped")
     sys.stdout.flush()
     os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130)
 
@@ -94,11 +95,12 @@ class _Runner:
         stage = batch[0].step.stage
         if stage in ("prepare", "train", "tune"):
             release_workers()  # these need the CPUs that idle actors hold
-        lanes = min(len(batch), self._lanes()) if stage == "train" else 1
-        if lanes == 1:
+        if stage not in ("train", "tune"):
             for step in batch:
                 self.run_step(step)
             return
+        # In threads also when there is one: in the main thread Ray takes Ctrl-C over for good.
+        lanes = min(len(batch), self._lanes())
         pool = ThreadPoolExecutor(lanes)
         futures = [pool.submit(self.run_step, step) for step in batch]
         try:

@@ -65,6 +65,7 @@ class DataSection(Section):
     image_size: Count | None = None  # None: as stored, all items alike
     fit: Literal["pad", "resize"] = "pad"
     channels: Literal[1, 3] | None = None  # None: as the source
+    split_seed: int = Field(default=0, ge=0)  # not the recipe's: test items stay test items
     val_fraction: float = Field(default=0.1, gt=0, lt=1)
     test_fraction: float = Field(default=0.2, gt=0, lt=1)  # only where the source has no test split
     limits: dict[Literal["train", "val", "test"], Count] = {}
@@ -211,6 +212,16 @@ class ColumnsCertify(Section):
     num_items: Count | None = None
     micro_batch: Count = 64
     challenge: PatchChallenge | None = None
+
+    @model_validator(mode="after")
+    def _challenge_is_claimed(self) -> Self:
+        if self.challenge and self.challenge.patch_size not in self.patch_sizes:
+            raise PydanticCustomError(
+                "model",
+                "challenge.patch_size: {size} is not among the claimed patch_sizes {claimed}",
+                {"size": self.challenge.patch_size, "claimed": str(self.patch_sizes)},
+            )
+        return self
 
 
 class L2Challenge(Section):

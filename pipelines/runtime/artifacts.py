@@ -13,13 +13,14 @@ from pathlib import Path
 from subprocess import run
 from typing import TYPE_CHECKING, Any
 
-from components.core.digests import digest_file
+from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
 
 if TYPE_CHECKING:  # workers import this module: spare them mlflow
     from pipelines.runtime.tracking import StepRun
 
 MANIFEST = "manifest.json"
+READ_UP_TO = 2**22  # bytes of a file that is read to see whether it changed
 SCRATCH = "unfinished"  # parts and checkpoints: what a resumed step needs
 
 
@@ -107,7 +108,11 @@ class StageDir:
             "fingerprint": self.fingerprint,
             "mlflow_run_id": self.run.run_id,
             "inputs": {
-                name: {k: manifest.get(k) for k in ("fingerprint", "mlflow_run_id")}
+                name: {
+                    "fingerprint": manifest["fingerprint"],
+                    "mlflow_run_id": manifest["mlflow_run_id"],
+                    "content": digest_json(manifest["files"]),
+                }
                 for name, manifest in (
                     (n, read_manifest(p)) for n, p in sorted(self.inputs.items())
                 )
@@ -153,10 +158,40 @@ def is_finished(folder: Path, fingerprint: str) -> bool:
         return False
     for name, entry in manifest["files"].items():
         path = folder / name
-        if not path.is_file() or path.stat().st_size != entry["bytes"]:
+        if not path.is_file() or not _unchanged(path, entry):
             raise CasemateError(
-                "storage", path, "is missing or cut short; restore it or redo the step with --force"
+                "storage", path, "is missing or changed; restore it or redo the step with --force"
             )
+    return True
+
+
+def _unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
+    """Same size, and same digest where reading it costs nothing; `verify` reads everything."""
+    if path.stat().st_size != entry["bytes"]:
+        return False
+    return bool(entry["bytes"] > READ_UP_TO or digest_file(path) == entry["sha256"])
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Files of a finished step that are not what its manifest lists; none without a manifest."""
+    manifest = read_manifest(folder) or {"files": {}}
+    return [
+        name
+        for name, entry in manifest["files"].items()
+        if not (folder / name).is_file() or digest_file(folder / name) != entry["sha256"]
+    ]
+
+
+def is_made_from(folder: Path, inputs: Mapping[str, Path]) -> bool:
+    """Whether a finished step was made from what its inputs hold now, not from a former state."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    for name, source in inputs.items():
+        now = read_manifest(source)
+        known = manifest["inputs"].get(name, {}).get("content")
+        if now is None or known != digest_json(now["files"]):
+            return False
     return True
 
 

@@ -13,14 +13,15 @@ import pyarrow.parquet as pq
 from components.attacks.gradients import attack_mode
 from components.attacks.pgd import AttackResult, in_fixed_batches, pgd_linf
 from components.attacks.starts import random_starts
+from components.core.digests import digest_json
 from components.core.threats import LinfThreat, describe
 from components.data.prepared import ImageSplit, PreparedDataset
 from components.evaluate.accuracy import accuracy
-from components.models.checkpoint import load_model
+from components.models.checkpoint import load_model, read_header
 from components.models.pixels import PixelModel
 from pipelines import build
 from pipelines.recipe import Recipe
-from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, WorkFn, run_units
 from pipelines.sections import PgdAttack
@@ -130,7 +131,9 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         for start in range(0, num_items, ITEMS_PER_UNIT)
         for stop in [min(start + ITEMS_PER_UNIT, num_items)]
     ]
-    parts = PartStore(out.scratch / "parts", run_id=out.fingerprint)
+    made_with = [read_header(folder)["digest"] for folder in config.models.values()]
+    identity = digest_json([out.fingerprint, dataset.digest, made_with, config.device, software()])
+    parts = PartStore(out.scratch / "parts", run_id=identity)
     run_units(
         units, make=make_worker, config=config, parts=parts, cluster=recipe.cluster, label=out.step
     )

@@ -9,6 +9,7 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.gaussian import check_can_certify
 from components.certify.votes import VOTES_NAME, VoteRow, Votes, write_votes
+from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
 from components.data.prepared import PreparedDataset
@@ -40,11 +41,11 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
     units = plan_votes(section, num_items=num_items)
-    parts = PartStore(out.scratch / "votes", run_id=out.fingerprint)
+    header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
+    parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
     run_units(
         units, make=make_voter, config=config, parts=parts, cluster=recipe.cluster, label=out.step
     )
-    header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
     votes = write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
     document = write_certificate(out.path, votes, _claim(section))
     _track(out, document)
@@ -63,7 +64,8 @@ def _band(section: Any, model: Path, dataset: PreparedDataset, part: str) -> int
             None,
             f"is needed: model {section.model} was not trained on column bands",
         )
-    for key, value in (("band", band), ("stride", section.stride)):
+    asked = (("band", band), ("stride", section.stride), ("patch_sizes", max(section.patch_sizes)))
+    for key, value in asked:
         if value > dataset.width:
             raise CasemateError(
                 f"certify.{part}.{key}", value, f"is wider than the image ({dataset.width})"
@@ -148,6 +150,8 @@ def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) 
     )
     out.run.artifacts(out.path / "challenge.json")
     if result["broken_certified"]:
+        claim = out.path / "certificate.json"
+        claim.replace(claim.with_name("certificate.refuted.json"))  # not to be taken for valid
         raise RuntimeError(
             f"{result['broken_certified']} certified item(s) of {out.step} fell to "
             f"{result['attack']}: {', '.join(result['broken_items'])}; "

@@ -15,7 +15,6 @@ from components.certify.certificate import CERTIFICATES_NAME
 from components.certify.gaussian import predict_counts
 from components.certify.noise import predict_block
 from components.certify.votes import Votes
-from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.threats import UNIT, PatchThreat, describe
 from components.evaluate.accuracy import accuracy
@@ -155,7 +154,6 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
     """Attack the first items of the certificate and compare claim and outcome on those items."""
     section = config.section
     assert section.challenge is not None
-    _check_within_claim(section, out.part)
     claims = {
         row["item_id"]: row for row in pq.read_table(out.path / CERTIFICATES_NAME).to_pylist()
     }
@@ -178,7 +176,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
         for i, item_id in enumerate(order)
         if not claims[item_id]["abstain"]  # nothing was claimed: nothing to attack
     ]
-    parts = PartStore(out.scratch / "challenge", run_id=out.fingerprint)
+    parts = PartStore(out.scratch / "challenge", run_id=votes.sha256)
     run_units(
         units,
         make=make_challenger,
@@ -234,17 +232,6 @@ def _is_certified(section: ColumnsCertify | GaussianCertify, claim: dict[str, An
         return section.challenge.patch_size in claim["certified_patch_sizes"]
     assert section.challenge is not None
     return bool(not claim["abstain"] and claim["radius"] >= section.challenge.eps)
-
-
-def _check_within_claim(section: ColumnsCertify | GaussianCertify, part: str) -> None:
-    if isinstance(section, ColumnsCertify):
-        assert section.challenge is not None
-        if section.challenge.patch_size not in section.patch_sizes:
-            raise CasemateError(
-                f"certify.{part}.challenge.patch_size",
-                section.challenge.patch_size,
-                f"is not among the claimed patch_sizes {section.patch_sizes}",
-            )
 
 
 def _row(item_id: str, prediction: int, num_evaluations: int, norm: float) -> pa.Table:

@@ -42,7 +42,7 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
     splits = assign_splits(
         source.entries(),
         classes=source.classes,
-        seed=recipe.seed,
+        seed=data.split_seed,
         val_fraction=data.val_fraction,
         test_fraction=data.test_fraction,
         limits={str(split): limit for split, limit in data.limits.items()},
@@ -59,7 +59,12 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
         classes=source.classes,
         shape=job.shape,
         split_names=SPLITS,
-        source={"name": data.source, "path": data.path, "seed": recipe.seed, **asdict(fitting)},
+        source={
+            "name": data.source,
+            "path": data.path,
+            "split_seed": data.split_seed,
+            **asdict(fitting),
+        },
     )
     out.write_text("dataset.json", text)
     _remove(record_path(folder, plan.file) for plan in plans)  # dataset.json says it all now

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY: dict[str, Any] = {
     "name": "tiny",
     "seed": 3,
-    "data": {"source": "digits", "limits": {"train": 1000, "val": 60, "test": 24}},
+    "data": {"source": "digits", "split_seed": 3, "limits": {"train": 1000, "val": 60, "test": 24}},
     "model": {
         "architecture": "tiny_vit",
         "options": {"patch_size": 2, "embed_dim": 32, "depth": 2, "num_heads": 2},

@@ -31,7 +31,7 @@ class Folder:
 
 def run_prepare(folder: Path, **data) -> PreparedDataset:
     folder.mkdir(parents=True, exist_ok=True)
-    recipe = Recipe.model_validate({"name": "test", "seed": 7, "data": data})
+    recipe = Recipe.model_validate({"name": "test", "data": {**data, "split_seed": 7}})
     prepare.run(recipe, {}, Folder(folder))
     return PreparedDataset.open(folder)
 

@@ -70,7 +70,8 @@ class FolderSource:
         except MemoryError:
             raise
         except Exception as error:  # format plug-ins raise many types for damaged files
-            remedy = f"is not a readable image ({error}); mend it or set data.on_error=skip"
+            reason = str(error).split(" <")[0]  # Pillow prints the address of a buffer
+            remedy = f"is not a readable image ({reason}); mend it or set data.on_error=skip"
             raise UndecodableItemError("data.path", path, remedy) from error
 
 

@@ -14,8 +14,10 @@ from components.core.errors import CasemateError
 from pipelines.runtime.artifacts import (
     MANIFEST,
     StageDir,
+    changed_files,
     exclusive,
     is_finished,
+    is_made_from,
     prepare_storage,
     read_manifest,
 )
@@ -80,11 +82,34 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
     assert manifest["fingerprint"] == PRINT
     assert manifest["mlflow_run_id"] == "mlflow-1"
     assert manifest["input_folders"] == {"prepare": "../prepare"}  # the storage may move
-    assert manifest["inputs"] == {
-        "prepare": {"fingerprint": PRINT, "mlflow_run_id": "mlflow-1"},
-    }
+    (source,) = manifest["inputs"].values()
+    assert source["fingerprint"] == PRINT
+    assert source["mlflow_run_id"] == "mlflow-1"
     assert manifest["software"].keys() >= {"torch", "timm", "ray", "casemate"}
     assert not (out.path / "unfinished").exists()
+
+
+def test_a_step_knows_when_its_inputs_were_replaced(tmp_path):
+    before = new_stage(tmp_path / "prepare")
+    before.write_text("dataset.json", "{}")
+    before.finish()
+    out = new_stage(tmp_path / "train", prepare=before.path)
+    out.write_bytes("weights.bin", b"12345")
+    out.finish()
+    assert is_made_from(out.path, {"prepare": before.path})
+    before.write_text("dataset.json", '{"other": 1}')
+    before.finish()
+    assert is_finished(before.path, PRINT)  # same fingerprint, other content
+    assert not is_made_from(out.path, {"prepare": before.path})
+
+
+def test_a_change_of_equal_size_is_seen(finished):
+    path = finished / "weights.bin"
+    assert changed_files(finished) == []
+    path.write_bytes(bytes(len(path.read_bytes())))
+    assert changed_files(finished) == ["weights.bin"]
+    with pytest.raises(CasemateError, match="changed"):
+        is_finished(finished, PRINT)
 
 
 def test_finished_means_manifest_fingerprint_and_files(finished, tmp_path):
@@ -99,7 +124,7 @@ def test_finished_means_manifest_fingerprint_and_files(finished, tmp_path):
 def test_a_damaged_step_is_refused_by_file(finished, damage):
     path = finished / "weights.bin"
     path.unlink() if damage == "missing" else path.write_bytes(b"123")
-    with pytest.raises(CasemateError, match=r"weights\.bin is missing or cut short.*--force"):
+    with pytest.raises(CasemateError, match=r"weights\.bin is missing or changed.*--force"):
         is_finished(finished, PRINT)
 
 

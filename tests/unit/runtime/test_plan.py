@@ -38,7 +38,8 @@ def changed(*overrides: str) -> set[str]:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("seed=8", EVERYTHING),
+        ("data.split_seed=8", EVERYTHING),
+        ("seed=8", EVERYTHING - {"prepare"}),
         ("data.val_fraction=0.2", EVERYTHING),
         ("model.options.depth=3", EVERYTHING - {"prepare"}),
         ("train.weight_decay=0.1", EVERYTHING - {"prepare"}),

@@ -1,0 +1,98 @@
+"""Votes that a forger made consistent: only voting again with model and data finds them out."""
+
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+
+from components.certify.certificate import write_certificate
+from components.certify.votes import VoteRow, read_votes, write_votes
+from tests.e2e.cli import call, step_folder
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def forged(finished_flow, tmp_path):
+    """Rewrites rows of a copied votes file and derives a certificate that fits them."""
+
+    def forge(change):
+        source = step_folder(finished_flow, "certify.patch")
+        folder = shutil.copytree(source, tmp_path / "forged")
+        (folder / "manifest.json").unlink()  # it lists digests: a forger would not leave it
+        votes = read_votes(folder / "votes.parquet")
+        claims = {
+            r["item_id"]: r for r in pq.read_table(folder / "certificates.parquet").to_pylist()
+        }
+        rows = [
+            VoteRow(**(row | {"predictions": item.streams["columns"]} | new))
+            for row, item in zip(votes.table.to_pylist(), votes.items(), strict=True)
+            if (new := change(claims[row["item_id"]])) is not None
+        ]
+        header = votes.header | {"num_items": len(rows)}
+        again = write_votes(folder / "votes.parquet", rows, header)
+        write_certificate(folder, again, {"patch_sizes": [1, 2], "rule": "count"})
+        assert call("verify", folder).code == 0  # consistent in itself
+        return folder
+
+    return forge
+
+
+def vote_again(finished_flow, folder):
+    model = step_folder(finished_flow, "train.columns") / "model"
+    data = step_folder(finished_flow, "prepare")
+    return call("verify", folder, "--resample", 24, "--model", model, "--data", data)
+
+
+def test_labels_bent_to_the_predictions_are_found(finished_flow, forged):
+    folder = forged(lambda claim: {"label": claim["prediction"]})
+    said = vote_again(finished_flow, folder)
+    assert said.code == 1
+    assert "dataset says" in said.out
+
+
+def test_items_left_out_are_found(finished_flow, forged):
+    folder = forged(lambda claim: {} if claim["correct"] else None)
+    said = vote_again(finished_flow, folder)
+    assert said.code == 1
+    assert "leave it out" in said.out
+
+
+def test_a_file_that_the_manifest_does_not_list_so_is_found(finished_flow, tmp_path):
+    folder = shutil.copytree(step_folder(finished_flow, "certify.l2"), tmp_path / "edited")
+    page = folder / "challenge.json"
+    page.write_text(page.read_text().replace("SmoothAdv", "smoothadv"))
+    said = call("verify", folder)
+    assert said.code == 1
+    assert "challenge.json" in said.out
+
+
+def test_a_replaced_model_makes_its_certificates_unfinished(finished_flow, tmp_path):
+    """Same recipe, other weights: what was made from the old ones is made again."""
+    from pipelines import flow, plan, recipe
+
+    storage = shutil.copytree(finished_flow, tmp_path / "storage")
+    loaded = recipe.load(str(finished_flow.parent / "tiny.yaml"))
+    steps = plan.plan(loaded, storage)
+    assert flow._missing(steps, set()) == ([], set())
+    trained = step_folder(storage, "train.main")
+    manifest = trained / "manifest.json"
+    text = (trained / "metrics.json").read_text()
+    (trained / "metrics.json").write_text(text + "\n")
+    rewritten = manifest.read_text().replace(
+        old_digest(finished_flow), digest_of(trained / "metrics.json")
+    )
+    size = str(len(text.encode()))
+    manifest.write_text(rewritten.replace(f'"bytes": {size},', f'"bytes": {int(size) + 1},'))
+    todo, again = flow._missing(steps, set())
+    assert {step.name for step in todo} == {"attack.linf", "certify.l2", "report"} == again
+
+
+def digest_of(path):
+    from components.core.digests import digest_file
+
+    return digest_file(path)
+
+
+def old_digest(finished_flow):
+    return digest_of(step_folder(finished_flow, "train.main") / "metrics.json")
