@@ -239,7 +239,7 @@ def test_a_damaged_finished_step_is_named(finished_flow, tmp_path):
     weights = step_folder(storage, "train.main") / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     result = call("run", finished_flow.parent / "tiny.yaml", "--storage", storage)
-    assert_refused(result, weights, "cut short", "--force")
+    assert_refused(result, weights, "changed", "--force")
 
 
 # From here on the cases need Ray: one session for all of them.

@@ -52,7 +52,7 @@ def changed(*overrides: str) -> set[str]:
         ("tune.epochs=3", {"tune", "report"}),
         ("attack.linf.num_steps=30", {"attack.linf", "report"}),
         ("certify.l2.num_estimate=2000", {"certify.l2", "report"}),
-        ("certify.patch.patch_sizes=[1]", {"certify.patch", "report"}),
+        ("certify.patch.patch_sizes=[1, 3]", {"certify.patch", "report"}),
         ("report.title=Mine", {"report"}),
     ],
 )
