@@ -57,7 +57,7 @@ def recipe(tmp_path):
         ("attack.linf.eps=8", ["attack.linf.eps: 8 is outside [0, 1]", "write e.g. 8/255"]),
         ("attack.linf.models=[mian]", ["attack.linf.models: mian", "did you mean 'main'?"]),
         ("certify.l2.num_estimate=9", ["num_estimate: 9 draws", "never certify", "raise "]),
-        ("certify.l2.failure_prob=1e-70", ["failure_prob 1e-70", "never certify", "raise "]),
+        ("certify.l2.failure_prob=1e-140", ["failure_prob 1e-140", "never certify", "raise "]),
         ("certify.l2.failure_prob=1", ["certify.l2.failure_prob: 1", "less than 1"]),
     ],
 )
