@@ -1,37 +1,29 @@
 """Train one of the recipe's models with Ray Train: any number of workers, exact resume.
 
-Rank 0 keeps `live.json` (finished epochs, position inside the running one) on the storage; the
-driver reads it to show progress and to log to MLflow, so no worker needs the tracking store.
+The driver's side: it reads rank 0's diary `live.json` to show progress and to log to MLflow, so no
+worker needs the tracking store.
 """
 
 import json
-import os
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ray.train
 import torch
-import torch.distributed
-from ray.train import Checkpoint, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer, get_device, prepare_model
+from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
 from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
-from components.models.checkpoint import load_model, read_header, save_model
-from components.train.epoch import Worker
+from components.models.checkpoint import load_model, read_header
 from components.train.session import Session, initial_model
 from pipelines import build
-from pipelines import recipe as recipes
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
-
-STATE = "state.pt"
+from pipelines.stages.train_worker import train_loop
 
 
 def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placement: Any) -> Session:
@@ -51,76 +43,6 @@ def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placeme
         val_steps=recipe.train.val_steps,
         **placement,
     )
-
-
-def train_loop(config: dict[str, Any]) -> None:
-    """What every Ray Train worker runs."""
-    torch.set_num_threads(config["num_threads"])
-    recipe = recipes.parse(config["recipe"], source="recipe")
-    context = ray.train.get_context()
-    worker = Worker(context.get_world_rank(), context.get_world_size())
-    session = make_session(
-        recipe,
-        config["model"],
-        PreparedDataset.open(Path(config["dataset"])),
-        worker=worker,
-        wrap=prepare_model,
-        device=get_device(),
-    )
-    if checkpoint := ray.train.get_checkpoint():
-        with checkpoint.as_directory() as folder:
-            session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
-    live = _Live(Path(config["live"]), session) if worker.rank == 0 else None
-    while session.next_epoch < session.settings.epochs:
-        session.run_epoch(
-            total=_all_reduce, on_step=live.step if live else lambda step, steps: None
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            saved = None
-            if live:
-                torch.save(session.state(), Path(folder) / STATE)
-                saved = Checkpoint.from_directory(folder)
-            ray.train.report({"epoch": session.next_epoch - 1}, checkpoint=saved)
-        if live:
-            live.epoch_done()
-    if live:
-        out = Path(config["out"])
-        save_model(out / "model", session.model, recipe_digest=config["recipe_digest"])
-        live.write(out / "history.json", {"rows": session.history})
-
-
-def _all_reduce(sums: torch.Tensor) -> torch.Tensor:
-    if torch.distributed.is_initialized():
-        sums = sums.to(get_device(), torch.float64)
-        torch.distributed.all_reduce(sums)
-    return sums.cpu()
-
-
-class _Live:
-    """Rank 0's public diary: replaced whole, at most about once a second."""
-
-    def __init__(self, path: Path, session: Session) -> None:
-        self.path, self.session, self.last = path, session, 0.0
-        self.epoch_done()
-
-    def step(self, step: int, steps: int) -> None:
-        if time.monotonic() - self.last > 1:
-            self._note(step / steps)
-
-    def epoch_done(self) -> None:
-        self._note(0.0)
-
-    def _note(self, fraction: float) -> None:
-        self.last = time.monotonic()
-        self.write(
-            self.path, {"rows": self.session.history, "fraction": fraction, "pid": os.getpid()}
-        )
-
-    @staticmethod
-    def write(path: Path, value: object) -> None:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(value))
-        partial.replace(path)
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:

@@ -22,7 +22,8 @@ from pipelines.recipe import MAIN, Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import total_cpus
-from pipelines.stages.train import STATE, make_session
+from pipelines.stages.train import make_session
+from pipelines.stages.train_worker import STATE
 
 
 def trial(config: dict[str, Any]) -> None:
