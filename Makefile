@@ -59,8 +59,10 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure ratios that we promise (executor overhead)
+bench: setup ## measure what we promise: executor overhead, training input, memory
 	@$(BIN)/python -m tests.benchmarks.executor
+	@$(BIN)/python -m tests.benchmarks.input
+	@$(BIN)/python -m tests.benchmarks.memory
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"

@@ -3,6 +3,7 @@
 import torch
 
 from components.core.errors import CasemateError
+from components.data.augment import Augmentation, Mixing
 from components.data.prepared import PreparedDataset
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochSettings
@@ -36,6 +37,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
         channels=dataset.channels,
         image_size=dataset.width,
         upsample=section.upsample,
+        upsample_mode=section.upsample_mode,
         token_policy=section.token_policy,
         mean=tuple(section.mean or half),
         std=tuple(section.std or half),
@@ -55,14 +57,46 @@ def objective(recipe: Recipe, model: str) -> Objective:
             return ColumnAblation(o.band, smoothing)
         case s.GaussianObjective() as o:
             return GaussianNoise(o.sigma, smoothing)
-        case s.StandardObjective():
-            return Standard(smoothing)
+        case s.StandardObjective() as o:
+            return Standard(smoothing, o.criterion)
 
 
-def epoch_settings(recipe: Recipe, model: str) -> EpochSettings:
-    """Optimisation settings of one of the recipe's models."""
+def augmentation(section: s.AugmentSection, *, size: int) -> Augmentation:
+    """Per-item changes of training images that end at the side `size`."""
+    return Augmentation(
+        size=size,
+        crop=section.crop,
+        pad=section.pad,
+        scale=section.scale,
+        ratio=section.ratio,
+        interpolation=section.interpolation,
+        flip=section.flip,
+        rand_augment=section.rand_augment,
+        jitter=section.jitter,
+        rotation=section.rotation,
+        erase_prob=section.erase_prob,
+        clean_first=section.clean_copy,
+    )
+
+
+def mixing(section: s.AugmentSection) -> Mixing | None:
+    """MixUp and CutMix, where one of them is on."""
+    if not section.mixup and not section.cutmix:
+        return None
+    return Mixing(
+        mixup_alpha=section.mixup,
+        cutmix_alpha=section.cutmix,
+        prob=section.mix_prob,
+        switch_prob=section.mix_switch,
+        mode=section.mix_mode,
+    )
+
+
+def epoch_settings(recipe: Recipe, model: str, dataset: PreparedDataset) -> EpochSettings:
+    """Optimisation settings of one of the recipe's models on a prepared dataset."""
     t = recipe.train
     assert t is not None
+    synthetic = recipe.data.synthetic
     return EpochSettings(
         seed=recipe.seed,
         epochs=recipe.epochs_of(model),
@@ -70,8 +104,11 @@ def epoch_settings(recipe: Recipe, model: str) -> EpochSettings:
         learning_rate=t.learning_rate,
         warmup_epochs=t.warmup_epochs,
         clip_norm=t.clip_norm,
-        pad_crop=t.augment.pad_crop,
-        flip=t.augment.flip,
+        augmentation=augmentation(t.augment, size=dataset.width),
+        mixing=mixing(t.augment),
+        smoothing=t.label_smoothing,
+        num_copies=t.augment.copies,
+        synthetic_ratio=synthetic.ratio if synthetic else 0.0,
     )
 
 

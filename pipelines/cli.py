@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
-from pipelines import cli_jobs
+from pipelines import cli_data, cli_import, cli_jobs, cli_models
 from pipelines.cli_options import (
     AddressOpt,
     ForceOpt,
@@ -238,7 +238,8 @@ def _numbers(key: str, text: str | None, kind: Any) -> list[Any] | None:
         raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
-app.add_typer(cli_jobs.commands)
+for group in (cli_jobs, cli_data, cli_models, cli_import):
+    app.add_typer(group.commands)
 
 
 def main() -> None:

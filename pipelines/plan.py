@@ -50,7 +50,7 @@ class PlannedStep:
 def steps_of(recipe: Recipe) -> list[Step]:
     """The steps of a recipe, every one after what it needs."""
     steps = [Step("prepare", identity={"data": _data_identity(recipe)})]
-    shared = {"model": recipe.model.model_dump(mode="json"), "seed": recipe.seed}
+    shared = {"model": _model_identity(recipe), "seed": recipe.seed}
     if recipe.train:
         common = recipe.train.model_dump(mode="json", exclude={"objective", "variants", "epochs"})
         for model in recipe.model_names():
@@ -93,12 +93,32 @@ def stages_of(recipe: Recipe) -> list[str]:
     return [stage for stage in STAGES if asked.get(stage, True)]
 
 
+def _model_identity(recipe: Recipe) -> dict[str, Any]:
+    """The model section; a folder of pretrained weights counts by its digest, not by its place."""
+    from components.models.checkpoint import read_header
+
+    values = recipe.model.model_dump(mode="json")
+    start = recipe.model.pretrained
+    if start and start != "timm":
+        values["pretrained"] = read_header(Path(start).expanduser())["digest"]
+    return values
+
+
 def _data_identity(recipe: Recipe) -> dict[str, Any]:
-    """The data section with the content of its files in place of their path."""
+    """The data section with the content of its files in place of their paths."""
+    values = recipe.data.model_dump(mode="json", exclude={"shard_size"})
+    parts = [values, values["synthetic"]] if values["synthetic"] else [values]
+    for part in parts:
+        part |= _content(part["source"], part.pop("path"), part.pop("options"))
+    return values
+
+
+def _content(source: str, path: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """What a source's files hold, and those of its options that name no file."""
     from components.data.sources.stamp import source_stamp
 
-    values = recipe.data.model_dump(mode="json", exclude={"path", "shard_size"})
-    return {**values, "content": source_stamp(recipe.data.source, recipe.data.path)}
+    plain = {k: v for k, v in options.items() if not (isinstance(v, str) and Path(v).is_file())}
+    return {"content": source_stamp(source, path, options), "options": plain}
 
 
 def plan(recipe: Recipe, storage: Path) -> list[PlannedStep]:

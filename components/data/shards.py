@@ -9,6 +9,7 @@ import io
 import json
 import os
 import uuid
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,12 +46,17 @@ class ShardPlan:
     entries: tuple[Entry, ...]
 
     def to_json(self) -> str:
-        return canonical_json(asdict(self))
+        fields = [[e.item_id, e.label, e.split_hint, e.locator, e.version] for e in self.entries]
+        return canonical_json({"file": self.file, "split": self.split, "entries": fields})
+
+    def packed(self) -> bytes:
+        """For the way to a worker; names of neighbours are alike, so a million entries fit."""
+        return zlib.compress(self.to_json().encode())
 
     @staticmethod
-    def from_json(text: str) -> "ShardPlan":
-        plan = json.loads(text)
-        entries = tuple(Entry(**entry) for entry in plan["entries"])
+    def unpacked(content: bytes) -> "ShardPlan":
+        plan = json.loads(zlib.decompress(content))
+        entries = tuple(Entry(*fields) for fields in plan["entries"])
         return ShardPlan(plan["file"], plan["split"], entries)
 
 
@@ -68,7 +74,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What all shards of one dataset share; travels to the workers once."""
+    """What all shards from one source at one size share; travels to the workers once."""
 
     folder: Path
     source: Source
@@ -187,12 +193,16 @@ def describe_dataset(
     shape: tuple[int, ...],
     split_names: Sequence[str],
     source: Mapping[str, object],
+    split_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> str:
-    """The text of dataset.json."""
+    """The text of dataset.json; `shape` is what models see, `split_shapes` names the others."""
     by_split = {name: [r for r in records if r.split == name] for name in split_names}
     height, width, channels = shape
+    stored = {name: (split_shapes or {}).get(name, shape) for name in split_names}
     listing = {
         name: {
+            "height": stored[name][0],
+            "width": stored[name][1],
             "num_items": sum(len(r.item_digests) for r in shards),
             "shards": [
                 {"file": r.file, "sha256": r.sha256, "num_items": len(r.item_digests)}

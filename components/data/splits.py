@@ -28,11 +28,13 @@ def assign_splits(
     val_fraction: float,
     test_fraction: float,
     limits: Mapping[str, int],
+    test_only: bool = False,
 ) -> dict[str, list[Entry]]:
     """Entries per split, in the shuffled order in which they are stored.
 
     A native val or test split is taken as it is; a missing one is carved, class by class, from
-    the train entries: `fraction` of each class, rounded half up. Limits apply last.
+    the train entries: `fraction` of each class, rounded half up. Limits apply last. Sources for
+    evaluation alone (`test_only`) have nothing to train on, and classes without items.
     """
     _check_settings(val_fraction=val_fraction, test_fraction=test_fraction, limits=limits)
     native: dict[str, list[Entry]] = {split: [] for split in SPLITS}
@@ -44,9 +46,10 @@ def assign_splits(
     for split, limit in limits.items():
         splits[split] = stratified_subset(splits[split], limit=limit, stream=split, seed=seed)
     remedy = "raise data.limits.train" if "train" in limits else "add images of this class"
-    labels = (entry.label for entry in splits["train"])
-    check_training_classes(labels, classes=classes, remedy=remedy)
-    return {split: _shuffled(splits[split], seed=seed) for split in SPLITS}
+    if not test_only:
+        labels = (entry.label for entry in splits["train"])
+        check_training_classes(labels, classes=classes, remedy=remedy)
+    return {split: shuffled(splits[split], seed=seed) for split in SPLITS}
 
 
 def check_training_classes(labels: Iterable[int], *, classes: Sequence[str], remedy: str) -> None:
@@ -115,7 +118,8 @@ def _ranked(entries: Iterable[Entry], *, stream: str, seed: int) -> list[tuple[s
     return sorted(keyed, key=lambda pair: pair[0])
 
 
-def _shuffled(entries: Iterable[Entry], *, seed: int) -> list[Entry]:
+def shuffled(entries: Iterable[Entry], *, seed: int) -> list[Entry]:
+    """The order in which a split is stored."""
     return [entry for _, entry in _ranked(entries, stream="data.order", seed=seed)]
 
 

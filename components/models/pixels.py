@@ -1,7 +1,5 @@
 """The input adapter: pixels in [0, 1] at native size go in, everything else happens inside."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +7,13 @@ from torch import Tensor, nn
 from components.core.types import Images, Logits
 from components.data.ablation import ablate
 from components.models.spec import ModelSpec
-from components.models.tokens import check_droppable, forward_kept, kept_indices, visible_tokens
+from components.models.tokens import (
+    check_droppable,
+    forward_kept,
+    kept_indices,
+    patch_size_of,
+    visible_tokens,
+)
 from components.models.zoo import build_network
 
 
@@ -24,7 +28,7 @@ class PixelModel(nn.Module):
         self.spec = spec
         self.net = build_network(
             spec.architecture,
-            image_size=spec.upsample or spec.image_size,
+            image_size=spec.network_size,
             channels=spec.channels,
             num_classes=spec.num_classes,
             options=spec.options,
@@ -35,10 +39,9 @@ class PixelModel(nn.Module):
         self.register_buffer("std", torch.tensor(spec.std).view(1, -1, 1, 1), persistent=False)
 
     def network_input(self, x: Images) -> Tensor:
-        """Up-sampled (nearest) and normalised images."""
-        if self.spec.upsample:
-            x = F.interpolate(x, size=self.spec.upsample, mode="nearest")
-        return (x - self.mean) / self.std
+        """Images as the network sees them: resized, then normalised."""
+        self.spec.check_image(x.shape[1:])
+        return (self._resized(x) - self.mean) / self.std
 
     def forward(self, x: Images, visible: Tensor | None = None) -> Logits:
         """Logits of whole images, or of ablated ones where `visible` pixels are given."""
@@ -52,6 +55,7 @@ class PixelModel(nn.Module):
 
         Hidden pixels turn black before up-sampling and normalisation: no vote can depend on them.
         """
+        self.spec.check_image(x.shape[1:])
         shown = visible.expand(x.shape[0], *visible.shape[-2:])
         inputs = self.network_input(ablate(x, shown))
         if self.spec.token_policy == "mask":
@@ -65,9 +69,14 @@ class PixelModel(nn.Module):
             return 0
         return int(self._kept(visible[None]).sum())
 
+    def _resized(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) at the network's size; bilinear weights follow pixel centres."""
+        if self.spec.upsample is None:
+            return x
+        size = (self.spec.upsample, self.spec.upsample)
+        return F.interpolate(x, size=size, mode=self.spec.upsample_mode)  # align_corners: False
+
     def _kept(self, visible: Tensor) -> Tensor:
-        if self.spec.upsample:
-            size = (self.spec.upsample, self.spec.upsample)
-            visible = F.interpolate(visible[:, None].float(), size=size, mode="nearest")[:, 0] > 0
-        net: Any = self.net  # a VisionTransformer: check_droppable saw to it
-        return visible_tokens(visible, net.patch_embed.patch_size)
+        """(B, N) bool: tokens that some visible pixel of (B, H, W) reaches through the resize."""
+        visible = self._resized(visible[:, None].float())[:, 0] > 0
+        return visible_tokens(visible, patch_size_of(self.net))

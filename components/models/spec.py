@@ -1,12 +1,13 @@
 """ModelSpec: everything needed to rebuild a model around its weights, as plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from components.core.errors import CasemateError
 
 TOKEN_POLICIES = ("drop", "mask")
+UPSAMPLE_MODES = ("nearest", "bilinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class ModelSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     upsample: int | None = None  # side that the network sees; None = native
+    upsample_mode: str = "nearest"
     token_policy: str = "mask"
     options: Mapping[str, Any] = field(default_factory=dict)  # passed to the architecture
     trained_for: Mapping[str, Any] = field(
@@ -38,13 +40,60 @@ class ModelSpec:
             )
         if not len(self.mean) == len(self.std) == self.channels:
             raise ValueError(f"mean and std need {self.channels} entries, one per channel")
+        self._check_upsampling()
+
+    def _check_upsampling(self) -> None:
+        mode = self.upsample_mode
+        if mode not in UPSAMPLE_MODES:
+            raise ValueError(f"upsample_mode must be one of {UPSAMPLE_MODES}, got {mode!r}")
+        if mode != "nearest" and self.upsample is None:
+            raise CasemateError("model.upsample_mode", mode, "does nothing without model.upsample")
+        if mode == "nearest" and self.upsample is not None and self.upsample < self.image_size:
+            raise CasemateError(
+                "model.upsample",
+                self.upsample,
+                f"is below the image side {self.image_size}: nearest pixels would be thrown away; "
+                "set model.upsample_mode: bilinear to resize",
+            )
+
+    @property
+    def network_size(self) -> int:
+        """Side of the images that the bare network sees."""
+        return self.upsample or self.image_size
+
+    def check_image(self, shape: Sequence[int]) -> None:
+        """Refuse (C, H, W) images of another shape: nothing is resized silently."""
+        expected = (self.channels, self.image_size, self.image_size)
+        if tuple(shape) != expected:
+            raise CasemateError(
+                "image",
+                "x".join(map(str, shape)),
+                f"(channels x height x width) is not the {'x'.join(map(str, expected))} "
+                f"that this {self.architecture} takes",
+            )
+
+    def check_classes(self, num_classes: int) -> None:
+        """Refuse data with another number of classes."""
+        if num_classes != self.num_classes:
+            raise CasemateError(
+                "classes",
+                num_classes,
+                f"in the data, but this {self.architecture} tells {self.num_classes} apart",
+            )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for model.json."""
-        return {
+        """Plain values for model.json; `upsample_mode` only where it is not the default.
+
+        The dictionary is part of every model's digest, and models older than that key must keep
+        theirs.
+        """
+        values = {
             k: list(v) if isinstance(v, tuple) else dict(v) if isinstance(v, Mapping) else v
             for k, v in asdict(self).items()
         }
+        if self.upsample_mode == "nearest":
+            del values["upsample_mode"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str = "model.json") -> "ModelSpec":

@@ -1,26 +1,67 @@
 """Token dropping for vision transformers (Salman et al. 2022, Algorithm 1).
 
-Kept are the prefix tokens and every token with at least one visible pixel, in raster order, each
-with its own position embedding.
+Kept are the prefix tokens (class, distillation, registers) and every token with at least one
+visible pixel, in raster order, each with its own position. Dropping then equals the full sequence
+in which no attention sees the dropped tokens and no pooling counts them. That holds only where
+nothing but attention mixes tokens, so networks are admitted by their class, never by their looks.
 """
+
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import (
+    PatchDropout,
+    PatchDropoutWithIndices,
+    PatchEmbed,
+    apply_keep_indices_nlc,
+)
+from timm.models import checkpoint
+from timm.models.beit import Beit
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from components.core.errors import CasemateError
+from components.models.attention.shadow import shadowed
+
+DROPPABLE = (VisionTransformer, VisionTransformerDistilled, Beit, Eva)
 
 
 def check_droppable(net: nn.Module) -> None:
     """Refuse networks whose tokens cannot be removed without changing what the others see."""
-    if not isinstance(net, VisionTransformer):
-        raise CasemateError(
-            "model.token_policy",
-            "drop",
-            f"needs a plain vision transformer, {type(net).__name__} is none; "
-            "use token_policy: mask",
+    if objection := _objection(net):
+        raise CasemateError("model.token_policy", "drop", f"{objection}; use token_policy: mask")
+
+
+def _objection(net: Any) -> str | None:
+    if type(net) not in DROPPABLE:  # a subclass may mix tokens in its own way
+        return f"needs a plain vision transformer, {type(net).__name__} is none"
+    stem = net.patch_embed
+    if type(stem) is not PatchEmbed:
+        return (
+            f"needs a plain vision transformer, {type(net).__name__} with the stem "
+            f"{type(stem).__name__} is none: its tokens see their neighbours' pixels"
         )
+    ragged = any(side % cell for side, cell in zip(stem.img_size, stem.patch_size, strict=True))
+    if ragged or stem.dynamic_img_pad:
+        return (
+            f"needs an image side that is a multiple of the patch side {stem.patch_size}, without "
+            f"padding; {type(net).__name__} got {stem.img_size}"
+        )
+    if any(isinstance(part, PatchDropout | PatchDropoutWithIndices) for part in net.modules()):
+        return f"excludes the patch_drop_rate of {type(net).__name__}, which removes tokens too"
+    return None
+
+
+def patch_size_of(net: nn.Module) -> tuple[int, int]:
+    """(height, width) in pixels of the cell behind one token of a droppable network."""
+    stem: Any = net.patch_embed
+    height, width = stem.patch_size
+    return height, width
 
 
 def visible_tokens(visible: Tensor, patch_size: tuple[int, int]) -> Tensor:
@@ -30,19 +71,115 @@ def visible_tokens(visible: Tensor, patch_size: tuple[int, int]) -> Tensor:
 
 
 def kept_indices(keep: Tensor) -> Tensor:
-    """(B, T) raster indices of the kept tokens; every row must keep equally many."""
-    counts = keep.sum(dim=1)
-    if int(counts.min()) != int(counts.max()):
+    """(B, T) raster indices of the kept tokens; every row must keep equally many, at least one."""
+    fewest, most = (int(count) for count in keep.sum(dim=1).aminmax())
+    if fewest != most:
         raise ValueError("rows of one batch must keep the same number of tokens")
-    return keep.nonzero()[:, 1].view(keep.shape[0], -1)
+    if most == 0:
+        raise ValueError("no token holds a visible pixel")
+    return keep.nonzero()[:, 1].view(-1, most)
 
 
-def forward_kept(net: VisionTransformer, images: Tensor, kept: Tensor) -> Tensor:
-    """Logits of `net` on the kept tokens only: embed, add positions, gather, then the blocks."""
-    tokens = net._pos_embed(net.patch_embed(images)).contiguous()
-    prefix = net.num_prefix_tokens
-    index = (kept + prefix)[..., None].expand(-1, -1, tokens.shape[2])
-    tokens = torch.cat([tokens[:, :prefix], tokens.gather(1, index)], dim=1)
-    features = net.norm(net.blocks(net.norm_pre(tokens)))
-    logits: Tensor = net.forward_head(features)
+def forward_kept(net: nn.Module, images: Tensor, kept: Tensor) -> Tensor:
+    """Logits of `net` on its prefix tokens and, row by row, the (B, T) tokens `kept`.
+
+    Every step is timm's own: embed, add positions, gather, then blocks, norm and head.
+    """
+    logits: Tensor = net.forward_head(_features(net, images, kept))  # type: ignore[operator]
     return logits
+
+
+@singledispatch
+def _features(net: nn.Module, images: Tensor, kept: Tensor) -> Tensor:
+    """Final token features; one implementation for each way in which timm encodes positions."""
+    raise ValueError(f"{type(net).__name__} is not droppable: check_droppable comes first")
+
+
+@_features.register(VisionTransformer)
+def _absolute_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
+    """Positions are added to the tokens: ViT, DeiT, distilled DeiT, DeiT-3, registers."""
+    tokens = _gather(net, net._pos_embed(net.patch_embed(images)), kept)
+    tokens = net.norm_pre(tokens)
+    for block in net.blocks:
+        tokens = _run(net, block, tokens)
+    features: Tensor = net.norm(tokens)
+    return features
+
+
+@_features.register(Eva)
+def _rotary_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
+    """Positions also turn queries and keys: each kept token needs its own rotation."""
+    tokens, rotations = net._pos_embed(net.patch_embed(images))
+    tokens = net.norm_pre(_gather(net, tokens, kept))
+    for block, rotation in zip(net.blocks, _by_block(net, rotations, kept), strict=True):
+        tokens = _run(net, block, tokens, rope=rotation)
+    features: Tensor = net.norm(tokens)
+    return features
+
+
+@_features.register(Beit)
+def _relative_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
+    """Positions also bias the scores of token pairs: the bias keeps its kept rows and columns."""
+    patches = net.patch_embed(images)
+    tokens = torch.cat([net.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+    if net.pos_embed is not None:
+        tokens = tokens + net.pos_embed
+    tokens = _gather(net, net.pos_drop(tokens), kept)
+    shared = None if net.rel_pos_bias is None else _pair_bias(net.rel_pos_bias, kept)
+    for block in net.blocks:
+        tokens = _run(net, _with_pair_bias(block, kept), tokens, shared_rel_pos_bias=shared)
+    features: Tensor = net.norm(tokens)
+    return features
+
+
+def _run(net: Any, block: Callable[..., Any], tokens: Tensor, **positions: Tensor | None) -> Tensor:
+    """Tokens after one block, with gradient checkpointing where the network asks for it."""
+    output: Tensor
+    if net.grad_checkpointing:
+        output = checkpoint(block, tokens, **positions)
+    else:
+        output = block(tokens, **positions)
+    return output
+
+
+def _gather(net: Any, tokens: Tensor, kept: Tensor) -> Tensor:
+    """(B, P + T, D): the P prefix tokens, then the kept ones of (B, P + N, D)."""
+    prefix = net.num_prefix_tokens
+    tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
+    index = (kept + prefix)[..., None].expand(-1, -1, tokens.shape[2])
+    return torch.cat([tokens[:, :prefix], tokens.gather(1, index)], dim=1)
+
+
+def _by_block(net: Any, rotations: Tensor | None, kept: Tensor) -> Sequence[Tensor | None]:
+    """Sines and cosines of the kept tokens for each block, (B, 1 or heads, T, 2 * head width)."""
+    if rotations is None:
+        return [None] * len(net.blocks)
+    chosen: Tensor = apply_keep_indices_nlc(kept, rotations, kept)
+    if net.rope_mixed:  # (B, depth, heads, T, ...): each block has learned its own
+        return chosen.unbind(1)
+    return [chosen[:, None]] * len(net.blocks)
+
+
+def _pair_bias(owner: Any, kept: Tensor) -> Tensor:
+    """(B, heads, 1 + T, 1 + T) relative position bias of the class token and the kept ones."""
+    tokens = F.pad(kept + 1, (1, 0))  # 0: the class token
+    pairs = owner.relative_position_index[tokens[:, :, None], tokens[:, None, :]]
+    bias: Tensor = owner.relative_position_bias_table[pairs].permute(0, 3, 1, 2)
+    return bias.contiguous()
+
+
+def _with_pair_bias(block: Any, kept: Tensor) -> Callable[..., Any]:
+    """`block` with the bias of the kept pairs: timm's attention only asks for the whole grid's.
+
+    The shadow lies around each call, so gradient checkpointing repeats the block under it too.
+    """
+    attention = block.attn
+    if attention.relative_position_bias_table is None:
+        return block  # type: ignore[no-any-return]
+    bias = _pair_bias(attention, kept)
+
+    def run(tokens: Tensor, **positions: Tensor | None) -> Any:
+        with shadowed(attention, "_get_rel_pos_bias", lambda: bias):
+            return block(tokens, **positions)
+
+    return run

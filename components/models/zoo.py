@@ -1,84 +1,35 @@
-"""Architectures by name, all through timm: the tiny models of the demo and anything timm knows."""
+"""Architectures by name: all that timm knows, variants of timm's, and a few networks of our own."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
-from timm.models.vision_transformer import VisionTransformer
-from timm.models.xcit import Xcit
+from timm.layers import PatchEmbed, to_2tuple
+from timm.models.xcit import ConvPatchEmbed
 from torch import nn
 
 from components.core.errors import CasemateError
+from components.models.adapt import set_xcit_patch
+from components.models.networks.preact import preact_resnet18, wrn_28_10
+from components.models.networks.tiny import tiny_vit, tiny_xcit
 
-
-def tiny_vit(
-    *,
-    image_size: int,
-    channels: int,
-    num_classes: int,
-    patch_size: int = 4,
-    embed_dim: int = 64,
-    depth: int = 4,
-    num_heads: int = 4,
-) -> nn.Module:
-    """A class-token ViT for small images, built from timm's own class."""
-    if patch_size < 1 or image_size % patch_size:  # timm would leave the last columns unseen
-        raise CasemateError(
-            "model.options.patch_size", patch_size, f"does not divide the image side {image_size}"
-        )
-    net: nn.Module = VisionTransformer(
-        img_size=image_size,
-        patch_size=patch_size,
-        in_chans=channels,
-        num_classes=num_classes,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-    )
-    return net
-
-
-def tiny_xcit(
-    *,
-    image_size: int,
-    channels: int,
-    num_classes: int,
-    patch_size: int = 4,
-    embed_dim: int = 64,
-    depth: int = 4,
-    num_heads: int = 4,
-    cls_attn_layers: int = 1,
-) -> nn.Module:
-    """An XCiT for small images: timm's 8-pixel stem with its first strides set to 1.
-
-    Each stride-2 convolution turned into stride 1 halves the patch (8 -> 4 -> 2), weights unchanged
-    (Debenedetti et al. 2022, CIFAR adaptation of the stem).
-    """
-    if patch_size not in (2, 4, 8):
-        raise CasemateError("model.options.patch_size", patch_size, "is not one of 2, 4, 8")
-    if embed_dim % num_heads:  # timm would notice in the first forward pass only
-        raise ValueError("embed_dim is not a multiple of num_heads")
-    net = Xcit(
-        img_size=image_size,
-        patch_size=8,
-        in_chans=channels,
-        num_classes=num_classes,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-        cls_attn_layers=cls_attn_layers,
-    )
-    stem = net.patch_embed
-    convs = [layer for layer in stem.proj.modules() if isinstance(layer, nn.Conv2d)]
-    for conv in convs[: {8: 0, 4: 1, 2: 2}[patch_size]]:
-        conv.stride = (1, 1)
-    stem.patch_size = patch_size
-    stem.num_patches = (image_size // patch_size) ** 2
-    network: nn.Module = net
-    return network
-
-
-TINY: Mapping[str, Callable[..., nn.Module]] = {"tiny_vit": tiny_vit, "tiny_xcit": tiny_xcit}
+OWN: Mapping[str, Callable[..., nn.Module]] = {
+    "tiny_vit": tiny_vit,
+    "tiny_xcit": tiny_xcit,
+    "preact_resnet18": preact_resnet18,
+    "wrn_28_10": wrn_28_10,
+}
+# Names that timm lacks, as an architecture of timm and the options that make the difference.
+VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 1.0}),
+    "resnet50_gelu": ("resnet50", {"act_layer": "gelu"}),
+    "vit_tiny_patch32_224": ("vit_tiny_patch16_224", {"patch_size": 32}),
+    "xcit_medium_12_p16_224": ("xcit_small_12_p16_224", {"embed_dim": 512}),
+    "xcit_medium_12_p8_224": ("xcit_small_12_p8_224", {"embed_dim": 512}),
+    "xcit_large_12_p16_224": ("xcit_small_12_p16_224", {"embed_dim": 768, "num_heads": 16}),
+    "xcit_large_12_p8_224": ("xcit_small_12_p8_224", {"embed_dim": 768, "num_heads": 16}),
+}
+WEIGHT_OPTIONS = ("pretrained", "checkpoint_path")  # timm's; building a network fetches nothing
 
 
 def build_network(
@@ -89,28 +40,73 @@ def build_network(
     num_classes: int,
     options: Mapping[str, Any],
 ) -> nn.Module:
-    """The bare network for normalised images of side `image_size`."""
+    """The bare network for normalised images of side `image_size`, with fresh weights.
+
+    `options` go to the architecture's own maker, except `stem_patch`: an XCiT's patch side, smaller
+    than the one it was designed with.
+    """
+    base, variant = VARIANTS.get(architecture, (architecture, {}))
     arguments: dict[str, Any]
-    if architecture in TINY:
-        make: Callable[..., nn.Module] = TINY[architecture]
+    if base in OWN:
+        make: Callable[..., nn.Module] = OWN[base]
         arguments = {"channels": channels, "num_classes": num_classes, "image_size": image_size}
-    elif timm.is_model(architecture):
+    elif timm.is_model(base):
         make = timm.create_model
-        arguments = {"model_name": architecture, "in_chans": channels, "num_classes": num_classes}
-        if timm.get_pretrained_cfg(architecture).fixed_input_size:  # positions belong to a size
+        arguments = {"model_name": base, "in_chans": channels, "num_classes": num_classes}
+        if timm.get_pretrained_cfg(base).fixed_input_size:  # positions belong to a size
             arguments["img_size"] = image_size
     else:
-        close = sorted(TINY) + timm.list_models(f"{architecture.split('_')[0]}*")[:5]
-        raise CasemateError(
-            "model.architecture", architecture, f"is unknown here and to timm; for example {close}"
-        )
-    for key in options.keys() & arguments.keys():
-        raise CasemateError(
-            f"model.options.{key}", options[key], "follows from the data; remove it"
-        )
+        raise _unknown(architecture)
+    _check_options(options, taken=arguments)
+    chosen = {**variant, **options}
+    stem_patch = chosen.pop("stem_patch", None)
     try:
-        return make(**arguments, **options)
-    except (TypeError, AssertionError, ValueError) as error:
+        net = make(**arguments, **chosen)
+    except (TypeError, AssertionError, ValueError, ZeroDivisionError) as error:
         raise CasemateError(
             "model.options", dict(options), f"do not fit {architecture} at {image_size}px: {error}"
         ) from error
+    if stem_patch is not None:
+        set_xcit_patch(net, stem_patch)
+    _check_patches(net, image_size)
+    return net
+
+
+def is_known(architecture: str) -> bool:
+    """Whether `build_network` can build it."""
+    return architecture in OWN or architecture in VARIANTS or bool(timm.is_model(architecture))
+
+
+def _unknown(architecture: str) -> CasemateError:
+    family = architecture.split("_")[0]
+    close = [*OWN, *(name for name in VARIANTS if name.startswith(family))]
+    close += timm.list_models(f"{family}*")[:5]
+    return CasemateError(
+        "model.architecture", architecture, f"is unknown here and to timm; for example {close}"
+    )
+
+
+def _check_options(options: Mapping[str, Any], *, taken: Mapping[str, Any]) -> None:
+    for key, value in options.items():
+        if key in taken:
+            raise CasemateError(f"model.options.{key}", value, "follows from the data; remove it")
+        if key in WEIGHT_OPTIONS:
+            raise CasemateError(
+                f"model.options.{key}", value, "is no option here; use model.pretrained"
+            )
+
+
+def _check_patches(net: nn.Module, image_size: int) -> None:
+    """Refuse images that patches do not tile: timm would leave their last columns unseen."""
+    embed = getattr(net, "patch_embed", None)
+    if not isinstance(embed, PatchEmbed | ConvPatchEmbed) or getattr(
+        embed, "dynamic_img_pad", False
+    ):
+        return
+    for side in to_2tuple(embed.patch_size):
+        if image_size % side:
+            raise CasemateError(
+                "model.options.patch_size",
+                side,
+                f"does not divide the image side {image_size}; change it or set model.upsample",
+            )

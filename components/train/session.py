@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from components.core.seeding import generator_for
-from components.data.prepared import ImageSplit
+from components.data.prepared import Split
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.train.epoch import EpochSettings, Worker, make_optimizer, train_epoch
+from components.train.epoch import EpochSettings, make_optimizer, train_epoch
+from components.train.feed import Feeding, TrainingSet, Worker
 from components.train.objectives.adversarial import FgsmTraining
 from components.train.objectives.base import Objective
 from components.train.validation import robust_accuracy, validation_accuracy
@@ -34,8 +35,9 @@ class Session:
         model: PixelModel,
         objective: Objective,
         *,
-        train: ImageSplit,
-        val: ImageSplit,
+        train: Split,
+        val: Split,
+        synthetic: Split | None = None,
         settings: EpochSettings,
         weight_decay: float,
         val_items: int,
@@ -43,9 +45,11 @@ class Session:
         val_steps: int,
         wrap: Callable[[PixelModel], nn.Module] = lambda model: model,
         worker: Worker = Worker(),  # noqa: B008 - frozen
+        feeding: Feeding = Feeding(),  # noqa: B008 - frozen
     ) -> None:
         self.model, self.objective, self.settings, self.worker = model, objective, settings, worker
-        self.train, self.val, self.attacked = train, val, val.take(val_items)
+        self.train = TrainingSet(train, synthetic, settings.synthetic_ratio)
+        self.val, self.attacked, self.feeding = val, val.take(val_items), feeding
         self.val_eps, self.val_steps = val_eps, val_steps
         self.optimizer = make_optimizer(
             model, learning_rate=settings.learning_rate, weight_decay=weight_decay
@@ -87,6 +91,7 @@ class Session:
             settings=self.settings,
             epoch=epoch,
             worker=self.worker,
+            feeding=self.feeding,
             on_step=on_step,
         )
         sums = torch.tensor([part["loss"], part["correct"], part["count"]], dtype=torch.float64)
@@ -104,6 +109,8 @@ class Session:
         }
         if self.worker.rank == 0:
             row |= self._validate()
+        row["wait_seconds"] = round(part["wait_seconds"], 3)  # this worker's, for data
+        row["images_per_second"] = round(part["images_per_second"] * count / part["count"], 1)
         row["seconds"] = round(time.perf_counter() - began, 3)
         self.history.append(row)
         return row

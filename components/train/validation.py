@@ -1,33 +1,29 @@
 """Accuracy on held-out validation items, clean and under a short PGD; never on test."""
 
+from collections.abc import Iterator
+
 import torch
 
 from components.attacks.gradients import attack_mode
 from components.attacks.pgd import pgd_linf
 from components.attacks.starts import random_starts
-from components.data.prepared import ImageSplit
+from components.data.prepared import Split
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch, Objective
 
 BATCH = 128  # validation batches are fixed: logits depend on the shape
 
 
-def _batches(data: ImageSplit, *, seed: int, device: torch.device) -> list[Batch]:
-    return [
-        Batch(
-            data.pixels(slice(i, i + BATCH)).to(device),
-            data.labels[i : i + BATCH].to(device),
-            tuple(data.item_ids[i : i + BATCH]),
-            seed,
-            0,
-            i // BATCH,
-        )
-        for i in range(0, len(data), BATCH)
-    ]
+def _batches(data: Split, *, seed: int, device: torch.device) -> Iterator[Batch]:
+    """One at a time: a validation split may be larger than memory."""
+    for start in range(0, len(data), BATCH):
+        part = data.span(start, start + BATCH)
+        images, labels = part.pixels().to(device), part.labels.to(device)
+        yield Batch(images, labels, part.item_ids, seed, 0, start // BATCH)
 
 
 def validation_accuracy(
-    model: PixelModel, data: ImageSplit, objective: Objective, *, seed: int
+    model: PixelModel, data: Split, objective: Objective, *, seed: int
 ) -> float:
     """Share of validation items classified rightly on what the objective shows the model."""
     model.eval()
@@ -40,7 +36,7 @@ def validation_accuracy(
 
 
 def robust_accuracy(
-    model: PixelModel, data: ImageSplit, *, eps: float, num_steps: int, seed: int
+    model: PixelModel, data: Split, *, eps: float, num_steps: int, seed: int
 ) -> float:
     """Share of validation items right before and after l-inf PGD at the full epsilon."""
     standing = 0

@@ -55,9 +55,7 @@ class PgdWorker:
 
     def __init__(self, config: AttackConfig) -> None:
         self.config = config
-        self.items = PreparedDataset.open(config.dataset).load(
-            "test", limit=config.attack.num_items
-        )
+        self.items = PreparedDataset.open(config.dataset).open_split("test")
         self.model = cache(lambda name: load_model(config.models[name], device=config.device))
 
     def attack(self, name: str, part: ImageSplit) -> AttackResult:

@@ -58,8 +58,8 @@ class PatchChallenger:
         assert isinstance(section, ColumnsCertify)
         assert section.challenge is not None
         assert band is not None
-        c, item_id = section.challenge, self.items.item_ids[target.item]
-        image = self.items.pixels(slice(target.item, target.item + 1))[0].to(self.config.device)
+        c, item = section.challenge, self.items.span(target.item, target.item + 1)
+        item_id, image = item.item_ids[0], item.pixels()[0].to(self.config.device)
         votes = torch.tensor(target.votes)
         positions = rank_positions(
             votes,
@@ -108,8 +108,8 @@ class L2Challenger:
         section = self.config.section
         assert isinstance(section, GaussianCertify)
         assert section.challenge is not None
-        c, item_id, seed = section.challenge, self.items.item_ids[target.item], self.config.seed
-        image = self.items.pixels(slice(target.item, target.item + 1))[0]
+        c, item = section.challenge, self.items.span(target.item, target.item + 1)
+        item_id, image, seed = item.item_ids[0], item.pixels()[0], self.config.seed
         with attack_mode(self.model):
             x_adv = attack_smoothed_l2(
                 self.model,
@@ -162,7 +162,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
         if isinstance(section, ColumnsCertify)
         else {}
     )
-    order = load_items(config).item_ids[: section.challenge.num_items]
+    order = load_items(config).take(min(section.challenge.num_items, len(claims))).item_ids
     units = [
         Unit(
             f"item-{i:08d}",

@@ -5,10 +5,8 @@ writes its own file. Bytes therefore depend on the plan alone, whatever the numb
 """
 
 import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,43 +24,48 @@ from components.data.shards import (
     record_path,
     write_shard,
 )
-from components.data.sources import Fitting, open_source
-from components.data.splits import SPLITS, assign_splits, check_training_classes
+from components.data.sources import Entry, Fitting, Source, open_source
+from components.data.splits import (
+    SPLITS,
+    assign_splits,
+    check_training_classes,
+    shuffled,
+    stratified_subset,
+)
+from pipelines.runtime.streams import ordered_ray_data
 
 if TYPE_CHECKING:  # workers import this module: spare them pydantic and mlflow
     from pipelines.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
+    from pipelines.sections import DataSection
+
+SYNTHETIC = "synthetic"  # the split of generated training images
 
 
 def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
     """Writes the prepared dataset; a second start keeps the shards that are already whole."""
-    data = recipe.data
-    fitting = Fitting(data.image_size, data.fit, data.channels)
-    source = open_source(data.source, path=data.path)
-    splits = assign_splits(
-        source.entries(),
-        classes=source.classes,
-        seed=data.split_seed,
-        val_fraction=data.val_fraction,
-        test_fraction=data.test_fraction,
-        limits={str(split): limit for split, limit in data.limits.items()},
-    )
+    data, folder = recipe.data, out.path.absolute()
+    fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
+    source, generated = open_sources(data)
+    splits = list_splits(data, source, generated)
     plans = plan_shards(splits, shard_size=data.shard_size)
-    folder = out.path.absolute()
-    entries = (entry for plan in plans for entry in plan.entries)
-    job = open_job(source, entries, folder=folder, fitting=fitting, on_error=data.on_error)
+    jobs = open_jobs(data, source, generated, plans, fitting=fitting, folder=folder)
     _remove(folder.glob(".*.tmp"))  # parts of a killed start
-    records = _write_all(job, plans)
-    _check_after_skipping(records, classes=source.classes)
+    records = _write_all(jobs, plans)
+    if not source.test_only:
+        _check_after_skipping(records, classes=source.classes)
+    shapes = {split: job.shape for split, job in jobs.items()}
     text = describe_dataset(
         records,
         classes=source.classes,
-        shape=job.shape,
-        split_names=SPLITS,
+        shape=shapes["test"],  # what models see; training images may be stored larger
+        split_shapes=shapes,
+        split_names=tuple(splits),
         source={
             "name": data.source,
             "path": data.path,
             "split_seed": data.split_seed,
+            "remarks": source.remarks,
             **asdict(fitting),
         },
     )
@@ -70,34 +73,121 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
     _remove(record_path(folder, plan.file) for plan in plans)  # dataset.json says it all now
 
 
-def _write_all(job: ShardJob, plans: list[ShardPlan]) -> list[ShardRecord]:
+def open_sources(data: "DataSection") -> tuple[Source, Source | None]:
+    """The dataset's source, and that of generated training images where there are any."""
+    source = open_source(data.source, path=data.path, options=data.options)
+    if source.test_only and (data.train_size is not None or data.synthetic is not None):
+        key = "data.train_size" if data.train_size is not None else "data.synthetic"
+        remedy = f"has no meaning: {data.source} has nothing to train on"
+        raise CasemateError(key, data.train_size or "", remedy)
+    if data.synthetic is None:
+        return source, None
+    generated = open_source(
+        data.synthetic.source, path=data.synthetic.path, options=data.synthetic.options
+    )
+    if len(generated.classes) > len(source.classes):
+        remedy = f"has {len(generated.classes)} classes, {data.source} has {len(source.classes)}"
+        raise CasemateError("data.synthetic.source", data.synthetic.source, remedy)
+    return source, generated
+
+
+def list_splits(
+    data: "DataSection", source: Source, generated: Source | None
+) -> dict[str, list[Entry]]:
+    """The entries of every split in stored order; generated images are a split of their own."""
+    limits = {str(split): limit for split, limit in data.limits.items()}
+    num_generated = limits.pop(SYNTHETIC, None)
+    splits = assign_splits(
+        source.entries(),
+        classes=source.classes,
+        seed=data.split_seed,
+        val_fraction=data.val_fraction,
+        test_fraction=data.test_fraction,
+        limits=limits,
+        test_only=source.test_only,
+    )
+    if generated is None:
+        return splits
+    entries = [
+        replace(entry, item_id=f"{SYNTHETIC}-{entry.item_id}")  # ids stay unique in the dataset
+        for entry in generated.entries()
+        if entry.split_hint in (None, "train")
+    ]
+    if num_generated is not None:
+        entries = stratified_subset(
+            entries, limit=num_generated, stream=SYNTHETIC, seed=data.split_seed
+        )
+    return {**splits, SYNTHETIC: shuffled(entries, seed=data.split_seed)}
+
+
+def open_jobs(
+    data: "DataSection",
+    source: Source,
+    generated: Source | None,
+    plans: list[ShardPlan],
+    *,
+    fitting: Fitting,
+    folder: Path,
+) -> dict[str, ShardJob]:
+    """How the shards of each split are written; splits from one source at one size share a job."""
+    groups: list[tuple[Sequence[str], Source, Fitting]] = [(SPLITS, source, fitting)]
+    larger = fitting
+    if data.train_size is not None:
+        larger = fitting.enlarged(data.train_size)
+        groups = [(("train",), source, larger), (("val", "test"), source, fitting)]
+    if generated is not None:
+        groups.append(((SYNTHETIC,), generated, larger))
+    jobs: dict[str, ShardJob] = {}
+    for splits, origin, wanted in groups:
+        entries = (entry for plan in plans if plan.split in splits for entry in plan.entries)
+        job = open_job(origin, entries, folder=folder, fitting=wanted, on_error=data.on_error)
+        jobs |= dict.fromkeys(splits, job)
+    _check_channels(list(jobs.values()))
+    return jobs
+
+
+def _check_channels(jobs: list[ShardJob]) -> None:
+    first = jobs[0]
+    for job in jobs:
+        if job.shape[2] != first.shape[2]:
+            remedy = (
+                f"has {job.shape[2]} channels while {first.reference_id} has {first.shape[2]}; "
+                "set data.channels"
+            )
+            raise CasemateError("data.channels", job.reference_id, remedy)
+
+
+def _write_all(jobs: Mapping[str, ShardJob], plans: list[ShardPlan]) -> list[ShardRecord]:
     """One task per plan; the records come back in the order of the plans."""
-    shared = ray.put(job)  # embedded sources carry their pixels: one copy per node, not per task
-    records: dict[str, ShardRecord] = {}
-    with _quiet_ray_data():
+    # embedded sources carry their pixels: one copy per node, not per task
+    stored = {id(job): ray.put(job) for job in jobs.values()}
+    shared = {split: stored[id(job)] for split, job in jobs.items()}
+    records: list[ShardRecord] = []
+    with ordered_ray_data():
         rows = ray.data.from_items(
-            [{"plan": plan.to_json()} for plan in plans], override_num_blocks=len(plans)
+            [{"plan": plan.packed()} for plan in plans], override_num_blocks=len(plans)
         )
         outcomes = rows.map_batches(_write_planned, batch_size=1, fn_kwargs={"shared": shared})
         for row in outcomes.iter_rows():
             outcome = json.loads(row["outcome"])
             if "error" in outcome:
                 raise CasemateError(*outcome["error"])
-            record = ShardRecord(**outcome["record"])
-            records[record.file] = record
-    return [records[plan.file] for plan in plans]
+            records.append(ShardRecord(**outcome["record"]))
+    return records
 
 
-def _write_planned(rows: dict[str, Any], *, shared: "ray.ObjectRef[ShardJob]") -> dict[str, Any]:
+def _write_planned(
+    rows: dict[str, Any], *, shared: "Mapping[str, ray.ObjectRef[ShardJob]]"
+) -> dict[str, Any]:
     """Worker: one plan in, one outcome out.
 
     A user's mistake returns as a value: Ray Data rewrites the text of exceptions on their way.
     """
-    job: ShardJob = ray.get(shared)
     outcomes: list[str] = []
-    for plan in rows["plan"]:
+    for packed in rows["plan"]:
+        plan = ShardPlan.unpacked(bytes(packed))
         try:
-            record = write_shard(job, ShardPlan.from_json(str(plan)))
+            record = write_shard(ray.get(shared[plan.split]), plan)
         except CasemateError as error:
             outcomes.append(json.dumps({"error": [error.key, str(error.value), error.remedy]}))
         else:
@@ -108,22 +198,6 @@ def _write_planned(rows: dict[str, Any], *, shared: "ray.ObjectRef[ShardJob]") -
 def _check_after_skipping(records: list[ShardRecord], *, classes: tuple[str, ...]) -> None:
     labels = [label for record in records if record.split == "train" for label in record.labels]
     check_training_classes(labels, classes=classes, remedy="all its images were skipped: mend them")
-
-
-@contextmanager
-def _quiet_ray_data() -> Iterator[None]:
-    """No bars and no chatter while the rows run; the caller's settings return afterwards."""
-    context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    logger = logging.getLogger("ray.data")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with ray.data.DataContext.current(context):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _remove(paths: Iterator[Path]) -> None:

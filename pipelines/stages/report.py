@@ -128,9 +128,8 @@ def _ablations(
 ) -> list[Gallery]:
     """The first certified test items as the votes see them."""
     known = set(result.columns["item_id"])
-    split = dataset.load("test", limit=len(known))
+    split = dataset.load("test", limit=min(num_examples, MAX_ABLATED_ITEMS))  # votes start there
     chosen = [i for i, item in enumerate(split.item_ids) if item in known]
-    chosen = chosen[: min(num_examples, MAX_ABLATED_ITEMS)]
     if not chosen:
         return []
     images: dict[str, Tensor] = {

@@ -18,6 +18,7 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, read_header
+from components.models.pretrained import load_pretrained
 from components.train.session import Session, initial_model
 from pipelines import build
 from pipelines.recipe import Recipe
@@ -29,14 +30,19 @@ from pipelines.stages.train_worker import train_loop
 def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placement: Any) -> Session:
     """The training of one model; `placement` says on which worker, with which wrapper."""
     assert recipe.train is not None
-    device = placement.pop("device", torch.device("cpu"))
-    spec = build.model_spec(recipe, dataset, model)
+    device, fresh = placement.pop("device", torch.device("cpu")), placement.pop("fresh", True)
+    network = initial_model(build.model_spec(recipe, dataset, model), seed=recipe.seed)
+    if recipe.model.pretrained and fresh:  # a checkpoint is about to bring its own weights
+        load_pretrained(network, recipe.model.pretrained)
+    memory = {"memory_mb": recipe.train.memory_mb}
+    synthetic = recipe.data.synthetic
     return Session(
-        initial_model(spec, seed=recipe.seed).to(device),
+        network.to(device),
         build.objective(recipe, model),
-        train=placement.pop("train", None) or dataset.load("train"),
-        val=dataset.load("val"),
-        settings=build.epoch_settings(recipe, model),
+        train=placement.pop("train", None) or dataset.open_split("train", **memory),
+        val=dataset.open_split("val", **memory),
+        synthetic=dataset.open_split("synthetic", **memory) if synthetic else None,
+        settings=build.epoch_settings(recipe, model, dataset),
         weight_decay=recipe.train.weight_decay,
         val_items=recipe.train.val_items,
         val_eps=build.validation_eps(recipe, model),

@@ -28,7 +28,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
     from components.data.prepared import PreparedDataset
     from components.models.checkpoint import save_model
-    from components.train.epoch import Worker
+    from components.train.feed import Feeding, Worker
     from pipelines import recipe as recipes
     from pipelines.stages.train import make_session
 
@@ -36,6 +36,7 @@ def train_loop(config: dict[str, Any]) -> None:
     recipe = recipes.parse(config["recipe"], source="recipe")
     context = ray.train.get_context()
     worker = Worker(context.get_world_rank(), context.get_world_size())
+    checkpoint = ray.train.get_checkpoint()
     session = make_session(
         recipe,
         config["model"],
@@ -43,8 +44,10 @@ def train_loop(config: dict[str, Any]) -> None:
         worker=worker,
         wrap=prepare_model,
         device=get_device(),
+        fresh=checkpoint is None,
+        feeding=Feeding(recipe.cluster.feed_threads, 2 * recipe.cluster.feed_threads),
     )
-    if checkpoint := ray.train.get_checkpoint():
+    if checkpoint:
         with checkpoint.as_directory() as folder:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
     live = _Live(Path(config["live"]), session) if worker.rank == 0 else None

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from components.certify.noise import predict_block
 from components.certify.votes import SCHEMA, image_digest
-from components.data.prepared import ImageSplit, PreparedDataset
+from components.data.prepared import ImageSplit, PreparedDataset, Split
 from components.models.checkpoint import load_model
 from components.models.voting import column_predictions
 from pipelines.runtime.shards import Unit, WorkFn
@@ -54,14 +54,15 @@ class ColumnsVoter:
         assert isinstance(section, ColumnsCertify)
         rows = []
         for index in indices:
+            item = self.items.span(index, index + 1)
             votes = column_predictions(
                 self.model,
-                self.items.pixels(slice(index, index + 1)),
+                item.pixels(),
                 band=self.band,
                 stride=section.stride,
                 micro_batch=section.micro_batch,
             )
-            rows.append(_row(self.items, index, "columns", 0, votes[0].numpy().astype(np.uint16)))
+            rows.append(_row(item, "columns", 0, votes[0].numpy().astype(np.uint16)))
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
@@ -78,19 +79,20 @@ class GaussianVoter:
         assert isinstance(section, GaussianCertify)
         rows = []
         for b in blocks:
+            item = self.items.span(b.item, b.item + 1)
             predictions = predict_block(
                 self.model,
-                self.items.pixels(slice(b.item, b.item + 1))[0],
+                item.pixels()[0],
                 sigma=section.sigma,
                 run_seed=self.config.seed,
                 stream=b.stream,
-                item_id=self.items.item_ids[b.item],
+                item_id=item.item_ids[0],
                 start=b.start,
                 stop=b.stop,
                 micro_batch=section.micro_batch,
                 device=self.config.device,
             )
-            rows.append(_row(self.items, b.item, b.stream, b.start, predictions))
+            rows.append(_row(item, b.stream, b.start, predictions))
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
@@ -101,8 +103,9 @@ def make_voter(config: VoteConfig) -> WorkFn:
     return GaussianVoter(config)
 
 
-def load_items(config: VoteConfig) -> ImageSplit:
-    return PreparedDataset.open(config.dataset).load("test", limit=config.section.num_items)
+def load_items(config: VoteConfig) -> Split:
+    """The test items: in memory where they fit, else read shard by shard."""
+    return PreparedDataset.open(config.dataset).open_split("test")
 
 
 def plan_votes(section: ColumnsCertify | GaussianCertify, *, num_items: int) -> list[Unit]:
@@ -129,13 +132,11 @@ def plan_votes(section: ColumnsCertify | GaussianCertify, *, num_items: int) -> 
     return units
 
 
-def _row(
-    items: ImageSplit, index: int, stream: str, start: int, predictions: np.ndarray
-) -> dict[str, object]:
+def _row(item: ImageSplit, stream: str, start: int, predictions: np.ndarray) -> dict[str, object]:
     return {
-        "item_id": items.item_ids[index],
-        "label": int(items.labels[index]),
-        "image_sha256": image_digest(items.images[index]),
+        "item_id": item.item_ids[0],
+        "label": int(item.labels[0]),
+        "image_sha256": image_digest(item.images[0]),
         "stream": stream,
         "start": start,
         "stop": start + len(predictions),

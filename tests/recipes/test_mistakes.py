@@ -36,8 +36,8 @@ def mistake(text: str, **options) -> str:
         ("data=5", "my.yaml: data: 5 is wrong: ", "DataSection"),
         ("name=A b", "my.yaml: name: 'A b' is wrong: ", "'"),
         ("seed=-1", "my.yaml: seed: -1 is wrong: ", "0"),
-        ("data.source=imagenet", "my.yaml: data.source: 'imagenet' is wrong: ", "'"),
-        ("data.limits.trian=3", "my.yaml: data.limits.trian: 3 is wrong: ", "'test'"),
+        ("data.source=mnist5", "my.yaml: data.source: 'mnist5' is unknown; did you ", "cifar100"),
+        ("data.limits.trian=3", "my.yaml: data.limits.trian: 3 is wrong: ", "'synthetic'"),
         (
             "train.objective={kind: fgsm, eps: 8}",
             "my.yaml: train.objective.eps: 8 is outside [0, 1]; ",

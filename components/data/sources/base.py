@@ -35,6 +35,16 @@ class Source(Protocol):
         """Class names; a label is an index into them."""
         ...
 
+    @property
+    def test_only(self) -> bool:
+        """Made to evaluate models trained elsewhere: all items are test items."""
+        ...
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """Facts about the listing that a reader of results should know."""
+        ...
+
     def entries(self) -> list[Entry]:
         """All items; labels are within range and ids are unique."""
         ...
@@ -42,6 +52,20 @@ class Source(Protocol):
     def decode(self, entry: Entry) -> Pixels:
         """Pixels of one entry, or `UndecodableItemError` with its name."""
         ...
+
+
+class SourceDefaults:
+    """What holds for a source that does not say otherwise."""
+
+    __slots__ = ()
+
+    @property
+    def test_only(self) -> bool:
+        return False
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        return {}
 
 
 def checked_labels(labels: NDArray[Any], *, where: str, num_items: int) -> list[int]:
@@ -67,6 +91,17 @@ def check_label_range(labels: list[int], *, where: str, num_classes: int) -> Non
             raise CasemateError("data.path", where, remedy)
 
 
+def numbered_classes(labels: list[int]) -> tuple[str, ...]:
+    """0, 1, ... up to the largest label, for files that name no class."""
+    return tuple(str(label) for label in range(max(labels, default=0) + 1))
+
+
+def check_class_names(names: tuple[str, ...], *, key: str, where: object) -> None:
+    """A name stands for one class."""
+    if len(set(names)) < len(names):
+        raise CasemateError(key, where, "names a class twice")
+
+
 def unreachable(path: Path, error: OSError) -> CasemateError:
     """Not the item's fault, so never skipped: the disk is not there, or not for us."""
     remedy = f"cannot be read here ({error.strerror}); every worker must see data.path"
@@ -80,3 +115,9 @@ def file_version(path: Path) -> str:
     except OSError as error:
         raise unreachable(path, error) from error
     return f"{stat.st_size}-{stat.st_mtime_ns}"
+
+
+def check_unchanged(path: Path, version: str) -> None:
+    """What a worker opens is what the driver listed."""
+    if file_version(path) != version:
+        raise CasemateError("data.path", path, "changed while it was read; start again")

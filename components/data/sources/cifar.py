@@ -1,8 +1,9 @@
-"""CIFAR-10 and CIFAR-100 from the published python batches (Krizhevsky 2009).
+"""CIFAR-10 and CIFAR-100 from the published python batches (Krizhevsky 2009) or from one .npz.
 
-Folders and files are where torchvision puts them. Its own reader takes nothing but the published
-checksums and then unpickles freely, yet a pickle may run code. The loader here builds plain
-containers and numpy arrays only: a tampered file is an error and not an intrusion.
+Both forms give the same item ids. Folders and batch files are where torchvision puts them. Its
+own reader takes nothing but the published checksums and then unpickles freely, yet a pickle may
+run code. The loader here builds plain containers and numpy arrays only: a tampered file is an
+error and not an intrusion.
 """
 
 import pickle
@@ -17,10 +18,14 @@ from components.core.errors import CasemateError
 from components.data.sources.base import (
     Entry,
     Pixels,
+    SourceDefaults,
     check_label_range,
+    check_unchanged,
     checked_labels,
     file_version,
 )
+from components.data.sources.names import CIFAR10, CIFAR100
+from components.data.sources.npz import NpzSource, open_npz
 
 # What pickled numpy arrays need, under the module names of numpy 1 and 2. `_codecs.encode` is how
 # python 3 writes bytes in protocol 2; it can only turn a string into bytes.
@@ -43,6 +48,7 @@ class _Layout:
     label_key: str
     meta_file: str
     meta_key: str
+    classes: tuple[str, ...]  # for archives that name none
 
 
 _CIFAR10 = _Layout(
@@ -52,6 +58,7 @@ _CIFAR10 = _Layout(
     label_key="labels",
     meta_file="batches.meta",
     meta_key="label_names",
+    classes=CIFAR10,
 )
 _CIFAR100 = _Layout(
     name="cifar100",
@@ -60,11 +67,12 @@ _CIFAR100 = _Layout(
     label_key="fine_labels",
     meta_file="meta",
     meta_key="fine_label_names",
+    classes=CIFAR100,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class CifarSource:
+class CifarSource(SourceDefaults):
     """Batch files below `folder`; each worker reads a batch once and keeps it."""
 
     layout: _Layout
@@ -97,17 +105,19 @@ class CifarSource:
         return flat.reshape(3, 32, 32).transpose(1, 2, 0)  # stored plane by plane
 
 
-def open_cifar10(root: Path) -> CifarSource:
-    """CIFAR-10 below `root/cifar-10-batches-py`."""
+def open_cifar10(root: Path) -> CifarSource | NpzSource:
+    """CIFAR-10 below `root/cifar-10-batches-py`, or in the file `root`."""
     return _open(root, _CIFAR10)
 
 
-def open_cifar100(root: Path) -> CifarSource:
-    """CIFAR-100 with its 100 fine classes, below `root/cifar-100-python`."""
+def open_cifar100(root: Path) -> CifarSource | NpzSource:
+    """CIFAR-100 with its 100 fine classes, below `root/cifar-100-python`, or in a file."""
     return _open(root, _CIFAR100)
 
 
-def _open(root: Path, layout: _Layout) -> CifarSource:
+def _open(root: Path, layout: _Layout) -> CifarSource | NpzSource:
+    if root.is_file():
+        return _open_npz(root, layout)
     folder = root / layout.folder
     for file in (layout.meta_file, *(file for _, file in layout.batches)):
         if not (folder / file).is_file():
@@ -118,6 +128,18 @@ def _open(root: Path, layout: _Layout) -> CifarSource:
         remedy = f"has no list of names under {layout.meta_key}"
         raise CasemateError("data.path", folder / layout.meta_file, remedy)
     return CifarSource(layout, folder, tuple(names))
+
+
+def _open_npz(path: Path, layout: _Layout) -> NpzSource:
+    source = open_npz(path, name=layout.name, default_classes=layout.classes)
+    if len(source.classes) != len(layout.classes):
+        remedy = f"names {len(source.classes)} classes; {layout.name} has {len(layout.classes)}"
+        raise CasemateError("data.path", path, remedy)
+    for part in source.parts:
+        if part.image_shape != (32, 32, 3):
+            remedy = f"holds images of {part.image_shape}; {layout.name} has (32, 32, 3)"
+            raise CasemateError("data.path", f"{path} [{part.image_key}]", remedy)
+    return source
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -155,6 +177,5 @@ def _checked_rows(path: Path, batch: dict[str, Any]) -> Pixels:
 
 @lru_cache(maxsize=6)  # all of CIFAR-10: shuffled shards touch every batch
 def _read_rows(path: Path, version: str) -> Pixels:
-    if file_version(path) != version:
-        raise CasemateError("data.path", path, "changed while it was read; start again")
+    check_unchanged(path, version)
     return _checked_rows(path, _read_pickle(path))

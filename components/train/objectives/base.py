@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from components.core.types import Images, Labels, Logits
 
@@ -18,6 +19,12 @@ class Batch:
     seed: int
     epoch: int
     step: int  # of the epoch; equal on all workers that share a global batch
+    targets: Tensor | None = None  # (B, K) float: mixed, already smoothed labels; None: `labels`
+
+    @property
+    def hard_labels(self) -> Labels:
+        """What attacks ascend and accuracy counts: the likeliest class, ties to the lowest."""
+        return self.labels if self.targets is None else self.targets.argmax(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +43,13 @@ class Objective(Protocol):
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
         """Logits on what the model is meant to see: whole, ablated or noisy images."""
         ...
+
+
+def cross_entropy(logits: Logits, batch: Batch, *, label_smoothing: float) -> Tensor:
+    """Mean cross-entropy with the batch's targets, or with its labels, smoothed.
+
+    Targets come smoothed from mixing: smoothing them again would count twice.
+    """
+    if batch.targets is not None:
+        return F.cross_entropy(logits, batch.targets)
+    return F.cross_entropy(logits, batch.labels, label_smoothing=label_smoothing)

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.core.seeding import generator_for
 from components.core.types import Images, Logits
-from components.train.objectives.base import Batch, LossOut
+from components.train.objectives.base import Batch, LossOut, cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class GaussianNoise:
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(self._noisy(batch, "noise"))
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
+        loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:

@@ -2,24 +2,48 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+from components.core.errors import CasemateError
 from components.core.types import Logits
-from components.train.objectives.base import Batch, LossOut
+from components.data.augment.mixing import smoothed_targets
+from components.train.objectives.base import Batch, LossOut, cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """Plain empirical risk."""
+    """Plain empirical risk, by softmax (`ce`) or by one yes-no question per class (`bce`)."""
 
     label_smoothing: float = 0.0
+    criterion: str = "ce"
+
+    def __post_init__(self) -> None:
+        if self.criterion not in ("ce", "bce"):
+            remedy = "is unknown; choose ce or bce"
+            raise CasemateError("train.objective.criterion", self.criterion, remedy)
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(batch.images)
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
+        measure = cross_entropy if self.criterion == "ce" else binary_cross_entropy
+        loss = measure(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
         logits: Logits = bare(batch.images)
         return logits
+
+
+def binary_cross_entropy(logits: Logits, batch: Batch, *, label_smoothing: float) -> Tensor:
+    """Mean over items and classes; every class with a part in a mixed image counts as present.
+
+    Wightman et al. 2021 (arXiv:2110.00476), sec. 2. `label_smoothing` must be the one that mixing
+    used: it gave every absent class its K-th part, which is what a present class exceeds.
+    """
+    num_classes = logits.shape[1]
+    if batch.targets is None:
+        wanted = smoothed_targets(batch.labels, num_classes=num_classes, smoothing=label_smoothing)
+    else:
+        # the margin is far below any visible part and above the rounding of float32
+        wanted = batch.targets > label_smoothing / num_classes + 1e-6
+    return F.binary_cross_entropy_with_logits(logits, wanted.to(logits.dtype))

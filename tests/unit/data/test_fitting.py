@@ -1,9 +1,13 @@
 """Size and channels: exact 8-bit arithmetic, centred, or a clear refusal."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from torchvision import transforms
 
 from components.core.errors import CasemateError
 from components.data.sources import Fitting
@@ -93,3 +97,65 @@ def test_bad_settings_are_named(settings, key):
 def test_wrong_arrays_are_our_own_mistake():
     with pytest.raises(ValueError, match="float64"):
         Fitting().apply(np.zeros((4, 4, 3)), item_id="x")
+
+
+# -- crop
+
+
+@given(
+    height=st.integers(5, 40), width=st.integers(5, 40), size=st.integers(4, 20), grey=st.booleans()
+)
+def test_cropping_is_what_published_evaluations_do(height, width, size, grey):
+    """The oracle is the transform that published ImageNet accuracies were measured with."""
+    pixels = random_pixels(height, width, 1 if grey else 3)
+    image = Image.fromarray(pixels[..., 0] if grey else pixels)
+    shorter = math.floor(size / 0.875)
+    oracle = transforms.Compose(
+        [
+            transforms.Resize(shorter, transforms.InterpolationMode.BICUBIC),
+            transforms.CenterCrop(size),
+        ]
+    )
+    expected = np.asarray(oracle(image)).reshape(size, size, -1)
+    assert np.array_equal(
+        Fitting(size, "crop", resize=shorter).apply(pixels, item_id="x"), expected
+    )
+
+
+def test_cropping_alone_cuts_the_longer_side_only():
+    wide = np.zeros((8, 32, 3), dtype=np.uint8)
+    wide[:, 12:20] = 200  # the central square
+    assert (Fitting(8, "crop").apply(wide, item_id="x") == 200).all()
+    framed = np.zeros((16, 16, 1), dtype=np.uint8)
+    framed[4:12, 4:12] = 200
+    assert (Fitting(8, "crop", resize=16).apply(framed, item_id="x") == 200).all()
+
+
+def test_training_images_may_be_stored_larger():
+    wide = random_pixels(20, 40, 3)
+    larger = Fitting(8, "crop", resize=10).enlarged(12)
+    assert larger == Fitting(12, "crop")  # all of the shorter side is kept
+    assert larger.apply(wide, item_id="x").shape == (12, 12, 3)
+    assert Fitting(8, "resize", 1).enlarged(12) == Fitting(12, "resize", 1)
+    for fitting, remedy in (
+        (Fitting(8, "pad"), "needs data.fit"),
+        (Fitting(None, "resize"), "needs data.fit"),
+        (Fitting(16, "resize"), "below data.image_size 16"),
+    ):
+        with pytest.raises(CasemateError, match=remedy) as caught:
+            fitting.enlarged(12)
+        assert caught.value.key == "data.train_size"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"fit": "crop"}, "data.fit"),
+        ({"image_size": 8, "fit": "resize", "resize": 9}, "data.resize"),
+        ({"image_size": 8, "fit": "crop", "resize": 7}, "data.resize"),
+    ],
+)
+def test_crops_that_cannot_be_are_named(settings, key):
+    with pytest.raises(CasemateError) as caught:
+        Fitting(**settings)
+    assert caught.value.key == key

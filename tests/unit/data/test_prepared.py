@@ -205,9 +205,9 @@ def test_unknown_split_is_named(tmp_path):
 # -- writing and resuming
 
 
-def test_plans_survive_json():
+def test_plans_survive_the_way_to_a_worker():
     plans = plan_shards({"train": [Entry("ü | x", 1, None, "l", "v")]}, shard_size=2)
-    assert [ShardPlan.from_json(plan.to_json()) for plan in plans] == plans
+    assert [ShardPlan.unpacked(plan.packed()) for plan in plans] == plans
 
 
 def test_finished_shard_is_kept_and_changed_ones_are_written_again(tmp_path):

@@ -63,7 +63,7 @@ def test_embedded_sources_survive_pickling():
 @pytest.mark.parametrize(
     ("name", "path", "key"),
     [
-        ("imagenet", None, "data.source"),
+        ("imagenette", None, "data.source"),
         ("npz", None, "data.path"),
         ("digits", "somewhere", "data.path"),
     ],

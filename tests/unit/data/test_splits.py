@@ -118,6 +118,13 @@ def test_class_without_training_item_is_named():
         assign(listing([10, 10, 10]), 3, limits={"train": 2})
 
 
+def test_sources_for_evaluation_alone_need_no_training_item():
+    splits = assign(listing([4, 0, 3], hint="test"), 3, test_only=True)
+    assert {split: len(splits[split]) for split in SPLITS} == {"train": 0, "val": 0, "test": 7}
+    with pytest.raises(CasemateError, match="class 0 has no training item"):
+        assign(listing([4, 0, 3], hint="test"), 3)
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

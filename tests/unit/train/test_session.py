@@ -5,7 +5,9 @@ import io
 import pytest
 import torch
 
-from components.train.epoch import EpochSettings, Worker
+from components.data.augment import Augmentation
+from components.train.epoch import EpochSettings
+from components.train.feed import Feeding, Worker
 from components.train.objectives.ablation import ColumnAblation
 from components.train.objectives.adversarial import FgsmTraining
 from components.train.objectives.noise import GaussianNoise
@@ -19,8 +21,7 @@ SETTINGS = EpochSettings(
     learning_rate=5e-3,
     warmup_epochs=1,
     clip_norm=1.0,
-    pad_crop=1,
-    flip=True,
+    augmentation=Augmentation(8, crop="pad", pad=1, flip=True),
 )
 
 
@@ -43,7 +44,8 @@ def new_session(toy_spec, train_split, val_split):
 
 
 def without_seconds(history):
-    return [{key: row[key] for key in row if key != "seconds"} for row in history]
+    timed = ("seconds", "wait_seconds", "images_per_second")
+    return [{key: row[key] for key in row if key not in timed} for row in history]
 
 
 def through_a_file(state):
@@ -92,6 +94,8 @@ def test_rows_of_the_history(new_session):
         assert row["val_robust_accuracy"] * 6 == pytest.approx(
             round(row["val_robust_accuracy"] * 6)
         )  # only `val_items` are attacked
+        assert 0 <= row["wait_seconds"] <= row["seconds"]
+        assert row["images_per_second"] >= 16 / row["seconds"]  # without the time of validation
     plain = new_session(val_eps=None).run_epoch()
     assert plain["eps"] is None
     assert plain["val_robust_accuracy"] is None
@@ -105,6 +109,14 @@ def test_sums_of_all_workers_make_the_row(new_session):
     extra = torch.tensor([0.0, 0.0, 16.0], dtype=torch.float64)  # a worker that got all wrong
     shared = new_session().run_epoch(total=lambda sums: sums + extra)
     assert shared["train_accuracy"] == pytest.approx(alone["train_accuracy"] / 2)
+
+
+def test_threads_that_build_batches_change_no_bit(new_session):
+    one = new_session(FgsmTraining(0.1, 1, 0))
+    many = new_session(FgsmTraining(0.1, 1, 0), feeding=Feeding(num_threads=3, num_ahead=5))
+    assert one.run_epoch()["loss"] == many.run_epoch()["loss"]
+    found = many.model.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in one.model.state_dict().items())
 
 
 def test_only_the_first_worker_validates(new_session, monkeypatch):
@@ -134,7 +146,7 @@ class SplitsOnRequest:
         self.splits = splits
         self.loaded: list[str] = []
 
-    def load(self, split, *, limit=None):
+    def open_split(self, split, *, memory_mb):
         self.loaded.append(split)
         return self.splits[split]
 

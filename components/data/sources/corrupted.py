@@ -1,0 +1,136 @@
+"""CIFAR-10-C and CIFAR-100-C, and how one asks for corruptions (Hendrycks & Dietterich 2019).
+
+One `<corruption>.npy` each, uint8 (50000, 32, 32, 3): the 10,000 test images at severity 1, then
+at 2, up to 5; `labels.npy` has a label per row. Files are mapped into memory, never read whole.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.core.errors import CasemateError
+from components.data.sources.base import (
+    Entry,
+    Pixels,
+    SourceDefaults,
+    check_label_range,
+    check_unchanged,
+    checked_labels,
+    file_version,
+)
+from components.data.sources.names import BENCHMARK_CORRUPTIONS, CIFAR10, CIFAR100, CORRUPTIONS
+
+SEVERITIES = (1, 2, 3, 4, 5)
+Variant = tuple[str, int]  # (corruption, severity)
+
+
+def chosen_variants(corruption: str | list[str], severity: int | str) -> list[Variant]:
+    """What the options ask for: names, `benchmark` (15), `all` (19); a severity or `all`."""
+    groups = {"all": CORRUPTIONS, "benchmark": BENCHMARK_CORRUPTIONS}
+    asked = [corruption] if isinstance(corruption, str) else corruption
+    names = groups[asked[0]] if len(asked) == 1 and asked[0] in groups else tuple(asked)
+    for name in names or [""]:
+        if name not in CORRUPTIONS:
+            remedy = f"is unknown; choose all, benchmark or of {', '.join(CORRUPTIONS)}"
+            raise CasemateError("data.options.corruption", name, remedy)
+    if severity != "all" and severity not in SEVERITIES:
+        raise CasemateError("data.options.severity", severity, "is none of 1 to 5 and not all")
+    levels = SEVERITIES if severity == "all" else (int(severity),)
+    return [(name, level) for name in dict.fromkeys(names) for level in levels]
+
+
+def check_variants(root: Path, variants: list[Variant], *, present: Container[Variant]) -> None:
+    """Everything asked for is there; else all that is missing is named."""
+    missing = [f"{name}/{level}" for name, level in variants if (name, level) not in present]
+    if missing:
+        raise CasemateError("data.path", root, f"lacks {', '.join(missing)}")
+
+
+@dataclass(frozen=True, slots=True)
+class CorruptedCifarSource(SourceDefaults):
+    """Rows of `.npy` files below `root`."""
+
+    name: str
+    root: Path
+    classes: tuple[str, ...]
+    variants: tuple[Variant, ...]
+
+    @property
+    def test_only(self) -> bool:
+        return True
+
+    def entries(self) -> list[Entry]:
+        labels = self._labels()
+        per_level = len(labels) // len(SEVERITIES)
+        found: list[Entry] = []
+        for corruption, level in self.variants:
+            path = self.root / f"{corruption}.npy"
+            version = file_version(path)
+            _check_images(path, _mapped(path, version), num_items=len(labels))
+            start = (level - 1) * per_level
+            for index, label in enumerate(labels[start : start + per_level]):
+                item_id = f"{self.name}-{corruption}-{level}-{index:05d}"
+                locator = f"{corruption}:{start + index}"
+                found.append(Entry(item_id, label, "test", locator, version))
+        return found
+
+    def _labels(self) -> list[int]:
+        path = self.root / "labels.npy"
+        stored = _mapped(path, file_version(path))
+        labels = checked_labels(stored, where=str(path), num_items=len(stored))
+        check_label_range(labels, where=str(path), num_classes=len(self.classes))
+        if len(labels) % len(SEVERITIES):
+            remedy = f"has {len(labels)} labels; wanted is one per image, severity after severity"
+            raise CasemateError("data.path", path, remedy)
+        return labels
+
+    def decode(self, entry: Entry) -> Pixels:
+        corruption, row = entry.locator.split(":")
+        images = _mapped(self.root / f"{corruption}.npy", entry.version)
+        return np.array(images[int(row)], dtype=np.uint8)  # a copy: the map stays behind
+
+
+def open_cifar10_c(
+    root: Path, *, corruption: str | list[str], severity: int | str
+) -> CorruptedCifarSource:
+    """CIFAR-10-C."""
+    return _open("cifar10_c", root, CIFAR10, chosen_variants(corruption, severity))
+
+
+def open_cifar100_c(
+    root: Path, *, corruption: str | list[str], severity: int | str
+) -> CorruptedCifarSource:
+    """CIFAR-100-C."""
+    return _open("cifar100_c", root, CIFAR100, chosen_variants(corruption, severity))
+
+
+def _open(
+    name: str, root: Path, classes: tuple[str, ...], variants: list[Variant]
+) -> CorruptedCifarSource:
+    if not (root / "labels.npy").is_file():
+        raise CasemateError("data.path", root, "lacks the file labels.npy")
+    present = [variant for variant in variants if (root / f"{variant[0]}.npy").is_file()]
+    check_variants(root, variants, present=present)
+    return CorruptedCifarSource(name, root, classes, tuple(variants))
+
+
+def _check_images(path: Path, images: NDArray[Any], *, num_items: int) -> None:
+    if images.dtype != np.uint8 or images.shape != (num_items, 32, 32, 3):
+        remedy = f"is {images.dtype} {images.shape}; wanted is uint8 ({num_items}, 32, 32, 3)"
+        raise CasemateError("data.path", path, remedy)
+
+
+@lru_cache(maxsize=len(CORRUPTIONS) + 1)  # a map costs an open file, not memory
+def _mapped(path: Path, version: str) -> NDArray[Any]:
+    check_unchanged(path, version)
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        remedy = f"is not a readable .npy of a plain array ({error}); unpack the archive again"
+        raise CasemateError("data.path", path, remedy) from error
+    return array

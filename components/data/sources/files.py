@@ -1,0 +1,118 @@
+"""Image files on disk: finding them and turning their bytes into pixels.
+
+Pixels are taken as stored: an EXIF rotation is not applied, transparency is dropped.
+"""
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from components.core.errors import CasemateError
+from components.data.sources.base import Entry, Pixels, UndecodableItemError, unreachable
+
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_GREY_MODES = {"1", "L", "LA"}
+_COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
+
+
+def decode_image_file(path: Path) -> Pixels:
+    """Pixels of one file; a file that cannot be reached is not the item's fault."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreachable(path, error) from error
+    return decode_image_bytes(content, where=str(path))
+
+
+def decode_image_bytes(content: bytes, *, where: str) -> Pixels:
+    """Pixels of one encoded image, grey as (H, W, 1) and colour as (H, W, 3)."""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return _to_pixels(image)
+    except MemoryError:
+        raise
+    except Exception as error:  # format plug-ins raise many types for damaged files
+        reason = str(error).split(" <")[0]  # Pillow prints the address of a buffer
+        remedy = f"is not a readable image ({reason}); mend it or set data.on_error=skip"
+        raise UndecodableItemError("data.path", where, remedy) from error
+
+
+def sub_folders(folder: Path) -> list[str]:
+    """Names of the visible folders directly below, sorted."""
+    if not folder.is_dir():
+        raise CasemateError("data.path", folder, "is not a folder")
+    names = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+    for name in names:
+        check_utf8(name, folder)
+    return sorted(names)
+
+
+def flat_images(folder: Path) -> list[tuple[str, str]]:
+    """(name, version) of the images directly below, sorted; one system call per file.
+
+    The version is that of `file_version`: ImageNet has over a million files, so the listing
+    takes size and time from the directory scan.
+    """
+    found: list[tuple[str, str]] = []
+    try:
+        with os.scandir(folder) as files:
+            for file in files:
+                if looks_like_image(file.name) and not file.is_dir():
+                    check_utf8(file.name, folder)
+                    stat = file.stat()
+                    found.append((file.name, f"{stat.st_size}-{stat.st_mtime_ns}"))
+    except OSError as error:
+        raise unreachable(Path(error.filename or folder), error) from error
+    return sorted(found)
+
+
+def class_entries(
+    root: Path, below: str, *, source: str, label: int, split: str | None
+) -> list[Entry]:
+    """The images of one class folder, which must hold some, named by their place below `root`."""
+    images = flat_images(root / below)
+    if not images:
+        raise no_images(root / below)
+    return [
+        Entry(f"{source}-{below}/{name}", label, split, f"{below}/{name}", version)
+        for name, version in images
+    ]
+
+
+def no_images(folder: Path) -> CasemateError:
+    """What to say about a folder that should hold images."""
+    kinds = " ".join(sorted(SUFFIXES))
+    return CasemateError("data.path", folder, f"holds no image; looked for {kinds}")
+
+
+def looks_like_image(name: str) -> bool:
+    """By suffix, hidden files aside."""
+    return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
+
+
+def check_utf8(name: str, folder: Path) -> None:
+    """Names become ids, and Parquet strings and seeds are UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        remedy = f"holds a name that is not UTF-8: {name!a}; rename it"
+        raise CasemateError("data.path", ascii(str(folder)), remedy) from error
+
+
+def first_folder(root: Path, names: tuple[str, ...], *, wanted: str) -> Path:
+    """`root` or the first of its sub-folders that holds `wanted`: archives unpack differently."""
+    for name in names:
+        if (root / name / wanted).exists():
+            return root / name
+    raise CasemateError("data.path", root, f"lacks {wanted}; unpack the archive there")
+
+
+def _to_pixels(image: Image.Image) -> Pixels:
+    if image.mode in _GREY_MODES:
+        return np.asarray(image.convert("L"), dtype=np.uint8)[..., None]
+    if image.mode in _COLOUR_MODES:
+        return np.asarray(image.convert("RGB"), dtype=np.uint8)
+    raise ValueError(f"mode {image.mode} is not 8 bits per channel")

@@ -1,0 +1,75 @@
+"""Oxford Flowers-102 (Nilsback & Zisserman 2008) from its images and two .mat files.
+
+`jpg/image_00001.jpg`..., `imagelabels.mat` with labels from 1, `setid.mat` with the image numbers
+of the published splits: 1020 train, 1020 val, 6149 test.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.core.errors import CasemateError
+from components.data.sources.base import Entry, Pixels, SourceDefaults, file_version
+from components.data.sources.files import decode_image_file, first_folder
+
+_SPLIT_KEYS = {"train": "trnid", "val": "valid", "test": "tstid"}
+
+
+@dataclass(frozen=True, slots=True)
+class FlowersSource(SourceDefaults):
+    """Numbered images below `root`."""
+
+    root: Path
+    classes: tuple[str, ...]
+
+    def entries(self) -> list[Entry]:
+        labels = _numbers(self.root / "imagelabels.mat", "labels", largest=len(self.classes))
+        found: list[Entry] = []
+        taken: set[int] = set()
+        for split, key in _SPLIT_KEYS.items():
+            numbers = _numbers(self.root / "setid.mat", key, largest=len(labels))
+            if not taken.isdisjoint(numbers) or len(set(numbers)) < len(numbers):
+                remedy = f"lists an image twice, the second time under {key}"
+                raise CasemateError("data.path", self.root / "setid.mat", remedy)
+            taken.update(numbers)
+            found += [self._entry(number, labels[number - 1] - 1, split) for number in numbers]
+        return found
+
+    def _entry(self, number: int, label: int, split: str) -> Entry:
+        place = f"jpg/image_{number:05d}.jpg"
+        version = file_version(self.root / place)
+        return Entry(f"flowers102-{number:05d}", label, split, place, version)
+
+    def decode(self, entry: Entry) -> Pixels:
+        return decode_image_file(self.root / entry.locator)
+
+
+def open_flowers102(root: Path) -> FlowersSource:
+    """All three parts in `root`, or in the folder that torchvision makes below it."""
+    from torchvision.datasets import Flowers102  # has the names; opened by the driver alone
+
+    home = first_folder(root, ("", "flowers-102"), wanted="imagelabels.mat")
+    for part in ("setid.mat", "jpg"):
+        if not (home / part).exists():
+            raise CasemateError("data.path", home, f"lacks {part}; three parts belong together")
+    return FlowersSource(home, tuple(Flowers102.classes))
+
+
+def _numbers(path: Path, key: str, *, largest: int) -> list[int]:
+    """A row of numbers from 1 to `largest`."""
+    from scipy.io import loadmat
+
+    try:
+        row: NDArray[Any] = np.atleast_1d(loadmat(path, squeeze_me=True)[key])
+    except Exception as error:  # a damaged .mat fails in many ways
+        remedy = f"is not the published file with a row `{key}` ({error})"
+        raise CasemateError("data.path", path, remedy) from error
+    if row.ndim != 1 or not np.issubdtype(row.dtype, np.integer) or not len(row):
+        raise CasemateError("data.path", path, f"has no row of whole numbers under `{key}`")
+    if row.min() < 1 or row.max() > largest:
+        wrong = int(row.min() if row.min() < 1 else row.max())
+        raise CasemateError("data.path", path, f"has {wrong} under `{key}`; 1 to {largest} exist")
+    return [int(number) for number in row]

@@ -1,0 +1,138 @@
+"""MNIST and Fashion-MNIST from the published IDX files, packed by gzip or not.
+
+IDX: two zero bytes, the type (8 is uint8), the number of dimensions, each dimension as a
+big-endian uint32, then the values.
+"""
+
+import gzip
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.core.errors import CasemateError
+from components.data.sources.base import (
+    Entry,
+    Pixels,
+    SourceDefaults,
+    check_label_range,
+    check_unchanged,
+    checked_labels,
+    file_version,
+)
+from components.data.sources.names import DIGITS, FASHION_MNIST
+
+_FILES = {"train": "train", "test": "t10k"}
+_DAMAGED = (OSError, EOFError, zlib.error, struct.error, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class IdxSource(SourceDefaults):
+    """Two pairs of files in `folder`; each worker reads the images once and keeps them."""
+
+    name: str
+    folder: Path
+    classes: tuple[str, ...]
+
+    def entries(self) -> list[Entry]:
+        found: list[Entry] = []
+        for split, prefix in _FILES.items():
+            images, labels = _find(self.folder, prefix, "images", 3), self._labels(prefix)
+            num_items = _shape_of(images, dimensions=3)[0]
+            if num_items != len(labels):
+                remedy = f"has {num_items} images for {len(labels)} labels"
+                raise CasemateError("data.path", images, remedy)
+            version = file_version(images)
+            found += [
+                Entry(
+                    f"{self.name}-{split}-{row:05d}", label, split, f"{images.name}:{row}", version
+                )
+                for row, label in enumerate(labels)
+            ]
+        return found
+
+    def _labels(self, prefix: str) -> list[int]:
+        path = _find(self.folder, prefix, "labels", 1)
+        values = _read(path, dimensions=1)
+        labels = checked_labels(values, where=str(path), num_items=len(values))
+        check_label_range(labels, where=str(path), num_classes=len(self.classes))
+        return labels
+
+    def decode(self, entry: Entry) -> Pixels:
+        file, row = entry.locator.split(":")
+        return _read_images(self.folder / file, entry.version)[int(row), :, :, None]
+
+
+def open_mnist(root: Path) -> IdxSource:
+    """MNIST in `root`, or where torchvision puts it below `root`."""
+    return IdxSource("mnist", _home(root, "MNIST"), DIGITS)
+
+
+def open_fashion_mnist(root: Path) -> IdxSource:
+    """Fashion-MNIST in `root`, or where torchvision puts it below `root`."""
+    return IdxSource("fashion_mnist", _home(root, "FashionMNIST"), FASHION_MNIST)
+
+
+def _home(root: Path, name: str) -> Path:
+    raw = root / name / "raw"
+    folder = raw if raw.is_dir() else root
+    for prefix in _FILES.values():  # all four, before anything is read
+        _find(folder, prefix, "images", 3)
+        _find(folder, prefix, "labels", 1)
+    return folder
+
+
+def _find(folder: Path, prefix: str, kind: str, dimensions: int) -> Path:
+    plain = f"{prefix}-{kind}-idx{dimensions}-ubyte"
+    for name in (plain, f"{plain}.gz", f"{prefix}-{kind}.idx{dimensions}-ubyte"):
+        if (folder / name).is_file():
+            return folder / name
+    raise CasemateError("data.path", folder, f"lacks the file {plain} (or {plain}.gz)")
+
+
+def _open(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+
+
+def _shape_of(path: Path, *, dimensions: int) -> tuple[int, ...]:
+    try:
+        with _open(path) as file:
+            return _header(file, dimensions=dimensions)
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+
+
+def _read(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
+    try:
+        with _open(path) as file:
+            shape = _header(file, dimensions=dimensions)
+            content = file.read()
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+    if len(content) != math.prod(shape):
+        found = f"holds {len(content)} bytes for {'x'.join(map(str, shape))} values"
+        raise CasemateError("data.path", path, f"{found}; download it again")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _header(file: BinaryIO, *, dimensions: int) -> tuple[int, ...]:
+    magic = file.read(4)
+    if magic != bytes([0, 0, 8, dimensions]):
+        raise ValueError(f"it starts with {magic.hex() or 'nothing'}")
+    return struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+
+
+@lru_cache(maxsize=2)  # train and test
+def _read_images(path: Path, version: str) -> NDArray[np.uint8]:
+    check_unchanged(path, version)
+    return _read(path, dimensions=3)
+
+
+def _unreadable(path: Path, error: Exception) -> CasemateError:
+    return CasemateError("data.path", path, f"is not a readable IDX file of bytes ({error})")

@@ -1,0 +1,239 @@
+"""ImageNet (ILSVRC-2012) and its published 100-class subset, from the folders of the archive.
+
+`root/train/<wnid>/*.JPEG` and `root/val`, either sorted into class folders or flat with a map.
+Labels are positions in a list of WordNet ids (wnids). The validation images are the test split:
+what tunes a model must be held out from train. Their ids are the same in both layouts.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from components.core.errors import CasemateError
+from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.files import (
+    class_entries,
+    decode_image_file,
+    flat_images,
+    sub_folders,
+)
+from components.data.sources.imagenet_val import read_val_map
+from components.data.sources.names import imagenet100_synsets, imagenet_synsets
+
+ROBUSTBENCH = "robustbench"
+ROBUSTBENCH_FILE = Path(__file__).with_name("robustbench_imagenet.txt")
+# of the 5000 names, sorted, one per line (the list of RobustBench, Croce et al. 2021)
+ROBUSTBENCH_SHA256 = "1f7d0bdb93c332b850911832011aaa2ce1512c406b44d81e7d4a6877c78502a0"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNetSource(SourceDefaults):
+    """Files below `root`; without a train folder there is nothing but the test split."""
+
+    name: str
+    root: Path
+    classes: tuple[str, ...]
+    has_train: bool
+    val_map: Path | None
+    synset_order: Path | None
+    test_ids: tuple[str, ...] | None  # file names that the test split is restricted to
+
+    @property
+    def test_only(self) -> bool:
+        return not self.has_train
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        if self.test_ids is None:
+            return {}
+        digest = names_sha256(self.test_ids)
+        known = "RobustBench's list" if digest == ROBUSTBENCH_SHA256 else "not RobustBench's list"
+        return {"test_ids": f"{len(self.test_ids)} images, {known}, sha256 {digest}"}
+
+    def entries(self) -> list[Entry]:
+        found: list[Entry] = []
+        if self.has_train:
+            for label, wnid in enumerate(self.classes):
+                place = f"train/{wnid}"
+                found += class_entries(
+                    self.root, place, source=self.name, label=label, split="train"
+                )
+        return found + self._test_entries()
+
+    def _test_entries(self) -> list[Entry]:
+        label_of = {wnid: label for label, wnid in enumerate(self.classes)}
+        images = self._val_images()
+        wanted = set(images) if self.test_ids is None else self._checked_ids(images)
+        found = [
+            Entry(f"{self.name}-val/{name}", label_of[wnid], "test", locator, version)
+            for name, (wnid, locator, version) in images.items()
+            if name in wanted and wnid in label_of
+        ]
+        if not found:
+            raise CasemateError("data.path", self.root / "val", "holds no image of these classes")
+        return found
+
+    def _val_images(self) -> dict[str, tuple[str, str, str]]:
+        """File name -> wnid, place below root, version."""
+        folder = self.root / "val"
+        if self.val_map is None:
+            images: dict[str, tuple[str, str, str]] = {}
+            for wnid in sub_folders(folder):
+                for name, version in flat_images(folder / wnid):
+                    if name in images:
+                        raise CasemateError("data.path", folder / wnid / name, "exists twice")
+                    images[name] = (wnid, f"val/{wnid}/{name}", version)
+            return dict(sorted(images.items()))
+        wnid_of = read_val_map(self.val_map, synset_order=self.synset_order)
+        files = flat_images(folder)
+        for name, _ in files:
+            if name not in wnid_of:
+                remedy = f"does not say the class of {name}"
+                raise CasemateError("data.options.val_map", self.val_map, remedy)
+        return {name: (wnid_of[name], f"val/{name}", version) for name, version in files}
+
+    def _checked_ids(self, images: Mapping[str, object]) -> set[str]:
+        assert self.test_ids is not None
+        missing = [name for name in self.test_ids if name not in images]
+        if missing:
+            remedy = f"lacks {len(missing)} of the images that options.test_ids names: {missing[0]}"
+            raise CasemateError("data.path", self.root / "val", remedy)
+        return set(self.test_ids)
+
+    def decode(self, entry: Entry) -> Pixels:
+        return decode_image_file(self.root / entry.locator)
+
+
+def open_imagenet(
+    root: Path,
+    *,
+    val_map: str | None = None,
+    synset_order: str | None = None,
+    test_ids: str | None = None,
+    subset: bool = False,
+) -> ImageNetSource:
+    """The 1000 classes in sorted order; with `subset`, those whose train folder is there.
+
+    Without a train folder labels are those of the 1000 classes, whatever is in val.
+    """
+    every = {wnid: label for label, wnid in enumerate(imagenet_synsets())}
+    classes = tuple(every)
+    if (root / "train").is_dir():
+        classes = tuple(known_folders(root / "train", every, subset=subset))
+    source = _open("imagenet", root, classes, val_map, synset_order, test_ids)
+    if val_map is None:
+        known_folders(root / "val", every, subset=subset)
+    return source
+
+
+def open_imagenet100(
+    root: Path,
+    *,
+    val_map: str | None = None,
+    synset_order: str | None = None,
+    test_ids: str | None = None,
+) -> ImageNetSource:
+    """The 100 classes of Debenedetti et al. 2023; folders of other classes are left alone."""
+    classes = imagenet100_synsets()
+    if (root / "train").is_dir():
+        _check_present(root / "train", classes)
+    source = _open("imagenet100", root, classes, val_map, synset_order, test_ids)
+    if val_map is None:
+        _check_present(root / "val", classes)
+    return source
+
+
+def _open(
+    name: str,
+    root: Path,
+    classes: tuple[str, ...],
+    val_map: str | None,
+    synset_order: str | None,
+    test_ids: str | None,
+) -> ImageNetSource:
+    if not (root / "val").is_dir():
+        raise CasemateError("data.path", root, "lacks the folder val")
+    sorted_into_classes = bool(sub_folders(root / "val"))
+    if val_map is None and not sorted_into_classes:
+        remedy = (
+            "must be set: val is a flat folder; name a file of lines `<image> <wnid>`, "
+            "or the devkit's ground truth with options.synset_order"
+        )
+        raise CasemateError("data.options.val_map", None, remedy)
+    if val_map is not None and sorted_into_classes:
+        remedy = "would be ignored: val is sorted into class folders; remove it"
+        raise CasemateError("data.options.val_map", val_map, remedy)
+    if synset_order is not None and val_map is None:
+        remedy = "has no meaning without data.options.val_map; remove it"
+        raise CasemateError("data.options.synset_order", synset_order, remedy)
+    return ImageNetSource(
+        name,
+        root,
+        classes,
+        has_train=(root / "train").is_dir(),
+        val_map=None if val_map is None else _place(val_map),
+        synset_order=None if synset_order is None else _place(synset_order),
+        test_ids=None if test_ids is None else read_test_ids(test_ids),
+    )
+
+
+def _place(path: str) -> Path:
+    return Path(path).expanduser().absolute()
+
+
+def known_folders(folder: Path, labels: Mapping[str, int], *, subset: bool) -> list[str]:
+    """Class folders in the order of their labels; none foreign, and all there unless `subset`."""
+    present = sub_folders(folder)
+    for name in present:
+        if name not in labels:
+            raise CasemateError("data.path", folder / name, "is no class of this dataset")
+    if not present:
+        raise CasemateError("data.path", folder, "has no class folder")
+    if not subset:
+        _check_present(folder, labels)
+    return sorted(present, key=labels.__getitem__)
+
+
+def _check_present(folder: Path, names: Iterable[str]) -> None:
+    wanted, present = list(names), set(sub_folders(folder))
+    missing = [name for name in wanted if name not in present]
+    if missing:
+        found = f"has {len(wanted) - len(missing)} of {len(wanted)} class folders"
+        remedy = f"{found}, {missing[0]} is missing; unpack all, or see `casemate data` for options"
+        raise CasemateError("data.path", folder, remedy)
+
+
+def read_test_ids(value: str) -> tuple[str, ...]:
+    """File names of the test images: one per line, perhaps after `<wnid>/`; or the bundled list."""
+    if value == ROBUSTBENCH:
+        return _bundled_ids()
+    path, key = _place(value), "data.options.test_ids"
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CasemateError(key, path, f"is not a readable list of names ({error})") from error
+    names = [PurePosixPath(line).name for line in lines]
+    if not names:
+        raise CasemateError(key, path, "names no image")
+    if len(set(names)) < len(names):
+        raise CasemateError(key, path, "names an image twice")
+    return tuple(names)
+
+
+def _bundled_ids() -> tuple[str, ...]:
+    """RobustBench's 5000 from the numbers that are kept beside this file, checked by digest."""
+    key = "data.options.test_ids"
+    if not ROBUSTBENCH_FILE.is_file():
+        remedy = f"needs the list {ROBUSTBENCH_FILE.name}, which is not installed; name a file"
+        raise CasemateError(key, ROBUSTBENCH, remedy)
+    numbers = ROBUSTBENCH_FILE.read_text(encoding="utf-8").split()
+    names = tuple(f"ILSVRC2012_val_{int(number):08d}.JPEG" for number in numbers)
+    if names_sha256(names) != ROBUSTBENCH_SHA256:
+        raise CasemateError(key, ROBUSTBENCH_FILE, "is damaged; install it again or name a file")
+    return names
+
+
+def names_sha256(names: Iterable[str]) -> str:
+    """SHA-256 of the sorted names, one per line without a last line break."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()

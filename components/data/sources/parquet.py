@@ -1,0 +1,204 @@
+"""Parquet files with a column of encoded images and a column of labels.
+
+Images are bytes, or the struct `{bytes, path}` that Hugging Face writes; labels are integers, or
+strings that name their class. Splits are read from file names (`train-00000-of-00002.parquet`)
+or from the folder a file is in; listing reads the labels only.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from components.core.errors import CasemateError
+from components.data.sources.base import (
+    Entry,
+    Pixels,
+    SourceDefaults,
+    UndecodableItemError,
+    check_class_names,
+    check_label_range,
+    check_unchanged,
+    checked_labels,
+    file_version,
+    numbered_classes,
+)
+from components.data.sources.files import decode_image_bytes
+from components.data.sources.splitting import USUAL, split_hints
+
+_DAMAGED = (OSError, pa.ArrowException)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource(SourceDefaults):
+    """Files below `root`, each with the split its items belong to."""
+
+    root: Path
+    files: tuple[tuple[str, str | None], ...]  # (place below root, split)
+    image_column: str
+    label_column: str
+    classes: tuple[str, ...]
+
+    @property
+    def test_only(self) -> bool:
+        return {split for _, split in self.files} == {"test"}
+
+    def entries(self) -> list[Entry]:
+        found: list[Entry] = []
+        for place, split in self.files:
+            path = self.root / place
+            version = file_version(path)
+            labels = _as_numbers(path, _label_values(path, self.label_column), self.classes)
+            rows = [(g, r) for g, size in enumerate(_group_sizes(path)) for r in range(size)]
+            found += [
+                Entry(f"parquet-{place}-{index:05d}", label, split, f"{place}:{g}:{r}", version)
+                for index, (label, (g, r)) in enumerate(zip(labels, rows, strict=True))
+            ]
+        return found
+
+    def decode(self, entry: Entry) -> Pixels:
+        place, group, row = entry.locator.rsplit(":", 2)
+        column = _read_group(self.root / place, entry.version, int(group), self.image_column)
+        content = column[int(row)].as_py()
+        content = content.get("bytes") if isinstance(content, dict) else content
+        if content is None:
+            remedy = "has no image bytes; embed them, or set data.on_error=skip"
+            raise UndecodableItemError("data.path", entry.item_id, remedy)
+        return decode_image_bytes(content, where=entry.item_id)
+
+
+def open_parquet(
+    path: Path,
+    *,
+    image_column: str = "image",
+    label_column: str = "label",
+    classes: list[str] | None = None,
+    splits: dict[str, str] | None = None,
+) -> ParquetSource:
+    """One file or all `*.parquet` of a folder; columns and types are checked before any pixel."""
+    root, places = _list_files(path)
+    files = _with_splits(places, splits)
+    for place, _ in files:
+        _check_columns(root / place, image_column=image_column, label_column=label_column)
+    names = _class_names([root / place for place, _ in files], label_column, classes)
+    return ParquetSource(root, files, image_column, label_column, names)
+
+
+def _list_files(path: Path) -> tuple[Path, list[str]]:
+    if path.is_file():
+        return path.parent, [path.name]
+    places = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.parquet"))
+    if not places:
+        raise CasemateError("data.path", path, "is no Parquet file and no folder of some")
+    return path, places
+
+
+def _with_splits(
+    places: list[str], splits: dict[str, str] | None
+) -> tuple[tuple[str, str | None], ...]:
+    """Each file with its split, or all without one."""
+    names = {place: _split_name(place) for place in places}
+    hints = split_hints(names.values(), splits)
+    if not hints:
+        return tuple((place, None) for place in places)
+    return tuple((place, hints[name]) for place, name in names.items() if name in hints)
+
+
+def _split_name(place: str) -> str:
+    """`data/train-00000-of-00002.parquet` and `train/0000.parquet` both belong to `train`."""
+    path = Path(place)
+    words = [path.stem.split("-")[0], *reversed(path.parent.parts)]
+    return next((word for word in words if word in USUAL), words[0])
+
+
+def _check_columns(path: Path, *, image_column: str, label_column: str) -> None:
+    schema = _opened(path).schema_arrow
+    for key, column in (("image_column", image_column), ("label_column", label_column)):
+        if column not in schema.names:
+            remedy = f"is no column of {path}; there are {', '.join(schema.names)}"
+            raise CasemateError(f"data.options.{key}", column, remedy)
+    kind = schema.field(image_column).type
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        remedy = f"holds {kind} in {path}; wanted are encoded images as bytes"
+        raise CasemateError("data.options.image_column", image_column, remedy)
+
+
+def _class_names(paths: list[Path], label_column: str, given: list[str] | None) -> tuple[str, ...]:
+    """Given by the user, else stored by Hugging Face, else the values of the column itself."""
+    names = tuple(given) if given else _stored_names(paths[0], label_column)
+    if names:
+        check_class_names(names, key="data.options.classes", where=paths[0])
+        return names
+    values = [value for path in paths for value in _label_values(path, label_column)]
+    if all(isinstance(value, str) for value in values):
+        return tuple(sorted(set(values)))
+    return numbered_classes([int(value) for value in values])
+
+
+def _stored_names(path: Path, label_column: str) -> tuple[str, ...]:
+    metadata = _opened(path).schema_arrow.metadata or {}
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return tuple(str(name) for name in features[label_column]["names"])
+    except (KeyError, TypeError, ValueError):  # written by another tool: no names there
+        return ()
+
+
+def _label_values(path: Path, column: str) -> list[Any]:
+    """The label column as it is: all integers or all strings."""
+    try:
+        labels = pq.read_table(path, columns=[column]).column(column)
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+    whole = pa.types.is_integer(labels.type)
+    text = pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)
+    if not (whole or text) or labels.null_count:
+        remedy = f"is {labels.type} with {labels.null_count} gaps; labels are integers or names"
+        raise CasemateError("data.path", f"{path} [{column}]", remedy)
+    values: list[Any] = labels.to_pylist()
+    return values
+
+
+def _as_numbers(path: Path, values: list[Any], classes: tuple[str, ...]) -> list[int]:
+    number = {name: index for index, name in enumerate(classes)}
+    for index, value in enumerate(values):
+        if isinstance(value, str) and value not in number:
+            remedy = f"has the label {value!r} at {index}, which is no class"
+            raise CasemateError("data.path", path, remedy)
+    plain = np.array([number[v] if isinstance(v, str) else v for v in values], dtype=np.int64)
+    labels = checked_labels(plain, where=str(path), num_items=len(values))
+    check_label_range(labels, where=str(path), num_classes=len(classes))
+    return labels
+
+
+def _group_sizes(path: Path) -> list[int]:
+    metadata = _opened(path).metadata
+    return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+
+
+@lru_cache(maxsize=16)  # shuffled shards jump between row groups
+def _read_group(path: Path, version: str, group: int, column: str) -> Any:
+    check_unchanged(path, version)
+    try:
+        return _opened(path).read_row_group(group, columns=[column]).column(column)
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return pq.ParquetFile(path)
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> CasemateError:
+    reason = str(error).splitlines()[0]
+    return CasemateError("data.path", path, f"is not a readable Parquet file ({reason})")

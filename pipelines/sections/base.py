@@ -1,0 +1,55 @@
+"""What every section shares: frozen, closed to unknown keys, pixels as fractions of full scale.
+
+Epsilons and sigmas are pixels in [0, 1] and may be written as fractions (`8/255`).
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from pipelines.hints import did_you_mean
+
+
+def _as_pixels(value: object) -> object:
+    """`8/255` and plain numbers; a value above 1 is almost always a forgotten /255."""
+    if isinstance(value, str):
+        try:
+            value = float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError):
+            raise PydanticCustomError(
+                "pixels", "is not a number or a fraction such as 8/255"
+            ) from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PydanticCustomError("pixels", "is not a number or a fraction such as 8/255")
+    if not 0 <= value <= 1:
+        raise PydanticCustomError(
+            "pixels", "is outside [0, 1]; pixels are fractions of full scale, write e.g. 8/255"
+        )
+    return float(value)
+
+
+Pixels = Annotated[float, BeforeValidator(_as_pixels)]
+PositivePixels = Annotated[float, BeforeValidator(_as_pixels), Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe that refuses unknown keys and says which ones it knows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if key not in cls.model_fields:
+                    hint = did_you_mean(str(key), cls.model_fields)
+                    raise PydanticCustomError(
+                        "unknown_key", "{hint}", {"key": str(key), "hint": hint}
+                    )
+        return values

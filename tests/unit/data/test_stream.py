@@ -1,0 +1,236 @@
+"""Reading with bounded memory: few shards held, few rows decoded, and the same items as ever."""
+
+import hashlib
+import json
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.core.errors import CasemateError
+from components.data import stream
+from components.data.prepared import ImageSplit, LazySplit, PreparedDataset, windowed_order
+from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
+from components.data.sources import Entry, Fitting
+
+SHARD = 4
+NUM_ITEMS = 22  # five whole shards and a half one
+
+
+class Noise:
+    classes = ("zero", "one")
+
+    def entries(self) -> list[Entry]:
+        return [Entry(f"noise-{i}", i % 2, None, str(i)) for i in range(NUM_ITEMS)]
+
+    def decode(self, entry: Entry) -> np.ndarray:
+        return np.random.default_rng(int(entry.locator)).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Training images stored at 9 x 9, test images at 6 x 6."""
+    folder, source = tmp_path_factory.mktemp("dataset"), Noise()
+    entries = source.entries()
+    plans = plan_shards({"train": entries, "test": entries[:3]}, shard_size=SHARD)
+    sizes = {"train": Fitting(9, "resize"), "test": Fitting(6, "resize")}
+    jobs = {
+        split: open_job(source, entries, folder=folder, fitting=fitting, on_error="fail")
+        for split, fitting in sizes.items()
+    }
+    text = describe_dataset(
+        [write_shard(jobs[plan.split], plan) for plan in plans],
+        classes=source.classes,
+        shape=jobs["test"].shape,
+        split_shapes={split: job.shape for split, job in jobs.items()},
+        split_names=("train", "test"),
+        source={},
+    )
+    (folder / "dataset.json").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def dataset(folder) -> PreparedDataset:
+    return PreparedDataset.open(folder)
+
+
+class Spy:
+    """Counts what the reader reads, checks and decodes."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.read: list[str] = []
+        self.checked = self.decoded = 0
+        read_shard, sha256, decode = stream.read_shard, hashlib.sha256, stream.decode_image
+
+        def reading(folder, shard, **options):
+            self.read.append(shard.file)
+            return read_shard(folder, shard, **options)
+
+        def checking(content):
+            self.checked += 1
+            return sha256(content)
+
+        def decoding(content):
+            self.decoded += 1
+            return decode(content)
+
+        monkeypatch.setattr(stream, "read_shard", reading)
+        monkeypatch.setattr(stream.hashlib, "sha256", checking)
+        monkeypatch.setattr(stream, "decode_image", decoding)
+
+
+@pytest.fixture
+def spy(monkeypatch) -> Spy:
+    return Spy(monkeypatch)
+
+
+def equal(one: ImageSplit, other: ImageSplit) -> bool:
+    return (
+        one.item_ids == other.item_ids
+        and torch.equal(one.images, other.images)
+        and torch.equal(one.labels, other.labels)
+    )
+
+
+@pytest.mark.parametrize("cache_shards", [1, 2, 99])
+@pytest.mark.parametrize("index", [[], [5], [21, 0, 0, 13], list(range(22))[::-1]])
+def test_rows_are_those_of_the_split_in_memory(dataset, cache_shards, index):
+    whole, lazy = dataset.load("train"), dataset.lazy("train", cache_shards=cache_shards)
+    assert len(lazy) == len(whole) == NUM_ITEMS
+    assert equal(
+        lazy.rows(torch.tensor(index, dtype=torch.int64)),
+        whole.rows(torch.tensor(index, dtype=torch.int64)),
+    )
+    assert equal(lazy.span(3, 9), whole.span(3, 9))
+    assert equal(lazy.span(20, 99), whole.span(20, 99))
+    assert equal(lazy.take(5), whole.take(5))
+    assert len(lazy.span(9, 9)) == 0
+
+
+def test_only_asked_rows_are_decoded_and_only_their_shards_read(dataset, spy):
+    dataset.lazy("train").rows(torch.tensor([1, 20, 2]))
+    assert (spy.read, spy.decoded) == (["train-00000.parquet", "train-00005.parquet"], 3)
+    dataset.load("train", limit=5)
+    assert spy.read[2:] == ["train-00000.parquet", "train-00001.parquet"]
+    assert spy.decoded == 3 + 5
+    dataset.lazy("train").span(9, 11)
+    assert spy.read[4:] == ["train-00002.parquet"]
+
+
+def test_the_least_recent_shard_leaves_and_is_checked_once(dataset, spy):
+    lazy = dataset.lazy("train", cache_shards=2)
+    for item in (0, 4, 1, 8, 2, 5):  # shards 0, 1, 0, 2 (1 leaves), 0, 1 (2 leaves)
+        lazy.rows(torch.tensor([item]))
+        assert len(lazy.reader._tables) <= 2
+    assert [int(file[6:11]) for file in spy.read] == [0, 1, 2, 1]
+    assert spy.checked == 3  # the second reading of shard 1 trusts the first
+
+
+def test_an_epoch_reads_every_shard_once_with_a_cache_of_one_window(dataset, spy):
+    lazy = dataset.lazy("train", cache_shards=2)
+    order = lazy.order(torch.Generator().manual_seed(0))
+    assert sorted(order.tolist()) == list(range(NUM_ITEMS))
+    for batch in order.split(5):  # batches straddle the windows
+        lazy.rows(batch)
+    assert sorted(spy.read) == [f"train-{number:05d}.parquet" for number in range(6)]
+    assert spy.decoded == NUM_ITEMS
+
+
+def test_threads_share_a_reader(dataset, spy):
+    whole, lazy = dataset.load("train"), dataset.lazy("train", cache_shards=6)
+    num_read = len(spy.read)
+    index = [torch.randperm(NUM_ITEMS)[:7] for _ in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        for asked, rows in zip(index, pool.map(lazy.rows, index), strict=True):
+            assert equal(rows, whole.rows(asked))
+    assert len(spy.read) - num_read == 6
+
+
+def test_positions_outside_are_our_own_mistake(dataset):
+    for index in (-1, NUM_ITEMS):
+        with pytest.raises(IndexError, match=r"outside 0\.\.21"):
+            dataset.lazy("train").rows(torch.tensor([index]))
+    with pytest.raises(ValueError, match="cache_shards"):
+        dataset.lazy("train", cache_shards=0)
+
+
+def test_damage_is_named_when_the_shard_is_first_used(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = tmp_path / "train-00003.parquet"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    lazy = PreparedDataset.open(tmp_path).lazy("train")
+    assert len(lazy.span(0, 12)) == 12
+    with pytest.raises(CasemateError, match=r"train-00003\.parquet is damaged"):
+        lazy.span(0, 13)
+
+
+# -- sizes
+
+
+def test_each_split_has_its_own_size(dataset):
+    assert (dataset.height, dataset.width) == (6, 6)
+    assert dataset.sides == {"train": (9, 9), "test": (6, 6)}
+    assert dataset.load("train", limit=1).images.shape == (1, 3, 9, 9)
+    assert dataset.load("test", limit=1).images.shape == (1, 3, 6, 6)
+
+
+def test_pages_that_name_one_size_are_still_read(folder, tmp_path):
+    for path in folder.glob("test*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    page = json.loads((folder / "dataset.json").read_text())
+    for split in page["splits"].values():
+        del split["height"], split["width"]
+    (tmp_path / "dataset.json").write_text(json.dumps(page))
+    dataset = PreparedDataset.open(tmp_path)
+    assert dataset.sides == {"train": (6, 6), "test": (6, 6)}
+    assert equal(dataset.load("test"), PreparedDataset.open(folder).load("test"))
+
+
+def test_the_size_of_the_data_chooses_between_memory_and_disk(dataset, monkeypatch):
+    assert isinstance(dataset.open_split("train", memory_mb=1), ImageSplit)
+    assert isinstance(dataset.open_split("train", memory_mb=0), LazySplit)
+    megabyte = 2**20 // (3 * 9 * 9)  # items that fill one
+    for num_items, kind in ((megabyte, ImageSplit), (megabyte + 1, LazySplit)):
+        shard = stream.StoredShard("train-00000.parquet", "", num_items)
+        monkeypatch.setitem(dataset._shards, "train", (shard,))
+        monkeypatch.setattr(
+            PreparedDataset, "load", lambda *_: ImageSplit((), torch.empty(0), torch.empty(0))
+        )
+        assert isinstance(dataset.open_split("train", memory_mb=1), kind)
+
+
+# -- order
+
+
+@given(st.lists(st.integers(0, 6), max_size=8), st.integers(1, 9), st.integers(0, 99))
+def test_windowed_order_is_a_permutation_that_stays_near(sizes, window, seed):
+    generator = torch.Generator().manual_seed(seed)
+    order = windowed_order(sizes, window=window, generator=generator).tolist()
+    assert sorted(order) == list(range(sum(sizes)))
+    owner = [number for number, size in enumerate(sizes) for _ in range(size)]
+    places: dict[int, list[int]] = {}
+    for place, item in enumerate(order):
+        places.setdefault(owner[item], []).append(place)
+    starts = sorted((min(p), max(p)) for p in places.values())
+    for place in range(len(order)):  # nowhere are more shards open than the window holds
+        assert sum(first <= place <= last for first, last in starts) <= window
+
+
+def test_windowed_order_shuffles_shards_and_items():
+    def order(seed: int, window: int = 2) -> list[int]:
+        generator = torch.Generator().manual_seed(seed)
+        return windowed_order([50] * 6, window=window, generator=generator).tolist()
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+    assert len({tuple(sorted({i // 50 for i in order(seed)[:100]})) for seed in range(30)}) > 5
+    window = [i // 50 for i in order(1)[:100]]
+    assert 30 < sum(a != b for a, b in pairwise(window)) < 70  # two shards, thoroughly mixed
+    assert len({i // 50 for i in order(1, window=6)[:60]}) == 6

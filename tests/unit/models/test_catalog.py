@@ -1,0 +1,136 @@
+"""The catalogue against the figures that the papers print, and against the networks themselves."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from components.core.errors import CasemateError
+from components.models import catalog
+from components.models.attention.discover import attention_of
+from components.models.catalog import CATALOG, FAMILIES, PAPERS, Architecture, Family
+from components.models.tokens import check_droppable
+from components.models.zoo import build_network
+from pipelines.cli_models import commands
+
+
+def name_of(entry: Architecture) -> str:
+    return entry.name
+
+
+def network(entry: Architecture) -> nn.Module:
+    with torch.device("meta"):
+        return build_network(
+            entry.name,
+            image_size=entry.image_size,
+            channels=3,
+            num_classes=entry.num_classes,
+            options={},
+        )
+
+
+def millions(name: str) -> float:
+    return sum(p.numel() for p in network(CATALOG[name]).parameters()) / 1e6
+
+
+@pytest.mark.parametrize("entry", [e for e in CATALOG.values() if e.printed_params], ids=name_of)
+def test_counts_are_the_printed_ones(entry):
+    """Papers round (26M for 25.56M) or cut off (25M for the same): one last digit at most."""
+    printed = entry.printed_params
+    last_digit = 10.0 ** -len(printed.partition(".")[2])
+    assert abs(millions(entry.name) - float(printed)) < last_digit
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("deit_small_patch16_224", 22.05),
+        ("cait_s12_224", 25.61),
+        ("xcit_nano_12_p16_224", 3.05),
+        ("xcit_small_12_p16_224", 26.25),
+        ("xcit_medium_12_p16_224", 46.40),
+        ("xcit_large_12_p16_224", 103.79),
+        ("wrn_28_10", 36.48),  # Zagoruyko & Komodakis print 36.5M
+        ("preact_resnet18", 11.17),
+    ],
+)
+def test_counts_to_two_decimals(name, expected):
+    assert round(millions(name), 2) == expected
+
+
+@pytest.mark.parametrize("entry", [e for e in CATALOG.values() if e.printed_gflops], ids=name_of)
+def test_gflops_are_the_printed_ones(entry):
+    """Some tools count normalisation and bias too: ours stay below by less than 1 %."""
+    found = catalog.describe(entry)["flops"] / 1e9
+    assert 0.99 < found / float(entry.printed_gflops) <= 1
+
+
+def test_papers_and_families_are_named():
+    assert {paper for entry in CATALOG.values() for paper in entry.papers} == set(PAPERS)
+    assert {entry.family for entry in CATALOG.values()} == set(FAMILIES)
+
+
+def allows(check: Callable[[nn.Module], object], net: nn.Module) -> bool:
+    try:
+        check(net)
+    except CasemateError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_networks_allow_what_their_family_declares(family):
+    for entry in [e for e in CATALOG.values() if e.family == family][-2:]:
+        net = network(entry)
+        found = Family(
+            drops_tokens=allows(check_droppable, net), scales_attention=allows(attention_of, net)
+        )
+        assert found == FAMILIES[family], entry.name
+
+
+def test_globs_search_the_catalogue_and_names_all_of_timm():
+    assert [e.name for e in catalog.find("xcit_large_12_*")] == [
+        "xcit_large_12_p16_224",
+        "xcit_large_12_p8_224",
+    ]
+    assert catalog.find("*") == list(CATALOG.values())
+    [outside] = catalog.find("vit_base_patch16_384")
+    assert (outside.family, outside.image_size) == ("vision_transformer", 384)
+    with pytest.raises(CasemateError, match="models: vit_bas fits nothing"):
+        catalog.find("vit_bas")
+
+
+def test_searching_everywhere_finds_every_name_once():
+    names = [e.name for e in catalog.find_everywhere("*resnet18")]
+    assert names[:2] == ["resnet18", "preact_resnet18"]
+    assert "gluon_resnet18" not in names
+    assert len(names) == len(set(names)) > 2
+    with pytest.raises(CasemateError, match="fits no name"):
+        catalog.find_everywhere("resnet-18")
+
+
+def test_the_command_prints_integers_as_json():
+    result = CliRunner().invoke(commands, ["tiny_*", "--json"], catch_exceptions=False)
+    rows = json.loads(result.stdout)
+    assert [row["name"] for row in rows] == ["tiny_vit", "tiny_xcit"]
+    for row in rows:
+        assert {type(row[k]) for k in ("params", "flops", "image_size", "activation_bytes")} == {
+            int
+        }
+    assert (rows[0]["drops_tokens"], rows[1]["drops_tokens"]) == (True, False)
+
+
+def test_the_command_prints_a_table():
+    result = CliRunner().invoke(commands, ["resnet18"], catch_exceptions=False)
+    head, line = result.stdout.splitlines()
+    assert head.split()[:2] == ["name", "params"]
+    assert line.split()[:2] == ["resnet18", "11.69M"]
+    assert line.endswith("no    smoothed-vit")
+
+
+def test_the_command_takes_one_pattern():
+    with pytest.raises(CasemateError, match="--all: vit_\\* stands alone"):
+        CliRunner().invoke(commands, ["resnet18", "--all", "vit_*"], catch_exceptions=False)

@@ -1,0 +1,118 @@
+"""Costs from shapes alone, against closed forms, hooks and real tensors."""
+
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from components.core.errors import CasemateError
+from components.models.costs import Costs, costs_of, costs_of_spec, kept_bytes
+from components.models.zoo import build_network
+
+SMALL = {
+    "tiny_vit": {"embed_dim": 16, "depth": 2, "num_heads": 2},
+    "tiny_xcit": {"embed_dim": 16, "depth": 2, "num_heads": 2},
+    "cait_s12_224": {"embed_dim": 32, "depth": 1},
+    "wrn_28_10": {"layers": (1, 1, 1), "widths": (8, 16, 24)},
+    "resnetv2_50x1_bit": {
+        "channels": (128, 128, 128, 128)
+    },  # standardises its kernels: no activation
+    "swin_tiny_patch4_window7_224": {"depths": (2, 1), "num_heads": (2, 2), "embed_dim": 16},
+    "beit_base_patch16_224": {"depth": 1, "embed_dim": 32, "num_heads": 2, "patch_size": 8},
+}
+
+
+def small_costs(name: str, **changes: object) -> Costs:
+    return costs_of(name, **{"image_size": 32, "num_classes": 7, "options": SMALL[name], **changes})
+
+
+def real_network(name: str) -> nn.Module:
+    return build_network(name, image_size=32, channels=3, num_classes=7, options=SMALL[name]).eval()
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    depth=st.integers(1, 3),
+    width=st.sampled_from([8, 24]),
+    patch=st.sampled_from([4, 8]),
+    channels=st.integers(1, 3),
+)
+def test_a_vit_costs_its_closed_form(depth, width, patch, channels):
+    """Depth * (12 T d^2 + 2 T^2 d) multiply-accumulates in the blocks, plus embedding and head."""
+    options = {"depth": depth, "embed_dim": width, "patch_size": patch, "num_heads": 2}
+    found = costs_of("tiny_vit", image_size=32, channels=channels, num_classes=5, options=options)
+    patches = (32 // patch) ** 2
+    tokens = patches + 1
+    blocks = depth * (12 * tokens * width**2 + 2 * tokens**2 * width)
+    assert found.flops == blocks + patches * width * channels * patch**2 + width * 5
+    linear = 12 * width**2 + 13 * width  # four maps with their biases, two norms
+    embed = width * channels * patch**2 + width + (tokens + 1) * width
+    assert found.params == depth * linear + embed + 2 * width + (width + 1) * 5
+
+
+def multiply_accumulates(net: nn.Module, x: torch.Tensor) -> int:
+    """Of convolutions and linear maps, by hooks on real layers."""
+    total = 0
+
+    def count(layer: nn.Module, _: object, output: torch.Tensor) -> None:
+        nonlocal total
+        per_output = layer.weight[0].numel()
+        total += output.numel() * per_output
+
+    handles = [
+        m.register_forward_hook(count)
+        for m in net.modules()
+        if isinstance(m, nn.Conv2d | nn.Linear)
+    ]
+    net(x)
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+@pytest.mark.parametrize("name", ["wrn_28_10", "resnet18", "convnext_atto"])
+def test_convolutions_cost_what_hooks_count(name):
+    options = SMALL.get(name, {})
+    shape = {"image_size": 32, "channels": 3, "num_classes": 7, "options": options}
+    net = build_network(name, **shape).eval()
+    assert costs_of(name, **shape).flops == multiply_accumulates(net, torch.rand(1, 3, 32, 32))
+
+
+def test_kept_bytes_of_a_perceptron():
+    """Both linear maps keep their inputs; the hidden one is also ReLU's, and counts once."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    assert kept_bytes(net, torch.rand(4, 3)) == 4 * (4 * 3 + 4 * 5)
+    assert kept_bytes(net[0].requires_grad_(False), torch.rand(4, 3)) == 0
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_shapes_alone_give_the_memory_that_real_tensors_keep(name):
+    net = real_network(name)
+    kept = [kept_bytes(net, torch.rand(size, 3, 32, 32)) for size in (2, 6)]
+    assert 4 * small_costs(name).activation_bytes == kept[1] - kept[0]
+
+
+def test_fused_attention_costs_as_much_work_and_less_memory():
+    timm.layers.set_fused_attn(False)
+    try:
+        explicit = small_costs("tiny_vit")
+    finally:
+        timm.layers.set_fused_attn(True)
+    fused = small_costs("tiny_vit")
+    assert fused.flops == explicit.flops
+    assert fused.activation_bytes < explicit.activation_bytes
+
+
+def test_an_upsampled_model_costs_what_its_network_costs(new_spec):
+    spec = new_spec(upsample=48)
+    assert costs_of_spec(spec) == costs_of_spec(new_spec(image_size=48))
+    assert costs_of_spec(spec).flops > costs_of_spec(new_spec()).flops
+
+
+def test_a_network_that_looks_at_values_is_named():
+    with pytest.raises(
+        CasemateError, match=r"model\.architecture: gemma4_vit_167m looks at values"
+    ):
+        costs_of("gemma4_vit_167m", image_size=64, num_classes=7, options={"depth": 1})
