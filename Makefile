@@ -31,11 +31,13 @@ demo: setup ## run the demo recipe end to end into $(STORAGE)
 	@$(BIN)/casemate run demo --storage $(STORAGE)
 
 test: setup browser ## run every test (unit, ray, e2e)
-	@echo "test: pytest"
-	@$(BIN)/python -m pytest -q
+	@echo "test: unit tests, on all cores"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"
+	@echo "test: tests with Ray, one after the other"
+	@$(BIN)/python -m pytest -q -m "ray or e2e"
 
 test-fast: setup ## run the unit tests only
-	@$(BIN)/python -m pytest -q -m "not ray and not e2e"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"
 
 browser: # a system Chromium for the tests that look at the report; they skip without one
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
