@@ -34,7 +34,8 @@ def assign_splits(
 
     A native val or test split is taken as it is; a missing one is carved, class by class, from
     the train entries: `fraction` of each class, rounded half up. Limits apply last. Sources for
-    evaluation alone (`test_only`) have nothing to train on, and classes without items.
+    evaluation alone (`test_only`) have nothing to train on, and classes without items; of others
+    no split that was asked for may be empty.
     """
     _check_settings(val_fraction=val_fraction, test_fraction=test_fraction, limits=limits)
     native: dict[str, list[Entry]] = {split: [] for split in SPLITS}
@@ -43,6 +44,8 @@ def assign_splits(
     wanted = {"test": test_fraction, "val": val_fraction}
     carved = {split: share for split, share in wanted.items() if not native[split]}
     splits = _carve(native, carved, seed=seed)
+    if not test_only:
+        _check_carved(splits, carved, num_items=len(native["train"]), num_classes=len(classes))
     for split, limit in limits.items():
         splits[split] = stratified_subset(splits[split], limit=limit, stream=split, seed=seed)
     remedy = "raise data.limits.train" if "train" in limits else "add images of this class"
@@ -50,6 +53,22 @@ def assign_splits(
         labels = (entry.label for entry in splits["train"])
         check_training_classes(labels, classes=classes, remedy=remedy)
     return {split: shuffled(splits[split], seed=seed) for split in SPLITS}
+
+
+def _check_carved(
+    splits: Mapping[str, Sequence[Entry]],
+    fractions: Mapping[str, float],
+    *,
+    num_items: int,
+    num_classes: int,
+) -> None:
+    for split, fraction in fractions.items():
+        if fraction and num_items and not splits[split]:
+            remedy = (
+                f"leaves the {split} split empty: {num_items} images in {num_classes} classes, "
+                "and each class gives its share rounded; raise it or add images"
+            )
+            raise CasemateError(f"data.{split}_fraction", fraction, remedy)
 
 
 def check_training_classes(labels: Iterable[int], *, classes: Sequence[str], remedy: str) -> None:

@@ -25,6 +25,7 @@ from components.data.shards import (
     write_shard,
 )
 from components.data.sources import Entry, Fitting, Source, open_source
+from components.data.sources.base import match_classes
 from components.data.splits import (
     SPLITS,
     assign_splits,
@@ -88,7 +89,13 @@ def open_sources(data: "DataSection") -> tuple[Source, Source | None]:
     if len(generated.classes) > len(source.classes):
         remedy = f"has {len(generated.classes)} classes, {data.source} has {len(source.classes)}"
         raise CasemateError("data.synthetic.source", data.synthetic.source, remedy)
+    _generated_labels(source, generated)
     return source, generated
+
+
+def _generated_labels(source: Source, generated: Source) -> list[int]:
+    """For each class of the generated images the label of the same class in the dataset."""
+    return match_classes(generated.classes, classes=source.classes, key="data.synthetic.source")
 
 
 def list_splits(
@@ -108,8 +115,11 @@ def list_splits(
     )
     if generated is None:
         return splits
+    labels = _generated_labels(source, generated)
     entries = [
-        replace(entry, item_id=f"{SYNTHETIC}-{entry.item_id}")  # ids stay unique in the dataset
+        replace(  # ids stay unique in the dataset
+            entry, item_id=f"{SYNTHETIC}-{entry.item_id}", label=labels[entry.label]
+        )
         for entry in generated.entries()
         if entry.split_hint in (None, "train")
     ]
@@ -142,13 +152,21 @@ def open_jobs(
         entries = (entry for plan in plans if plan.split in splits for entry in plan.entries)
         job = open_job(origin, entries, folder=folder, fitting=wanted, on_error=data.on_error)
         jobs |= dict.fromkeys(splits, job)
-    _check_channels(list(jobs.values()))
+    _check_shapes(jobs)
     return jobs
 
 
-def _check_channels(jobs: list[ShardJob]) -> None:
-    first = jobs[0]
-    for job in jobs:
+def _check_shapes(jobs: Mapping[str, ShardJob]) -> None:
+    """All splits have the same channels; generated images also the size of those they join."""
+    first = next(iter(jobs.values()))
+    for split, job in jobs.items():
+        if split == SYNTHETIC and job.shape[:2] != jobs["train"].shape[:2]:
+            sizes = ["x".join(map(str, j.shape[:2])) for j in (job, jobs["train"])]
+            remedy = (
+                f"is {sizes[0]} while {jobs['train'].reference_id} is {sizes[1]}; "
+                "set data.image_size"
+            )
+            raise CasemateError("data.image_size", job.reference_id, remedy)
         if job.shape[2] != first.shape[2]:
             remedy = (
                 f"has {job.shape[2]} channels while {first.reference_id} has {first.shape[2]}; "
@@ -198,6 +216,10 @@ def _write_planned(
 def _check_after_skipping(records: list[ShardRecord], *, classes: tuple[str, ...]) -> None:
     labels = [label for record in records if record.split == "train" for label in record.labels]
     check_training_classes(labels, classes=classes, remedy="all its images were skipped: mend them")
+    for split in SPLITS:
+        if not any(record.labels for record in records if record.split == split):
+            remedy = "is empty: all its images were skipped; mend them"
+            raise CasemateError("data", f"the {split} split", remedy)
 
 
 def _remove(paths: Iterator[Path]) -> None:

@@ -53,6 +53,11 @@ def check_setting(setting: str) -> None:
     if not SETTING.fullmatch(setting):
         remedy = "is not a RandAugment setting; write for example rand-m9-mstd0.5-inc1"
         raise CasemateError("train.augment.rand_augment", setting, remedy)
+    rand = rand_augment_transform(setting, {})
+    if rand.num_layers < 1 or (rand.choice_weights is not None and rand.num_layers > len(rand.ops)):
+        # weighted operations are drawn without replacement
+        remedy = f"asks for {rand.num_layers} operations; write n1 to n{len(rand.ops)}"
+        raise CasemateError("train.augment.rand_augment", setting, remedy)
 
 
 @lru_cache

@@ -96,6 +96,21 @@ def numbered_classes(labels: list[int]) -> tuple[str, ...]:
     return tuple(str(label) for label in range(max(labels, default=0) + 1))
 
 
+def match_classes(names: tuple[str, ...], *, classes: tuple[str, ...], key: str) -> list[int]:
+    """For each of `names` its position in `classes`: what labels of other images mean here.
+
+    Names are looked up. Plain numbers, which stand for files that name no class, are positions.
+    """
+    known = {name: label for label, name in enumerate(classes)}
+    if not set(names) <= set(known) and set(names) == {str(n) for n in range(len(names))}:
+        known = {str(label): label for label in range(len(classes))}
+    for name in names:
+        if name not in known:
+            there = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+            raise CasemateError(key, f"class {name}", f"is none of the {len(classes)}: {there}")
+    return [known[name] for name in names]
+
+
 def check_class_names(names: tuple[str, ...], *, key: str, where: object) -> None:
     """A name stands for one class."""
     if len(set(names)) < len(names):

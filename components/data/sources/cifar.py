@@ -19,6 +19,7 @@ from components.data.sources.base import (
     Entry,
     Pixels,
     SourceDefaults,
+    check_class_names,
     check_label_range,
     check_unchanged,
     checked_labels,
@@ -106,35 +107,46 @@ class CifarSource(SourceDefaults):
 
 
 def open_cifar10(root: Path) -> CifarSource | NpzSource:
-    """CIFAR-10 below `root/cifar-10-batches-py`, or in the file `root`."""
+    """CIFAR-10 in `root/cifar-10-batches-py`, in that folder itself, or in the file `root`."""
     return _open(root, _CIFAR10)
 
 
 def open_cifar100(root: Path) -> CifarSource | NpzSource:
-    """CIFAR-100 with its 100 fine classes, below `root/cifar-100-python`, or in a file."""
+    """CIFAR-100 with its 100 fine classes, in `root/cifar-100-python`, in it, or in a file."""
     return _open(root, _CIFAR100)
 
 
 def _open(root: Path, layout: _Layout) -> CifarSource | NpzSource:
     if root.is_file():
         return _open_npz(root, layout)
-    folder = root / layout.folder
+    inside = (root / layout.meta_file).is_file()  # the path names the unpacked folder itself
+    folder = root if inside else root / layout.folder
     for file in (layout.meta_file, *(file for _, file in layout.batches)):
         if not (folder / file).is_file():
-            remedy = f"lacks the file {layout.folder}/{file}; unpack the python archive there"
+            place = (folder / file).relative_to(root)
+            remedy = f"lacks the file {place}; unpack the python archive there"
             raise CasemateError("data.path", root, remedy)
-    names = _read_pickle(folder / layout.meta_file).get(layout.meta_key)
+    return CifarSource(layout, folder, _class_names(folder / layout.meta_file, layout))
+
+
+def _class_names(path: Path, layout: _Layout) -> tuple[str, ...]:
+    names = _read_pickle(path).get(layout.meta_key)
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
-        remedy = f"has no list of names under {layout.meta_key}"
-        raise CasemateError("data.path", folder / layout.meta_file, remedy)
-    return CifarSource(layout, folder, tuple(names))
+        raise CasemateError("data.path", path, f"has no list of names under {layout.meta_key}")
+    check_class_names(tuple(names), key="data.path", where=path)
+    _check_num_classes(path, tuple(names), layout)
+    return tuple(names)
+
+
+def _check_num_classes(path: Path, names: tuple[str, ...], layout: _Layout) -> None:
+    if len(names) != len(layout.classes):
+        remedy = f"names {len(names)} classes; {layout.name} has {len(layout.classes)}"
+        raise CasemateError("data.path", path, remedy)
 
 
 def _open_npz(path: Path, layout: _Layout) -> NpzSource:
     source = open_npz(path, name=layout.name, default_classes=layout.classes)
-    if len(source.classes) != len(layout.classes):
-        remedy = f"names {len(source.classes)} classes; {layout.name} has {len(layout.classes)}"
-        raise CasemateError("data.path", path, remedy)
+    _check_num_classes(path, source.classes, layout)
     for part in source.parts:
         if part.image_shape != (32, 32, 3):
             remedy = f"holds images of {part.image_shape}; {layout.name} has (32, 32, 3)"

@@ -1,5 +1,6 @@
 """A folder of image files, one sub-folder per class, with or without native splits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,36 +13,41 @@ from components.data.sources.files import (
     no_images,
     sub_folders,
 )
+from components.data.sources.splitting import split_hints, usual_split
 
 _SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource(SourceDefaults):
-    """Image files below `root`; `split_names` is empty when the first level is the classes."""
+    """Image files below `root`; `splits` is empty when the first level is the classes."""
 
     root: Path
-    split_names: tuple[str, ...]
+    splits: tuple[tuple[str, str], ...]  # (folder, ours)
     classes: tuple[str, ...]
+
+    @property
+    def test_only(self) -> bool:
+        return {ours for _, ours in self.splits} == {"test"}
 
     def entries(self) -> list[Entry]:
         found: list[Entry] = []
-        for split in self.split_names or (None,):
-            base = self.root if split is None else self.root / split
-            present = sub_folders(base)
-            for name in present:
+        for folder, hint in self.splits or (("", None),):
+            base = self.root / folder
+            for name in sub_folders(base):
                 if name not in self.classes:
                     remedy = "is a class that the train folder does not have"
                     raise CasemateError("data.path", base / name, remedy)
-                found += self._class_entries(
-                    base / name, label=self.classes.index(name), hint=split
-                )
+                found += self._class_entries(base / name, label=self.classes.index(name), hint=hint)
         return found
 
     def _class_entries(self, folder: Path, *, label: int, hint: str | None) -> list[Entry]:
         files = sorted(path for path in folder.rglob("*") if _is_image(path, below=folder))
         if not files:
             raise no_images(folder)
+        if all(path.parent != folder for path in files):  # a split, or a group of classes
+            remedy = "is no class: it holds folders of images, but no image of its own"
+            raise CasemateError("data.path", folder, remedy)
         names = [path.relative_to(self.root).as_posix() for path in files]
         return [
             Entry(f"folder-{name}", label, hint, locator=name, version=file_version(path))
@@ -52,13 +58,37 @@ class FolderSource(SourceDefaults):
         return decode_image_file(self.root / entry.locator)
 
 
-def open_folder(root: Path) -> FolderSource:
-    """Native splits when the first level is `train` and perhaps `val`, `test`; else classes."""
+def open_folder(root: Path, *, splits: dict[str, str] | None = None) -> FolderSource:
+    """Native splits where the first level speaks of them (`train`, `valid`, ...); else classes."""
+    hints = _split_folders(root, splits)
+    ordered = tuple(sorted(hints.items(), key=lambda pair: (_SPLITS.index(pair[1]), pair[0])))
+    if not ordered:
+        return _checked(FolderSource(root, (), tuple(sub_folders(root))))
+    ours = set(hints.values())
+    if "train" not in ours and ours != {"test"}:
+        remedy = f"has {', '.join(folder for folder, _ in ordered)} but nothing to train on"
+        raise CasemateError("data.path", root, remedy)
+    main = "train" if "train" in ours else "test"
+    named = {c for folder, split in ordered if split == main for c in sub_folders(root / folder)}
+    return _checked(FolderSource(root, ordered, tuple(sorted(named))))
+
+
+def _split_folders(root: Path, chosen: Mapping[str, str] | None) -> dict[str, str]:
+    """Folder -> train, val or test; empty when the first level is the classes.
+
+    A class may be called `train`: its images lie in it, while a split holds folders only.
+    """
     top = sub_folders(root)
-    if "train" in top and set(top) <= set(_SPLITS) and sub_folders(root / "train"):
-        split_names = tuple(split for split in _SPLITS if split in top)
-        return _checked(FolderSource(root, split_names, tuple(sub_folders(root / "train"))))
-    return _checked(FolderSource(root, (), tuple(top)))
+    if chosen is not None:
+        return split_hints(top, chosen)
+    words = [name for name in top if usual_split(name)]
+    flat = [name for name in words if _has_images(root / name)]
+    if not words or (words == flat and len(words) == 1 < len(top)):
+        return {}
+    if flat:
+        remedy = "holds images; a split holds class folders: mend it or set data.options.splits"
+        raise CasemateError("data.path", root / flat[0], remedy)
+    return split_hints(top, None)
 
 
 def _checked(source: FolderSource) -> FolderSource:
@@ -66,6 +96,10 @@ def _checked(source: FolderSource) -> FolderSource:
         remedy = f"has {len(source.classes)} class folders; images go to one folder per class"
         raise CasemateError("data.path", source.root, remedy)
     return source
+
+
+def _has_images(folder: Path) -> bool:
+    return any(looks_like_image(path.name) and not path.is_dir() for path in folder.iterdir())
 
 
 def _is_image(path: Path, *, below: Path) -> bool:

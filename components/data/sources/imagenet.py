@@ -49,7 +49,9 @@ class ImageNetSource(SourceDefaults):
             return {}
         digest = names_sha256(self.test_ids)
         known = "RobustBench's list" if digest == ROBUSTBENCH_SHA256 else "not RobustBench's list"
-        return {"test_ids": f"{len(self.test_ids)} images, {known}, sha256 {digest}"}
+        # images of other classes are on the list but not in the test split
+        used = f"{len(self._test_entries())} of {len(self.test_ids)} images"
+        return {"test_ids": f"{used}, {known}, sha256 {digest}"}
 
     def entries(self) -> list[Entry]:
         found: list[Entry] = []

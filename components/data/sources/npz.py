@@ -1,5 +1,6 @@
 """One .npz file: x_train, y_train, x_test, y_test; or images, labels; or image, label.
 
+To the first form x_val and y_val may be added.
 The last form is that of the published archives of generated images (Gowal et al. 2021, Rebuffi et
 al. 2021). Images are uint8, (N, H, W) or (N, H, W, C); `classes` may name the classes. Listing
 reads labels and array headers only; large arrays that are stored unpacked are mapped, not read.
@@ -29,7 +30,9 @@ from components.data.sources.base import (
     numbered_classes,
 )
 
+_VAL = ("x_val", "y_val")
 _LAYOUTS: tuple[dict[str | None, tuple[str, str]], ...] = (
+    {"train": ("x_train", "y_train"), "val": _VAL, "test": ("x_test", "y_test")},
     {"train": ("x_train", "y_train"), "test": ("x_test", "y_test")},
     {None: ("images", "labels")},
     {None: ("image", "label")},
@@ -112,12 +115,17 @@ def _part(
 
 
 def _choose_keys(path: Path, present: set[str]) -> dict[str | None, tuple[str, str]]:
+    if len(present.intersection(_VAL)) == 1:
+        (alone,) = present.intersection(_VAL)
+        raise CasemateError(
+            "data.path", path, f"has {alone} alone; {' and '.join(_VAL)} go together"
+        )
     for layout in _LAYOUTS:
         if {key for pair in layout.values() for key in pair} <= present:
             return layout
     remedy = (
         f"has the keys {', '.join(sorted(present)) or 'none'}; wanted are "
-        "x_train, y_train, x_test, y_test or images, labels or image, label"
+        "x_train, y_train, x_test, y_test (and x_val, y_val) or images, labels or image, label"
     )
     raise CasemateError("data.path", path, remedy)
 
@@ -148,7 +156,7 @@ def _class_names(path: Path, names: NDArray[Any]) -> tuple[str, ...]:
     return texts
 
 
-@lru_cache(maxsize=2)  # train and test of one file
+@lru_cache(maxsize=3)  # train, val and test of one file
 def _read_images(path: Path, version: str, key: str) -> Pixels:
     check_unchanged(path, version)
     try:

@@ -1,13 +1,16 @@
 """Parquet files with a column of encoded images and a column of labels.
 
 Images are bytes, or the struct `{bytes, path}` that Hugging Face writes; labels are integers, or
-strings that name their class. Splits are read from file names (`train-00000-of-00002.parquet`)
-or from the folder a file is in; listing reads the labels only.
+strings that name their class. Splits are read from the words of file names, such as
+`train-00000-of-00002.parquet` or `cifar10_Test.parquet`, or of the folder a file is in; listing
+reads the labels only.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +32,10 @@ from components.data.sources.base import (
     numbered_classes,
 )
 from components.data.sources.files import decode_image_bytes
-from components.data.sources.splitting import USUAL, split_hints
+from components.data.sources.splitting import not_understood, split_hints, usual_split
 
 _DAMAGED = (OSError, pa.ArrowException)
+_HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: better to ask than to mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +109,33 @@ def _with_splits(
     names = {place: _split_name(place) for place in places}
     hints = split_hints(names.values(), splits)
     if not hints:
+        if doubtful := {name for name in names.values() if _half_splits(name)}:
+            raise not_understood(doubtful)
         return tuple((place, None) for place in places)
     return tuple((place, hints[name]) for place, name in names.items() if name in hints)
 
 
 def _split_name(place: str) -> str:
-    """`data/train-00000-of-00002.parquet` and `train/0000.parquet` both belong to `train`."""
+    """`a/train-0.parquet`, `train/0.parquet` and `A_Train1.parquet` all belong to `train`.
+
+    The nearest name that speaks of a split decides; one that speaks of two is no guess of ours.
+    """
     path = Path(place)
-    words = [path.stem.split("-")[0], *reversed(path.parent.parts)]
-    return next((word for word in words if word in USUAL), words[0])
+    levels = (path.stem, *reversed(path.parent.parts))
+    for name in levels:
+        words = [word for word in _words(name) if usual_split(word)]
+        if words:
+            return words[0] if len({usual_split(word) for word in words}) == 1 else name
+    doubtful = (word for name in levels for word in _half_splits(name))
+    return next(doubtful, path.stem.split("-")[0])
+
+
+def _half_splits(name: str) -> list[str]:
+    return [word for word in _words(name) if word.startswith(_HALF_SPLITS)]
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[\W\d_]+", name.casefold()) if word]
 
 
 def _check_columns(path: Path, *, image_column: str, label_column: str) -> None:
@@ -132,14 +154,30 @@ def _check_columns(path: Path, *, image_column: str, label_column: str) -> None:
 
 def _class_names(paths: list[Path], label_column: str, given: list[str] | None) -> tuple[str, ...]:
     """Given by the user, else stored by Hugging Face, else the values of the column itself."""
-    names = tuple(given) if given else _stored_names(paths[0], label_column)
+    stored = {path: _stored_names(path, label_column) for path in paths}
+    _check_agreement({path: names for path, names in stored.items() if names or not given})
+    names = tuple(given) if given else stored[paths[0]]
     if names:
         check_class_names(names, key="data.options.classes", where=paths[0])
         return names
-    values = [value for path in paths for value in _label_values(path, label_column)]
-    if all(isinstance(value, str) for value in values):
-        return tuple(sorted(set(values)))
-    return numbered_classes([int(value) for value in values])
+    values = {path: _label_values(path, label_column) for path in paths}
+    texts = {path for path, column in values.items() if column and isinstance(column[0], str)}
+    numbers = {path for path, column in values.items() if column} - texts
+    if texts and numbers:
+        remedy = f"has named labels, {min(numbers)} has numbers; set data.options.classes"
+        raise CasemateError("data.path", min(texts), remedy)
+    found = [value for column in values.values() for value in column]
+    return tuple(sorted(set(found))) if texts else numbered_classes(found)
+
+
+def _check_agreement(stored: dict[Path, tuple[str, ...]]) -> None:
+    """A number means the same class in every file."""
+    for (first, theirs), (path, ours) in pairwise(stored.items()):
+        columns = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))
+        for label, (here, there) in columns:
+            if here != there:
+                remedy = f"calls class {label} {here} and {first.name} calls it {there}"
+                raise CasemateError("data.path", path, f"{remedy}; write all files alike")
 
 
 def _stored_names(path: Path, label_column: str) -> tuple[str, ...]:

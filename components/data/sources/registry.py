@@ -43,6 +43,7 @@ class Option:
     help: str
     required: bool = False
     is_file: bool = False  # its content is part of what the data are
+    built_in: tuple[str, ...] = ()  # words that name no file, even where one is called so
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ _VAL = (
         (str,),
         f"test on these images only: file of names, or `{ROBUSTBENCH}` for its 5000",
         is_file=True,
+        built_in=(ROBUSTBENCH,),
     ),
 )
 _CORRUPTION = (
@@ -111,10 +113,11 @@ _CORRUPTION = (
     ),
     Option("severity", (int, str), "1 to 5, or `all`", required=True),
 )
+_SPLITS = Option("splits", (dict,), "which split is which, e.g. {train: train, test: validation}")
 _COLUMNS = (
     Option("image_column", (str,), "column of encoded images (default: image)"),
     Option("label_column", (str,), "column of labels (default: label)"),
-    Option("splits", (dict,), "which split is which, e.g. {train: train, test: validation}"),
+    _SPLITS,
 )
 _CIFAR_SPLITS = {"train": 50_000, "test": 10_000}
 _MNIST_SPLITS = {"train": 60_000, "test": 10_000}
@@ -143,13 +146,18 @@ _SOURCES = (
         path="none",
     ),
     SourceInfo(
-        "folder", "Image files of your own", open_folder, "root/<class>/* or root/<split>/<class>/*"
+        "folder",
+        "Image files of your own",
+        open_folder,
+        "root/<class>/* or root/<split>/<class>/*",
+        options=(_SPLITS,),
     ),
     SourceInfo(
         "npz",
         "Arrays of your own, and published archives of generated images",
         open_npz,
-        ".npz file with x_train, y_train, x_test, y_test; images, labels; or image, label",
+        ".npz file with x_train, y_train, x_test, y_test (and x_val, y_val); images, labels; "
+        "or image, label",
         used_by=(RECIPE, SCALING),
     ),
     SourceInfo(
@@ -193,7 +201,7 @@ _SOURCES = (
         "cifar10",
         "CIFAR-10",
         open_cifar10,
-        "folder that holds cifar-10-batches-py, or an .npz file",
+        "folder that is or holds cifar-10-batches-py, or an .npz file",
         num_classes=10,
         image_size="32x32",
         splits=_CIFAR_SPLITS,
@@ -203,7 +211,7 @@ _SOURCES = (
         "cifar100",
         "CIFAR-100, fine classes",
         open_cifar100,
-        "folder that holds cifar-100-python, or an .npz file",
+        "folder that is or holds cifar-100-python, or an .npz file",
         num_classes=100,
         image_size="32x32",
         splits=_CIFAR_SPLITS,

@@ -6,12 +6,19 @@ from components.core.errors import CasemateError
 
 USUAL = {
     "train": "train",
+    "training": "train",
     "val": "val",
     "valid": "val",
     "validation": "val",
     "dev": "val",
     "test": "test",
+    "testing": "test",
 }
+
+
+def usual_split(name: str) -> str | None:
+    """Ours for a usual word, upper and lower case alike."""
+    return USUAL.get(name.casefold())
 
 
 def split_hints(present: Iterable[str], chosen: Mapping[str, str] | None) -> dict[str, str]:
@@ -23,11 +30,17 @@ def split_hints(present: Iterable[str], chosen: Mapping[str, str] | None) -> dic
     names = set(present)
     if chosen is not None:
         return _chosen_hints(names, chosen)
-    strange = sorted(names - set(USUAL))
-    if strange and len(strange) < len(names):
-        remedy = "must be set, e.g. {train: train, test: validation}; not understood: "
-        raise CasemateError("data.options.splits", None, remedy + ", ".join(strange))
-    return {name: USUAL[name] for name in names if name in USUAL}
+    hints = {name: ours for name in names if (ours := usual_split(name))}
+    strange = names - set(hints)
+    if strange and hints:
+        raise not_understood(strange)
+    return hints
+
+
+def not_understood(names: Iterable[str]) -> CasemateError:
+    """What to say about names among which a split is suspected."""
+    remedy = "must be set, e.g. {train: train, test: validation}; not understood: "
+    return CasemateError("data.options.splits", None, remedy + ", ".join(sorted(names)))
 
 
 def _chosen_hints(names: set[str], chosen: Mapping[str, str]) -> dict[str, str]:

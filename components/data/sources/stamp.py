@@ -1,47 +1,86 @@
 """A name for what a source holds: results must not outlive the files they were made from."""
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
+from components.data.sources.base import unreachable
+from components.data.sources.files import looks_like_image
 from components.data.sources.registry import find_source
 
-READ_UP_TO = (
-    2**30
-)  # bytes; larger folders are named by their listing, reading them would take hours
+READ_UP_TO = 2**30  # bytes; reading all of a larger folder would take hours
+SMALL_FILE = 2**24  # bytes; labels and maps are below, and are always read
+ENDS = 2**20  # bytes at each end of a large file
 
 
 def source_stamp(source: str, path: str | None, options: Mapping[str, Any] | None = None) -> str:
-    """Digest of the bytes below `path`; of names and sizes alone for folders above 1 GiB.
+    """Digest of the bytes below `path`, links followed; for folders above 1 GiB of a part of them.
 
-    The place itself never counts: a copy elsewhere is the same data. Files that options name
-    count by content too; a word that is no file, such as a built-in list, counts in the recipe.
+    There an image counts by name and size, any other file by its bytes when it is small and by
+    size and both ends when it is large. The place itself never counts: a copy elsewhere is the
+    same data. Files that options name count by content too.
     """
     content = source if path is None else _path_stamp(source, path)
-    named = {
-        option.name: Path(str((options or {})[option.name])).expanduser()
-        for option in find_source(source).options
-        if option.is_file and option.name in (options or {})
-    }
-    files = {name: digest_file(file) for name, file in named.items() if file.is_file()}
+    named = named_files(source, options or {})
+    files = {name: digest_file(file) for name, file in named.items()}
     return digest_json([content, files]) if files else content
+
+
+def named_files(source: str, options: Mapping[str, Any]) -> dict[str, Path]:
+    """Options that name an existing file; other words, such as a built-in list, are not here."""
+    named = {
+        option.name: Path(str(options[option.name])).expanduser()
+        for option in find_source(source).options
+        if option.is_file and option.name in options
+        if options[option.name] not in option.built_in
+    }
+    return {name: file for name, file in named.items() if file.is_file()}
 
 
 def _path_stamp(source: str, path: str) -> str:
     root = Path(path).expanduser()
-    if root.is_file():
-        return digest_file(root)
-    if not root.is_dir():
-        raise CasemateError("data.path", root, f"does not exist; source {source} reads it")
-    files = sorted(Path(folder) / name for folder, _, names in os.walk(root) for name in names)
-    sizes = [file.stat().st_size for file in files]
-    read = sum(sizes) <= READ_UP_TO
-    return digest_json(
-        [
-            [file.relative_to(root).as_posix(), digest_file(file) if read else size]
-            for file, size in zip(files, sizes, strict=True)
-        ]
-    )
+    try:
+        if root.is_file():
+            return digest_file(root)
+        if not root.is_dir():
+            raise CasemateError("data.path", root, f"does not exist; source {source} reads it")
+        sizes = {file: file.stat().st_size for file in sorted(_files(root, above=()))}
+        name_of = digest_file if sum(sizes.values()) <= READ_UP_TO else _partial_name
+        return digest_json([[f.relative_to(root).as_posix(), name_of(f)] for f in sizes])
+    except OSError as error:
+        raise unreachable(Path(error.filename or root), error) from error
+
+
+def _files(folder: Path, *, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """Files at any depth; a link back to a folder `above` it is not followed again."""
+    stat = folder.stat()
+    place = (stat.st_dev, stat.st_ino)
+    if place in above:
+        return
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.is_dir():
+                yield from _files(Path(item.path), above=(*above, place))
+            elif item.is_file():
+                yield Path(item.path)
+            elif item.is_symlink():
+                remedy = "is a link to nothing; mend or remove it"
+                raise CasemateError("data.path", item.path, remedy)
+
+
+def _partial_name(file: Path) -> str | int | list[str | int]:
+    """What a file counts by where not everything can be read."""
+    size = file.stat().st_size
+    if looks_like_image(file.name):
+        return size
+    if size < SMALL_FILE:
+        return digest_file(file)
+    with file.open("rb") as content:
+        ends = hashlib.sha256(content.read(ENDS))
+        content.seek(-ENDS, os.SEEK_END)
+        ends.update(content.read(ENDS))
+    return [size, ends.hexdigest()]

@@ -252,6 +252,9 @@ def test_first_copies_are_only_framed_and_all_copies_share_the_framing():
         ({"rand_augment": "rand-m9.5"}, "rand-m9.5 is not a RandAugment setting"),
         ({"rand_augment": "augmix-m3"}, "is not a RandAugment setting"),
         ({"rand_augment": "rand-m9-tnone"}, "is not a RandAugment setting"),
+        ({"rand_augment": "rand-n16-tweights"}, "asks for 16 operations; write n1 to n15"),
+        ({"rand_augment": "rand-n15-t3aw"}, "asks for 15 operations; write n1 to n14"),
+        ({"rand_augment": "rand-n2-n0"}, "asks for 0 operations"),
     ],
 )
 def test_wrong_settings_name_their_key(wrong, message):
@@ -279,6 +282,13 @@ def test_wrong_calls_are_refused():
         HEAVY.apply(images[:, :2], ids, run_seed=0, epoch=0)
     with pytest.raises(CasemateError, match=r"train\.augmentation\.fill.* 1 channel"):
         replace(HEAVY, fill=(1, 2, 3)).apply(images[:, :1], ids, run_seed=0, epoch=0)
+
+
+@pytest.mark.parametrize("setting", ["rand-n15-tweights", "rand-n14-t3aw", "rand-n20-t3a"])
+def test_as_many_operations_as_can_be_drawn_work(setting):
+    images, ids = make_batch(2)
+    augmented = Augmentation(SIDE, rand_augment=setting).apply(images, ids, run_seed=0, epoch=0)
+    assert augmented.shape == (2, 3, SIDE, SIDE)
 
 
 @pytest.mark.parametrize("augmentation", [PAD, HEAVY], ids=["pad", "heavy"])

@@ -1,6 +1,7 @@
 """ImageNet and ImageNet-100: labels by wnid, both validation layouts alike, published lists."""
 
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -231,7 +232,7 @@ def test_own_ids_restrict_the_test_split_and_are_remarked(train, tmp_path):
         ("imagenet-val/" + val_name(3), 1, "test"),
         ("imagenet-val/" + val_name(4), 2, "test"),
     ]
-    assert "2 images, not RobustBench's list" in source.remarks["test_ids"]
+    assert "2 of 2 images, not RobustBench's list" in source.remarks["test_ids"]
     everything = open_source("imagenet", path=str(train), options={"subset": True})
     assert everything.remarks == {}
     ids.write_text(f"{val_name(4)} {val_name(77)}")
@@ -248,7 +249,19 @@ def test_robustbench_images_are_found_and_remarked(train):
     source = open_source("imagenet", path=str(train), options=options)
     found = [e.item_id.split("/")[-1] for e in source.entries() if e.split_hint == "test"]
     assert sorted(found) == sorted(names)
-    assert "5000 images, RobustBench's list" in source.remarks["test_ids"]
+    assert "5000 of 5000 images, RobustBench's list" in source.remarks["test_ids"]
+
+
+def test_the_remark_counts_the_listed_images_of_these_classes(train, tmp_path):
+    """FISH is no class here, so one of the listed images is no test item."""
+    sorted_val(train)
+    shutil.rmtree(train / "train" / FISH)
+    ids = tmp_path / "ids.txt"
+    ids.write_text(f"{val_name(1)} {val_name(2)} {val_name(3)}")
+    options = {"subset": True, "test_ids": str(ids)}
+    source = open_source("imagenet", path=str(train), options=options)
+    assert sum(hint == "test" for _, _, hint in listing(source)) == 2
+    assert source.remarks["test_ids"].startswith("2 of 3 images, not RobustBench's list")
 
 
 # -- mistakes

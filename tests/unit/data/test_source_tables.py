@@ -80,6 +80,88 @@ def test_wrong_choices_of_splits(chosen, message):
 # -- Parquet
 
 
+def parquet_splits(root: Path, files: list[str], **options: Any) -> dict[str, str | None]:
+    for number, file in enumerate(files):
+        write_table(root / f"{file}.parquet", [0, 1], start=2 * number)
+    entries = open_source("parquet", path=str(root), options=options).entries()
+    return {e.locator.split(".parquet")[0]: e.split_hint for e in entries}
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train_0", "test_0"),
+        ("train0", "test0"),
+        ("cifar10-train", "cifar10-test"),
+        ("cifar10.train.v2", "cifar10.test.v2"),
+        ("Train", "TEST"),
+        ("training", "testing"),
+        ("my_train_data/0", "my_test_data/0"),
+        ("dev/train", "dev/test"),  # the nearest word decides
+    ],
+)
+def test_split_words_are_found_wherever_they_stand(tmp_path, train, test):
+    assert parquet_splits(tmp_path, [train, test]) == {train: "train", test: "test"}
+
+
+@pytest.mark.parametrize(
+    ("files", "strange"),
+    [
+        (["trainset", "testset"], "testset, trainset"),
+        (["cifar10_trainset_0", "cifar10_testset_0"], "testset, trainset"),
+        (["trainset/0", "testset/0"], "testset, trainset"),
+        (["cifar-train-test"], "cifar-train-test"),
+        (["train", "extra"], "extra"),
+    ],
+)
+def test_a_half_understood_split_is_asked_about(tmp_path, files, strange):
+    with pytest.raises(CasemateError, match=f"must be set.*not understood: {strange}$") as caught:
+        parquet_splits(tmp_path, files)
+    assert caught.value.key == "data.options.splits"
+
+
+def test_a_strange_name_can_be_chosen(tmp_path):
+    chosen = {"train": "trainset", "test": "testset"}
+    files = ["cifar10_trainset_0", "cifar10_testset_0"]
+    assert parquet_splits(tmp_path, files, splits=chosen) == dict(
+        zip(files, ["train", "test"], strict=True)
+    )
+
+
+def test_names_without_a_split_word_are_one_set(tmp_path):
+    assert parquet_splits(tmp_path, ["part_0", "latest", "contest-1"]) == {
+        "part_0": None,
+        "latest": None,
+        "contest-1": None,
+    }
+
+
+@pytest.mark.parametrize("others", [["dog", "cat"], ["cat"], ["cat", "dog", "elk"], None])
+def test_class_names_must_agree_between_files(tmp_path, others):
+    write_table(tmp_path / "train-0.parquet", [0, 0], names=["cat", "dog"])
+    write_table(tmp_path / "test-0.parquet", [0, 0], names=others)
+    with pytest.raises(CasemateError, match=r"class . .* and test-0\.parquet calls it") as caught:
+        open_source("parquet", path=str(tmp_path))
+    assert caught.value.key == "data.path"
+    options = {"classes": ["a", "b"]}
+    if others is None:  # one file is silent: what the user says holds for both
+        source = open_source("parquet", path=str(tmp_path), options=options)
+        assert source.classes == ("a", "b")
+    else:
+        with pytest.raises(CasemateError, match="write all files alike"):
+            open_source("parquet", path=str(tmp_path), options=options)
+
+
+def test_numbers_in_one_file_and_names_in_another(tmp_path):
+    write_table(tmp_path / "train-0.parquet", [0, 1])
+    write_table(tmp_path / "test-0.parquet", ["a", "b"])
+    with pytest.raises(CasemateError, match=r"test-0\.parquet has named labels, .*train-0"):
+        open_source("parquet", path=str(tmp_path))
+    options = {"classes": ["a", "b"]}
+    entries = open_source("parquet", path=str(tmp_path), options=options).entries()
+    assert [e.label for e in entries] == [0, 1, 0, 1]
+
+
 @pytest.mark.parametrize("struct", [False, True])
 def test_parquet_by_split_with_bytes_or_structs(tmp_path, struct):
     files = ["data/train-00000-of-00002", "data/train-00001-of-00002", "data/test-00000-of-00001"]

@@ -212,6 +212,25 @@ def test_npz_with_native_splits(tmp_path):
     assert np.array_equal(pickle.loads(pickle.dumps(source)).decode(entries[6]), x[1])
 
 
+def test_npz_with_a_val_split_of_its_own(tmp_path):
+    x, y = random_pixels(6, 4, 4), np.array([0, 1, 0, 1, 1, 0])
+    arrays = {"x_train": x[:3], "y_train": y[:3], "x_val": x[3:5], "y_val": y[3:5]}
+    arrays |= {"x_test": x[5:], "y_test": y[5:]}
+    np.savez(tmp_path / "a.npz", **arrays)
+    source = open_source("npz", path=str(tmp_path / "a.npz"))
+    entries = source.entries()
+    assert [e.split_hint for e in entries] == ["train"] * 3 + ["val"] * 2 + ["test"]
+    assert [e.label for e in entries] == y.tolist()
+    assert entries[4].item_id == "npz-val-00001"
+    for entry, image in zip(entries, x, strict=True):
+        assert np.array_equal(source.decode(entry)[..., 0], image)
+    for alone in ("x_val", "y_val"):
+        rest = {key: value for key, value in arrays.items() if "val" not in key or key == alone}
+        np.savez(tmp_path / "half.npz", **rest)
+        with pytest.raises(CasemateError, match=f"has {alone} alone"):
+            open_source("npz", path=str(tmp_path / "half.npz"))
+
+
 def test_npz_of_plain_grey_images(tmp_path):
     x = random_pixels(3, 4, 4)
     np.savez(tmp_path / "a.npz", images=x, labels=np.array([1, 0, 1]))
@@ -264,114 +283,3 @@ def test_npz_replaced_between_listing_and_decoding_is_noticed(tmp_path):
     np.savez(path, images=random_pixels(9, 4, 4), labels=np.zeros(9, dtype=int))
     with pytest.raises(CasemateError, match="changed"):
         source.decode(source.entries()[0])
-
-
-# -- CIFAR python batches
-
-
-def write_cifar10(root: Path, *, protocol: int = 2) -> np.ndarray:
-    """Six tiny batches in the published layout; returns (12, 32, 32, 3), two images per batch."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    images = random_pixels(12, 32, 32, 3)
-    files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-    for number, file in enumerate(files):
-        pair = images[2 * number : 2 * number + 2]
-        batch = {
-            "batch_label": file,
-            "labels": [number % 2, 1 - number % 2],
-            "data": pair.transpose(0, 3, 1, 2).reshape(2, 3072),
-            "filenames": ["x.png", "y.png"],
-        }
-        (folder / file).write_bytes(pickle.dumps(batch, protocol=protocol))
-    meta = {"label_names": ["aeroplane", "bird"], "num_vis": 3072}
-    (folder / "batches.meta").write_bytes(pickle.dumps(meta, protocol=protocol))
-    return images
-
-
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_cifar10_batches(tmp_path, protocol):
-    images = write_cifar10(tmp_path, protocol=protocol)
-    source = open_source("torchvision:cifar10", path=str(tmp_path))
-    entries = source.entries()
-    assert source.classes == ("aeroplane", "bird")
-    assert [e.split_hint for e in entries] == ["train"] * 10 + ["test"] * 2
-    assert (entries[9].item_id, entries[10].item_id) == (
-        "cifar10-train-00009",
-        "cifar10-test-00000",
-    )
-    assert [e.label for e in entries[:4]] == [0, 1, 1, 0]
-    for index in (0, 7, 11):
-        assert np.array_equal(source.decode(entries[index]), images[index])
-
-
-def test_cifar_reads_pickles_of_python_2(tmp_path):
-    """Python 2 wrote str as bytes and numpy under its old module name; this is such a stream."""
-    write_cifar10(tmp_path)
-    data = random_pixels(1, 3072, seed=5)
-    stream = (
-        b"(dp0\nS'data'\ncnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
-        b"(I1\n(I1\nI3072\ntcnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntbI00\n"
-        b"T\x00\x0c\x00\x00" + data.tobytes() + b"tbsS'labels'\n(lI1\nas."
-    )
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(stream)
-    source = open_source("torchvision:cifar10", path=str(tmp_path))
-    entry = source.entries()[-1]
-    assert (entry.item_id, entry.label) == ("cifar10-test-00000", 1)
-    assert np.array_equal(source.decode(entry).transpose(2, 0, 1).reshape(1, -1), data)
-
-
-def test_cifar100_uses_fine_labels(tmp_path):
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
-    batch = {"data": random_pixels(2, 3072), "fine_labels": [1, 2], "coarse_labels": [0, 0]}
-    for file in ("train", "test"):
-        (folder / file).write_bytes(pickle.dumps(batch, protocol=2))
-    meta = {"fine_label_names": ["x", "y", "z"], "coarse_label_names": ["w"]}
-    (folder / "meta").write_bytes(pickle.dumps(meta, protocol=2))
-    source = open_source("torchvision:cifar100", path=str(tmp_path))
-    assert source.classes == ("x", "y", "z")
-    assert [(e.item_id, e.label) for e in source.entries()[1:3]] == [
-        ("cifar100-train-00001", 2),
-        ("cifar100-test-00000", 1),
-    ]
-
-
-def test_missing_cifar_file_is_named(tmp_path):
-    write_cifar10(tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "data_batch_4").unlink()
-    with pytest.raises(CasemateError, match="cifar-10-batches-py/data_batch_4") as caught:
-        open_source("torchvision:cifar10", path=str(tmp_path))
-    assert caught.value.key == "data.path"
-
-
-class Intruder:
-    def __reduce__(self):
-        return (Path.touch, (Path("intruder-was-here"),))
-
-
-def test_cifar_pickle_cannot_run_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_cifar10(tmp_path)
-    batch = tmp_path / "cifar-10-batches-py" / "data_batch_1"
-    batch.write_bytes(pickle.dumps({"data": Intruder(), "labels": []}))
-    source = open_source("torchvision:cifar10", path=str(tmp_path))
-    with pytest.raises(CasemateError, match="data_batch_1 is not a plain CIFAR batch"):
-        source.entries()
-    assert not (tmp_path / "intruder-was-here").exists()
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        ({"data": random_pixels(2, 3000), "labels": [0, 1]}, "3072"),
-        ({"data": random_pixels(2, 3072), "labels": [0, 2]}, "label 2 at 1"),
-        ({"data": random_pixels(2, 3072), "labels": [0]}, "1 labels for 2 images"),
-        ([1, 2], "no dictionary"),
-    ],
-)
-def test_bad_cifar_batch_is_explained(tmp_path, batch, message):
-    write_cifar10(tmp_path)
-    (tmp_path / "cifar-10-batches-py" / "test_batch").write_bytes(pickle.dumps(batch, protocol=2))
-    with pytest.raises(CasemateError, match=message):
-        open_source("torchvision:cifar10", path=str(tmp_path)).entries()

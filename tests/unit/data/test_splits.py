@@ -31,10 +31,19 @@ class_sizes = st.lists(st.integers(3, 60), min_size=1, max_size=5)
 percents = st.integers(0, 25)  # at least one item of three is left to train on
 
 
+def is_empty(sizes, percent):
+    """Whether every class rounds its share down to nothing."""
+    return percent > 0 and all(Fraction(percent, 100) * size < Fraction(1, 2) for size in sizes)
+
+
 @given(sizes=class_sizes, val=percents, test=percents, seed=st.integers(0, 99))
 def test_shares_are_exact_per_class_and_order_of_listing_is_irrelevant(sizes, val, test, seed):
     entries = listing(sizes)
     settings = {"val_fraction": val / 100, "test_fraction": test / 100, "seed": seed}
+    if is_empty(sizes, val) or is_empty(sizes, test):
+        with pytest.raises(CasemateError, match="split empty"):
+            assign(entries, len(sizes), **settings)
+        return
     splits = assign(entries, len(sizes), **settings)
     assert sorted(e.item_id for s in SPLITS for e in splits[s]) == sorted(
         e.item_id for e in entries
@@ -116,6 +125,18 @@ def test_class_without_training_item_is_named():
         assign(listing([10, 10]), 3)
     with pytest.raises(CasemateError, match=r"raise data\.limits\.train"):
         assign(listing([10, 10, 10]), 3, limits={"train": 2})
+
+
+def test_a_fraction_that_leaves_its_split_empty_is_named_with_the_counts():
+    with pytest.raises(CasemateError) as caught:
+        assign(listing([4, 4]), 2)
+    assert str(caught.value).startswith(
+        "data.val_fraction: 0.1 leaves the val split empty: 8 images in 2 classes"
+    )
+    with pytest.raises(CasemateError, match=r"data\.test_fraction: 0\.05 leaves the test split"):
+        assign([*listing([9, 9]), *listing([2, 2], "val", "v")], 2, test_fraction=0.05)
+    native = [*listing([4, 4]), *listing([1, 1], "val", "v"), *listing([1, 1], "test", "t")]
+    assert len(assign(native, 2)["train"]) == 8  # nothing is carved, so nothing is missing
 
 
 def test_sources_for_evaluation_alone_need_no_training_item():
