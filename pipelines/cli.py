@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
-from pipelines import cli_data, cli_import, cli_jobs, cli_models
+from pipelines import cli_attack, cli_data, cli_import, cli_jobs, cli_models
+from pipelines.cli_flow import run_and_show
 from pipelines.cli_options import (
     AddressOpt,
     ForceOpt,
@@ -30,47 +31,6 @@ app = typer.Typer(
 )
 
 
-def _flow(
-    recipe: str,
-    overrides: list[str] | None,
-    storage: str | None,
-    smoke: bool,
-    force: bool,
-    address: str | None,
-    as_json: bool,
-    until: str | None,
-) -> None:
-    """Run a flow or a part of it and print where everything is."""
-    from pipelines import flow
-
-    loaded = load_recipe(recipe, overrides, smoke)
-    steps = flow.run_flow(loaded, storage=storage, address=address, force=force, until=until)
-    rows, report = flow.summary(steps), flow.folder_of(steps, "report")
-    root = Path(storage or loaded.storage.root).resolve()
-    uri = loaded.tracking.uri or f"sqlite:///{root}/mlflow.db"
-    page = str(report / "report.html") if report else None
-    if as_json:
-        folders = {step.name: str(step.folder) for step in steps}
-        print(
-            json.dumps(
-                {"report": page, "tracking_uri": uri, "steps": folders, "summary": rows}, indent=2
-            )
-        )
-        return
-    for row in rows:
-        spread = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-        percent = (
-            int(1000 * row["value"]) / 10
-        )  # down: a printed figure is never above the measured one
-        print(
-            f"{row['what']:<22} {row['model']:<10} {percent:5.1f} %  "
-            f"95% {spread:<14} n={row['num_items']}"
-        )
-    if page:
-        print(f"report: {page}")
-    print(f"mlflow: mlflow ui --backend-store-uri '{uri}'")
-
-
 def _flow_command(name: str, help_: str, *, until: str | None) -> None:
     """`run` and the stages differ only in where they stop."""
 
@@ -83,7 +43,14 @@ def _flow_command(name: str, help_: str, *, until: str | None) -> None:
         address: AddressOpt = None,
         as_json: JsonOpt = False,
     ) -> None:
-        _flow(recipe, set_, storage, smoke, force, address, as_json, until)
+        run_and_show(
+            load_recipe(recipe, set_, smoke),
+            storage=storage,
+            force=force,
+            address=address,
+            as_json=as_json,
+            until=until,
+        )
 
     app.command(name, help=help_, epilog=f"Example: casemate {name} demo --set train.epochs=2")(
         command
@@ -95,11 +62,14 @@ for _stage, _help in {
     "prepare": "Prepare the recipe's dataset.",
     "train": "Train the recipe's models, preparing data first.",
     "tune": "Tune the recipe; the best one is written as best.yaml.",
-    "attack": "Attack the recipe's models, training them first.",
+    "attack": "",  # also takes a model folder, without a recipe
     "certify": "Certify the recipe's models, training them first.",
     "report": "Run what the report needs, then write it.",
 }.items():
-    _flow_command(_stage, _help, until=_stage)
+    if _stage == "attack":
+        app.command(epilog=cli_attack.EXAMPLE)(cli_attack.attack)
+    else:
+        _flow_command(_stage, _help, until=_stage)
 
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")

@@ -57,6 +57,10 @@ def import_weights(
         list[str] | None,
         typer.Option(metavar="GLOB", help="Tensors that may start fresh, e.g. 'head.*'."),
     ] = None,
+    allow_unused: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Tensors of the file that may be left out."),
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Import weights of timm, DeiT, XCiT, RobustBench, smoothed-vit or Hugging Face ViT."""
@@ -69,8 +73,7 @@ def import_weights(
     _check_choice("--kernel", kernel, KERNEL_METHODS)
     _check_choice("--token-policy", token_policy, TOKEN_POLICIES)
     _check_choice("--upsample-mode", upsample_mode, UPSAMPLE_MODES)
-    if (out / "model.json").exists():
-        raise CasemateError("--out", out, "holds a model already; choose another folder")
+    _check_out(out)
     target = weights.Target(
         architecture=architecture,
         num_classes=classes,
@@ -90,6 +93,7 @@ def import_weights(
             layout=layout,
             entry=entry,
             allow_missing=allow_missing or [],
+            allow_unused=allow_unused or [],
             kernel_method=kernel,
         )
     except DoesNotFit as error:
@@ -97,9 +101,21 @@ def import_weights(
         raise
     spec = imported.model.spec
     origin = {"file": str(file), "layout": imported.layout, "entry": imported.entry}
-    digest = save_model(out, imported.model, recipe_digest="")
+    try:
+        digest = save_model(out, imported.model, recipe_digest="")
+    except OSError as error:
+        raise CasemateError("--out", out, f"cannot be written ({error.strerror})") from error
     head = {"folder": str(out), "digest": digest, **origin, "spec": spec.to_dict()}
     _show(imported.report, head, as_json)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a place that no folder can be made at, before minutes of work; nothing is made yet."""
+    if (out / "model.json").exists():
+        raise CasemateError("--out", out, "holds a model already; choose another folder")
+    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise CasemateError("--out", out, f"cannot be a folder: {there} is a file")
 
 
 def _show(report: "ImportReport", head: dict[str, Any], as_json: bool) -> None:

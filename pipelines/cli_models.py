@@ -15,7 +15,7 @@ commands = typer.Typer()
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="A name, or a glob over the catalogue; any name of timm works."),
+        typer.Argument(help="A name or a glob; what the catalogue lacks is looked up in timm."),
     ] = None,
     everywhere: Annotated[
         str | None,
@@ -36,14 +36,13 @@ def models(
     print(f"{'name':<30}{'params':>9}{'GFLOPs':>9}{'kept MB':>9}{'pixels':>8}  drop scale papers")
     for row in rows:
         print(_line(row))
+    if name and (more := catalog.num_everywhere(name) - len(rows)):
+        print(f"{more} more in timm: casemate models --all '{name}'")
 
 
 def _line(row: dict[str, Any]) -> str:
     millions, giga = row["params"] / 1e6, row["flops"] / 1e9
-    drop, scale = (
-        {True: "yes", False: "no", None: "?"}[row[key]]
-        for key in ("drops_tokens", "scales_attention")
-    )
+    drop, scale = ("yes" if row[key] else "no" for key in ("drops_tokens", "scales_attention"))
     return (
         f"{row['name']:<30}{millions:>8.2f}M{giga:>9.3f}{row['activation_bytes'] / 1e6:>9.1f}"
         f"{row['image_size']:>8}  {drop:<4} {scale:<5} {', '.join(row['papers'])}"

@@ -19,15 +19,20 @@ def run_flow(
     address: str | None = None,
     force: bool = False,
     until: str | None = None,
+    prepared: Path | None = None,
 ) -> list[PlannedStep]:
-    """Run what is not finished yet, here or at `address`; returns the selected steps."""
+    """Run what is not finished yet, here or at `address`; returns the selected steps.
+
+    `prepared` is a finished dataset to use in place of the recipe's own.
+    """
     root = prepare_storage(str(storage or recipe.storage.root))
     with exclusive(root / recipe.name):
-        everything = plan(recipe, root)
+        everything = plan(recipe, root, prepared=prepared)
         steps = select(everything, until)
-        forced = {s.name for s in steps if until in (None, s.step.stage)} if force else set()
-        todo, again = _missing(steps, forced)
-        for step in steps:
+        made = [s for s in steps if not s.given]
+        forced = {s.name for s in made if until in (None, s.step.stage)} if force else set()
+        todo, again = _missing(made, forced)
+        for step in made:
             if step not in todo:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
         if todo:
@@ -51,7 +56,7 @@ def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[Plann
     todo: list[PlannedStep] = []
     again = set(forced)
     for step in steps:
-        needs = step.step.needs
+        needs = [need for need in step.step.needs if need in folders]  # given ones never change
         if step.name not in forced and step.finished:
             waiting = any(other.name in needs for other in todo)
             if not waiting and is_made_from(step.folder, {n: folders[n] for n in needs}):
@@ -71,11 +76,7 @@ def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for step in steps:
         if step.step.stage == "attack" and step.finished:
-            result = json.loads((step.folder / "summary.json").read_text())
-            for model, values in result["models"].items():
-                eps = result["threat"]["eps"]
-                rows.append(_headline("clean", model, values["clean_accuracy"]))
-                rows.append(_headline(f"PGD linf {eps:g}", model, values["robust_accuracy"]))
+            rows += _attacked(json.loads((step.folder / "summary.json").read_text()))
         if step.step.stage == "certify" and step.finished:
             document = json.loads((step.folder / "certificate.json").read_text())
             model = step.step.identity["certify"]["model"]
@@ -89,6 +90,20 @@ def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
                     else f"patch {entry['patch_size']}px"
                 )
                 rows.append(_headline(f"certified {at}", model, entry["accuracy"]))
+    return rows
+
+
+def _attacked(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Clean accuracy, and what each line of the attack list left; the verdict with the last."""
+    norm, eps = result["threat"]["kind"], result["threat"]["eps"]
+    budget = norm if eps is None else f"{norm} {eps:g}"
+    rows = []
+    for model, page in result["models"].items():
+        rows.append(_headline("clean", model, page["clean_accuracy"]))
+        left = {attack["entry"]: attack["robust_accuracy"] for attack in page["attacks"]}
+        rows += [_headline(f"{entry} {budget}", model, value) for entry, value in left.items()]
+        if sanity := page.get("sanity"):
+            rows[-1] |= {"verdict": sanity["verdict"], "reasons": sanity["reasons"]}
     return rows
 
 

@@ -26,7 +26,7 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
     for model in recipe.model_names():
         key = "train.objective" if model == "main" else f"train.variants.{model}.objective"
         objective, epochs = recipe.objective_of(model), recipe.epochs_of(model)
-        if isinstance(objective, s.FgsmObjective) and objective.eps_warmup_epochs >= epochs:
+        if isinstance(objective, s.AdversarialSection) and objective.eps_warmup_epochs >= epochs:
             yield LintWarning(
                 f"{key}.eps_warmup_epochs",
                 f"{objective.eps_warmup_epochs} of {epochs} epochs: full eps is never reached",
@@ -36,32 +36,59 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
                 "model.token_policy",
                 f"mask: `drop` trains and certifies model {model} several times faster",
             )
-    if recipe.train.warmup_epochs >= recipe.train.epochs:
+    yield from _rates(recipe.train)
+
+
+def _rates(train: s.TrainSection) -> Iterator[LintWarning]:
+    from components.train.schedules import SAFE_RATE, peak_rate
+
+    peak = peak_rate(train.learning_rate, batch_size=train.batch_size, rule=train.rate_rule)
+    if train.optimizer.kind == "adamw" and peak > SAFE_RATE:
+        yield LintWarning(
+            "train.learning_rate",
+            f"comes to {peak:g} at this batch size; above {SAFE_RATE:g} adamw tends to diverge",
+        )
+    if train.warmup_epochs >= train.epochs:
         yield LintWarning("train.warmup_epochs", "the learning rate never reaches its peak")
 
 
 def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
-    for name, attack in recipe.attack.items():
-        if attack.num_steps < 10:
+    for name, section in recipe.attack.items():
+        for number, entry in enumerate(section.attacks):
+            yield from _steps(f"attack.{name}.attacks.{number}", entry, section.eps)
+        if all(isinstance(entry, s.FgsmAttack) for entry in section.attacks):
             yield LintWarning(
-                f"attack.{name}.num_steps",
-                f"{attack.num_steps} steps overstate robustness; use 20 or more",
+                f"attack.{name}.attacks", "FGSM alone overstates robustness; add pgd or apgd-ce"
             )
-        step = attack.step_size or attack.eps / 4
-        if step * attack.num_steps < 2 * attack.eps:
-            yield LintWarning(
-                f"attack.{name}.step_size",
-                f"{attack.num_steps} steps of {step:g} cannot cross the ball",
-            )
+        if section.sanity is None and section.norm != "spatial":
+            yield LintWarning(f"attack.{name}.sanity", "is off: nobody doubts these attacks")
         trained = {
             objective.eps
-            for objective in map(recipe.objective_of, attack.models)
-            if isinstance(objective, s.FgsmObjective)
+            for objective in map(recipe.objective_of, section.models if recipe.train else [])
+            if isinstance(objective, s.AdversarialSection)
         }
-        if trained and attack.eps not in trained:
+        if section.norm == "linf" and trained and section.eps not in trained:
             yield LintWarning(
                 f"attack.{name}.eps",
-                f"{attack.eps:g} differs from the training eps {sorted(trained)}",
+                f"{section.eps:g} differs from the training eps {sorted(trained)}",
+            )
+
+
+def _steps(key: str, entry: s.AttackEntry, eps: float | None) -> Iterator[LintWarning]:
+    """Too few steps, or steps too short to cross the ball."""
+    if isinstance(entry, s.AasAttack):
+        yield from _steps(f"{key}.inner", entry.inner, eps)
+    few = {s.PgdAttack: 10, s.ApgdAttack: 20, s.GamaAttack: 20, s.AutoAttack: 100}.get(type(entry))
+    steps = getattr(entry, "num_steps", None)
+    if few and steps and steps < few:
+        yield LintWarning(
+            f"{key}.num_steps", f"{steps} steps overstate robustness; use {few} or more"
+        )
+    if isinstance(entry, s.PgdAttack) and eps:
+        step = entry.step_size or eps / 4
+        if step * entry.num_steps < 2 * eps:
+            yield LintWarning(
+                f"{key}.step_size", f"{entry.num_steps} steps of {step:g} cannot cross the ball"
             )
 
 

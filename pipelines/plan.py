@@ -7,13 +7,21 @@ from typing import Any
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from pipelines.recipe import Recipe
+from pipelines.recipe import MAIN, Recipe
 from pipelines.runtime.artifacts import is_finished
 
 STAGES = ("prepare", "train", "tune", "attack", "certify", "report")
 
 # Raised by hand when a stage's formula changes, so that old results are not taken for new ones.
-VERSIONS = {"prepare": 1, "train": 1, "tune": 1, "attack": 1, "certify": 1, "report": 1}
+VERSIONS = {
+    "prepare": 2,
+    "model": 1,
+    "train": 1,
+    "tune": 1,
+    "attack": 2,
+    "certify": 1,
+    "report": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class PlannedStep:
     step: Step
     fingerprint: str
     folder: Path
+    given: bool = False  # made elsewhere: its content is its fingerprint, and nobody writes there
 
     @property
     def name(self) -> str:
@@ -44,12 +53,14 @@ class PlannedStep:
 
     @property
     def finished(self) -> bool:
-        return is_finished(self.folder, self.fingerprint)
+        return self.given or is_finished(self.folder, self.fingerprint)
 
 
-def steps_of(recipe: Recipe) -> list[Step]:
+def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
     """The steps of a recipe, every one after what it needs."""
-    steps = [Step("prepare", identity={"data": _data_identity(recipe)})]
+    steps = [Step("prepare", identity={"data": _data_identity(recipe, prepared)})]
+    if given := recipe.given_model():
+        steps.append(Step("model", MAIN, identity={"digest": _model_digest(given)}))
     shared = {"model": _model_identity(recipe), "seed": recipe.seed}
     if recipe.train:
         common = recipe.train.model_dump(mode="json", exclude={"objective", "variants", "epochs"})
@@ -64,7 +75,8 @@ def steps_of(recipe: Recipe) -> list[Step]:
         identity = {**shared, "train": train, "tune": recipe.tune.model_dump(mode="json")}
         steps.append(Step("tune", "", ("prepare",), identity))
     for name, attack in recipe.attack.items():
-        needs = ("prepare", *(f"train.{m}" for m in attack.models))
+        models = dict.fromkeys([*attack.models, *([attack.surrogate] if attack.surrogate else [])])
+        needs = ("prepare", *(model_step(recipe, m) for m in models))
         steps.append(
             Step(
                 "attack",
@@ -82,6 +94,11 @@ def steps_of(recipe: Recipe) -> list[Step]:
     return [*steps, Step("report", "", everything, identity)]
 
 
+def model_step(recipe: Recipe, model: str) -> str:
+    """The step whose folder holds a model of the recipe."""
+    return f"model.{model}" if recipe.given_model() else f"train.{model}"
+
+
 def stages_of(recipe: Recipe) -> list[str]:
     """The stages that a recipe has work for; needs no look at the data."""
     asked = {
@@ -95,18 +112,30 @@ def stages_of(recipe: Recipe) -> list[str]:
 
 def _model_identity(recipe: Recipe) -> dict[str, Any]:
     """The model section; a folder of pretrained weights counts by its digest, not by its place."""
-    from components.models.checkpoint import read_header
-
     values = recipe.model.model_dump(mode="json")
     start = recipe.model.pretrained
     if start and start != "timm":
-        values["pretrained"] = read_header(Path(start).expanduser())["digest"]
+        values["pretrained"] = _model_digest(Path(start).expanduser())
     return values
 
 
-def _data_identity(recipe: Recipe) -> dict[str, Any]:
+def _model_digest(folder: Path) -> str:
+    """The digest of the model folder that the recipe names."""
+    from components.models.checkpoint import read_header
+
+    if not (folder / "model.json").is_file():
+        remedy = "is no model folder: it has no model.json; casemate import-weights writes one"
+        raise CasemateError("model.pretrained", folder, remedy)
+    return str(read_header(folder)["digest"])
+
+
+def _data_identity(recipe: Recipe, prepared: Path | None) -> dict[str, Any]:
     """The data section with the content of its files in place of their paths."""
-    values = recipe.data.model_dump(mode="json", exclude={"shard_size"})
+    if prepared:
+        from components.data.stream import read_page
+
+        return {"digest": read_page(prepared / "dataset.json")["digest"]}
+    values = recipe.data.model_dump(mode="json")  # shard_size too: it orders streamed training
     parts = [values, values["synthetic"]] if values["synthetic"] else [values]
     for part in parts:
         part |= _content(part["source"], part.pop("path"), part.pop("options"))
@@ -115,17 +144,23 @@ def _data_identity(recipe: Recipe) -> dict[str, Any]:
 
 def _content(source: str, path: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """What a source's files hold, and those of its options that name no file."""
-    from components.data.sources.stamp import source_stamp
+    from components.data.sources.stamp import named_files, source_stamp
 
-    plain = {k: v for k, v in options.items() if not (isinstance(v, str) and Path(v).is_file())}
+    files = named_files(source, options)
+    plain = {key: value for key, value in options.items() if key not in files}
     return {"content": source_stamp(source, path, options), "options": plain}
 
 
-def plan(recipe: Recipe, storage: Path) -> list[PlannedStep]:
-    """Every step with fingerprint and folder: sections + inputs' fingerprints + formula version."""
+def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list[PlannedStep]:
+    """Every step with fingerprint and folder: sections + inputs' fingerprints + formula version.
+
+    `prepared` is a finished dataset that stands in for the prepare step.
+    """
+    model = recipe.given_model()  # absolute: workers start in other folders
+    given = {"prepare": prepared, f"model.{MAIN}": model and model.absolute()}
     prints: dict[str, str] = {}
     planned = []
-    for step in steps_of(recipe):
+    for step in steps_of(recipe, prepared=prepared):
         prints[step.name] = digest_json(
             {
                 "stage": step.stage,
@@ -134,8 +169,9 @@ def plan(recipe: Recipe, storage: Path) -> list[PlannedStep]:
                 "inputs": {need: prints[need] for need in step.needs},
             }
         )
-        folder = storage / recipe.name / f"{step.name}-{prints[step.name][:12]}"
-        planned.append(PlannedStep(step, prints[step.name], folder))
+        own = storage / recipe.name / f"{step.name}-{prints[step.name][:12]}"
+        place = given.get(step.name)
+        planned.append(PlannedStep(step, prints[step.name], place or own, given=place is not None))
     return planned
 
 

@@ -14,6 +14,12 @@ from pipelines import sections as s
 from pipelines.hints import did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
+# Errors about several keys at once: their message names the keys itself.
+RULES = (
+    *("path", "fractions", "hopeless", "blocks", "main", "tune", "certify", "model"),
+    *("scales", "curves", "threat", "train"),
+)
+OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
 MAIN = "main"  # the model of `train.objective`; variants have names of their own
 
 
@@ -26,7 +32,7 @@ class Recipe(s.Section):
     model: s.ModelSection = s.ModelSection()
     train: s.TrainSection | None = None
     tune: s.TuneSection | None = None
-    attack: dict[s.Name, s.Attack] = Field(default={})
+    attack: dict[s.Name, s.AttackSection] = Field(default={})
     certify: dict[s.Name, s.Certify] = Field(default={})
     report: s.ReportSection = s.ReportSection()
     cluster: s.ClusterSection = s.ClusterSection()
@@ -36,6 +42,9 @@ class Recipe(s.Section):
     @model_validator(mode="after")
     def _models_exist(self) -> Self:
         users = [(f"attack.{k}.models", m) for k, a in self.attack.items() for m in a.models]
+        users += [
+            (f"attack.{k}.surrogate", a.surrogate) for k, a in self.attack.items() if a.surrogate
+        ]
         users += [(f"certify.{k}.model", c.model) for k, c in self.certify.items()]
         names = self.model_names()
         if MAIN in (self.train.variants if self.train else {}):
@@ -44,6 +53,8 @@ class Recipe(s.Section):
             )
         if self.tune and not self.train:
             raise PydanticCustomError("tune", "tune: needs a train section to vary")
+        if self.certify and not self.train:
+            raise PydanticCustomError("certify", "certify: needs a train section that makes models")
         for key, model in users:
             if model not in names:
                 raise PydanticCustomError(
@@ -54,8 +65,15 @@ class Recipe(s.Section):
         return self
 
     def model_names(self) -> list[str]:
-        """The models that the train section makes, `main` first."""
-        return [MAIN, *self.train.variants] if self.train else []
+        """The models that the train section makes, `main` first; without it the given one."""
+        if self.train:
+            return [MAIN, *self.train.variants]
+        return [MAIN] if self.given_model() else []
+
+    def given_model(self) -> Path | None:
+        """The folder of a model that is used as it is: pretrained, and nothing trains it."""
+        start = self.model.pretrained
+        return None if self.train or start in (None, "timm") else Path(start).expanduser()
 
     def objective_of(self, model: str) -> s.Objective:
         """The training objective of a model of this recipe."""
@@ -90,8 +108,11 @@ class Recipe(s.Section):
 
 def _refuse_repeated_keys(node: yaml.Node | None, *, source: str, path: str = "") -> None:
     """YAML lets a repeated key win silently; we refuse it."""
+    if isinstance(node, yaml.SequenceNode):
+        for number, inner in enumerate(node.value):
+            _refuse_repeated_keys(inner, source=source, path=f"{path}{number}.")
     if not isinstance(node, yaml.MappingNode):
-        return  # no section of a recipe lives inside a list
+        return
     seen = set()
     for key, inner in node.value:
         here = f"{path}{key.value}"
@@ -170,16 +191,24 @@ def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
 
 
 def set_key(values: dict[str, Any], key: str, value: object) -> None:
-    """Set a dotted key in nested mappings, making missing ones."""
-    *parents, last = key.split(".")
-    for part in parents:
-        inner = values.setdefault(part, {})
-        if inner is None:
-            inner = values[part] = {}
-        if not isinstance(inner, dict):
-            raise CasemateError(f"--set {key}", value, f"cannot be set: `{part}` is not a section")
-        values = inner
-    values[last] = value
+    """Set a dotted key in nested mappings, making missing ones; numbers point into lists."""
+    place: Any = values
+    parts = key.split(".")
+    for above, part in zip(["recipe", *parts], parts, strict=False):
+        if isinstance(place, list) and part.isdigit():
+            slot: Any = int(part)
+            if slot >= len(place):
+                remedy = f"cannot be set: there are {len(place)} entries, numbered from 0"
+                raise CasemateError(f"--set {key}", value, remedy)
+        elif isinstance(place, dict):
+            slot = part
+        else:
+            raise CasemateError(f"--set {key}", value, f"cannot be set: `{above}` is not a section")
+        section = place
+        if isinstance(place, dict) and place.get(slot) is None:
+            place[slot] = {}
+        place = place[slot]
+    section[slot] = value
 
 
 def shrink(recipe: Recipe) -> Recipe:
@@ -195,6 +224,11 @@ def shrink(recipe: Recipe) -> Recipe:
         "val_items": 16,
         "val_steps": 2,
         "eps_warmup_epochs": 1,
+        "eps_zero_epochs": 0,
+        "cooldown_epochs": 1,
+        "start_epoch": 0,
+        "every": 1,
+        "max_batches": 2,
         "warmup_epochs": 1,
         "batch_size": 64,
         "num_steps": 3,
@@ -208,23 +242,33 @@ def shrink(recipe: Recipe) -> Recipe:
         "micro_batch": 50,
         "train_items": 96,
         "grace_epochs": 1,
+        "num_queries": 50,
+        "num_targets": 2,
+        "num_restarts": 2,
+        "num_angles": 3,
     }
     for section in ("train", "tune", "attack", "certify"):
         _cap(values[section], caps)
     for certify in values["certify"].values():
         if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
             certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
+    for attack in values["attack"].values():
+        if attack["curves"]:
+            steps = attack["curves"]["steps"]
+            attack["curves"]["steps"] = sorted({min(n, caps["num_steps"]) for n in steps})
     return parse(values, source=f"{recipe.name} --smoke")
 
 
 def _cap(values: object, caps: Mapping[str, int]) -> None:
-    """Lower every listed number inside nested mappings to its cap; an open `num_items` too."""
+    """Lower every listed number inside nested values to its cap; what was left open gets it."""
+    for inner in values if isinstance(values, list) else ():
+        _cap(inner, caps)
     if not isinstance(values, dict):
         return
     for key, value in values.items():
         if key in caps and isinstance(value, int):
             values[key] = min(value, caps[key])
-        elif key in ("num_items", "train_items") and value is None:
+        elif key in OPEN and value is None:
             values[key] = caps[key]
         else:
             _cap(value, caps)
@@ -246,8 +290,8 @@ def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, 
     if error["type"] == "missing":
         return ".".join(path), "", "is missing; write it"
     key = ".".join(path)
-    if error["type"] in ("path", "fractions", "hopeless", "blocks", "main", "tune", "model"):
-        return (key or "recipe"), "", error["msg"]  # a rule over several keys: names them itself
+    if error["type"] in RULES:
+        return (key or "recipe"), "", error["msg"]
     message = error["msg"][0].lower() + error["msg"][1:]
     return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
 

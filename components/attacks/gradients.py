@@ -1,6 +1,6 @@
 """Gradients with respect to pixels, and the state a model must be in while they are taken."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from components.attacks.losses import LossFn, cross_entropy
+from components.core.errors import CasemateError
 from components.core.types import Images, Labels, Logits, LogitsFn
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -46,27 +47,55 @@ class InputGradient:
 
 
 def input_gradient(
-    logits_of: LogitsFn, x: Images, y: Labels, *, loss_of: LossFn = cross_entropy
+    logits_of: LogitsFn,
+    x: Images,
+    y: Labels,
+    *,
+    loss_of: LossFn = cross_entropy,
+    item_ids: Sequence[str] | None = None,
 ) -> InputGradient:
     """Gradient of the summed loss with respect to the pixels only; no `.grad` is ever written.
 
-    The sum, not the mean, keeps each item's gradient independent of the batch size.
+    The sum, not the mean, keeps each item's gradient independent of the batch size. `item_ids` give
+    their name to the item of an error.
     """
     with torch.enable_grad():
-        leaf = x.detach().clone().requires_grad_()
-        logits = logits_of(leaf)
+        leaf = x.detach().requires_grad_()  # shares the memory of `x`; nothing writes to it
+        logits = check_logits(logits_of(leaf), item_ids)
         losses = loss_of(logits, y)
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    return InputGradient(check_finite(gradient), losses.detach(), logits.detach())
+    return InputGradient(check_finite(gradient, item_ids), losses.detach(), logits.detach())
 
 
-def check_finite(gradient: Tensor) -> Tensor:
+def check_logits(logits: Logits, item_ids: Sequence[str] | None = None) -> Logits:
+    """`logits`, or an error that names the first item whose logits are not finite.
+
+    NaN never compares: argmax would call it a class, and the item would count as broken.
+    """
+    if (row := _first_not_finite(logits)) is not None:
+        remedy = "gets logits that are not finite; look for NaN or overflow in the weights"
+        raise CasemateError("model", _name(row, item_ids), remedy)
+    return logits
+
+
+def check_finite(gradient: Tensor, item_ids: Sequence[str] | None = None) -> Tensor:
     """`gradient`, or an error: one NaN would reach every later iterate and look like a success."""
-    if not bool(gradient.isfinite().all()):
+    if (row := _first_not_finite(gradient)) is not None:
         raise FloatingPointError(
-            "the model's input gradient is not finite; an attack cannot use it"
+            f"the model's input gradient at {_name(row, item_ids)} is not finite; "
+            "an attack cannot use it"
         )
     return gradient
+
+
+def _first_not_finite(values: Tensor) -> int | None:
+    if bool(values.isfinite().all()):
+        return None
+    return int(values.isfinite().flatten(1).all(dim=1).int().argmin())
+
+
+def _name(row: int, item_ids: Sequence[str] | None) -> str:
+    return f"row {row}" if item_ids is None else f"item {item_ids[row]!r}"
 
 
 def is_zero(gradient: Images) -> Tensor:

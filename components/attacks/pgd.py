@@ -1,53 +1,46 @@
 """The evaluation attack: projected gradient ascent that keeps the best point it visited.
 
 Madry et al. 2018, sec. 2.1 (l-inf) and its l2 form with normalised gradients. An item is broken by
-any misclassified iterate, so later steps cannot undo a success.
+any misclassified iterate, so later steps cannot undo a success, and it leaves the batch at once.
+`ascend` is the loop of all attacks of this family; a `Walk` says what is raised and how a gradient
+becomes a step, and FGSM, momentum and GAMA bring walks of their own.
 
 Random starts belong to items, not to batches, and rows are attacked independently of each other.
 What a batch can still change is the rounding of the model's own matrix products, whose order of
-summation follows the shape; `in_fixed_batches` takes that away as well.
+summation follows the shape; `in_fixed_batches` fixes that shape.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import input_gradient, is_zero, l2_direction
-from components.attacks.losses import LossFn, cross_entropy
-from components.attacks.projections import linf_bounds, project_l2
+from components.attacks.gradients import check_logits, input_gradient, is_zero
+from components.attacks.interface import AttackResult, Items, Search, check_budget, check_counts
+from components.attacks.losses import LossFn, cross_entropy, dlr, kl_divergence, margin
+from components.attacks.projections import Ball, ball_around
+from components.attacks.starts import random_point, restart_stream
+from components.core.errors import CasemateError
 from components.core.types import Images, Labels, Logits, LogitsFn
 
-# (iterates, gradients, their rows in the batch) -> next iterates inside the threat model
-MoveFn = Callable[[Images, Images, Tensor], Images]
-
-
-@dataclass(frozen=True, slots=True)
-class AttackResult:
-    """What one attack did to each item of a batch.
-
-    `x_adv` is a misclassified point if one was visited, else the visited point of highest loss;
-    items that were wrong from the beginning come back unchanged. `zero_gradient` marks items whose
-    gradient vanished at the start: the attack was blind there, and their survival proves nothing.
-    """
-
-    x_adv: Images
-    clean_prediction: Labels
-    adversarial_prediction: Labels
-    num_evaluations: Tensor  # (B,) int64 forward passes of each item, the clean one included
-    zero_gradient: Tensor  # (B,) bool
+LOSSES: dict[str, LossFn] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
 
 
 def in_fixed_batches(logits_of: LogitsFn, *, size: int) -> LogitsFn:
     """`logits_of` that only ever sees `size` rows: longer batches are split, the tail is padded.
 
-    With it an item's result is the same bits whatever shares its batch, and broken items still save
-    work in multiples of `size`. Padding rows are copies of a real row and their logits are dropped.
+    With it an item's result no longer depends on how many rows share its batch, and broken items
+    still save work in multiples of `size`. A row's place may still move the rounding of products of
+    odd width (seen on CPU with 9 inputs), so the sharded stage also cuts its units the same way
+    everywhere. Padding rows are copies of a real row and their logits are dropped.
     """
 
     def fixed(x: Images) -> Logits:
         num_items = x.shape[0]
+        if num_items == size:
+            return logits_of(x)
         padding = x[:1].expand(-num_items % size, *x.shape[1:])
         padded = torch.cat([x, padding.detach()])
         logits = [logits_of(part) for part in torch.split(padded, size)]
@@ -56,105 +49,183 @@ def in_fixed_batches(logits_of: LogitsFn, *, size: int) -> LogitsFn:
     return fixed
 
 
-def pgd_linf(
-    logits_of: LogitsFn,
-    x: Images,
-    y: Labels,
-    *,
-    eps: float,
-    step_size: float,
-    num_steps: int,
-    starts: Tensor,
-    loss_of: LossFn = cross_entropy,
-) -> AttackResult:
-    """Sign-gradient ascent in the l-inf ball, starting at `x + eps * starts`."""
-    low, high = linf_bounds(x, eps=eps)
+class Walk:
+    """One climb over a batch. `rows` index the batch: state that a walk keeps per item follows them
+    when broken items leave.
+    """
 
-    def move(x_adv: Images, gradient: Images, rows: Tensor) -> Images:
-        return (x_adv + step_size * gradient.sign()).clamp(low[rows], high[rows])
+    def __init__(self, ball: Ball, *, step_size: float, loss_of: LossFn) -> None:
+        self.ball, self.step_size, self.loss_of = ball, step_size, loss_of
 
-    start = (x + eps * starts.to(x)).clamp(low, high)
-    num_steps = num_steps if eps > 0 else 0
-    return _ascend(logits_of, x, y, start=start, move=move, num_steps=num_steps, loss_of=loss_of)
+    def loss(self, logits: Logits, y: Labels, *, rows: Tensor, step: int) -> Tensor:
+        """What step number `step` raises."""
+        return self.score(logits, y, rows=rows)
 
+    def score(self, logits: Logits, y: Labels, *, rows: Tensor) -> Tensor:
+        """What ranks the visited points of an item; the same measure at every step."""
+        return self.loss_of(logits, y)
 
-def pgd_l2(
-    logits_of: LogitsFn,
-    x: Images,
-    y: Labels,
-    *,
-    eps: float,
-    step_size: float,
-    num_steps: int,
-    starts: Tensor,
-    loss_of: LossFn = cross_entropy,
-) -> AttackResult:
-    """Normalised-gradient ascent in the l2 ball; the start is `x + eps * starts`, projected."""
-
-    def move(x_adv: Images, gradient: Images, rows: Tensor) -> Images:
-        return project_l2(x_adv + step_size * l2_direction(gradient), center=x[rows], eps=eps)
-
-    start = project_l2(x + eps * starts.to(x), center=x, eps=eps)
-    num_steps = num_steps if eps > 0 else 0
-    return _ascend(logits_of, x, y, start=start, move=move, num_steps=num_steps, loss_of=loss_of)
+    def move(self, gradient: Images, *, rows: Tensor, step: int) -> Images:
+        """What to add to the iterates; the projection follows."""
+        return self.step_size * self.ball.direction(gradient)
 
 
-class _Best:
-    """Per item the first misclassified point, else the visited point of highest loss."""
+class _DivergenceWalk(Walk):
+    """Raises KL(p(x) || p(x_adv)), away from the clean probabilities rather than from a label."""
 
-    def __init__(self, x: Images, y: Labels, logits: Logits, losses: Tensor) -> None:
-        self.y = y
-        self.x_adv = x.clone()
-        self.losses = losses.clone()
-        self.prediction = logits.argmax(dim=1)  # first maximum = lowest class
-        self.num_evaluations = torch.ones_like(y)
+    def __init__(self, ball: Ball, *, step_size: float, reference: Tensor) -> None:
+        super().__init__(ball, step_size=step_size, loss_of=cross_entropy)
+        self.reference = reference
 
-    def visit(self, rows: Tensor, x_adv: Images, logits: Logits, losses: Tensor) -> Tensor:
-        """Take over better points; returns which of `rows` still stand, as a bool mask."""
-        prediction = logits.argmax(dim=1)
-        broken = prediction != self.y[rows]
-        better = broken | (losses > self.losses[rows])
-        self.x_adv[rows[better]] = x_adv[better]
-        self.losses[rows[better]] = losses[better]
-        self.prediction[rows] = prediction.where(broken, self.y[rows])
-        self.num_evaluations[rows] += 1
-        return ~broken
+    def score(self, logits: Logits, y: Labels, *, rows: Tensor) -> Tensor:
+        return kl_divergence(logits, self.reference[rows])
 
 
 @torch.no_grad()
-def _ascend(
+def ascend(
+    logits_of: LogitsFn, search: Search, walk: Walk, *, rows: Tensor, start: Images, num_steps: int
+) -> None:
+    """Take `rows` from `start`, inside their balls, through `num_steps` steps.
+
+    Every iterate is judged, and only items that still stand are computed.
+    """
+    items, x_adv = search.items, start
+    for step in range(num_steps):
+        if len(rows) == 0:
+            return
+        point = input_gradient(
+            logits_of,
+            x_adv,
+            items.y[rows],
+            loss_of=partial(walk.loss, rows=rows, step=step),
+            item_ids=items.ids(rows),
+        )
+        gradient = point.gradient
+        search.count_gradients(rows, is_zero(gradient))
+        scores = walk.score(point.logits, items.y[rows], rows=rows)
+        standing = search.visit(rows, x_adv, point.logits, scores)
+        if not bool(standing.all()):
+            rows, x_adv, gradient = rows[standing], x_adv[standing], gradient[standing]
+        x_adv = walk.ball.project(x_adv + walk.move(gradient, rows=rows, step=step), rows)
+    if len(rows) > 0:  # the last iterate needs no gradient
+        logits = check_logits(logits_of(x_adv), items.ids(rows))
+        search.visit(rows, x_adv, logits, walk.score(logits, items.y[rows], rows=rows))
+
+
+def climb(
+    logits_of: LogitsFn,
+    items: Items,
+    *,
+    norm: str,
+    eps: float,
+    num_steps: int,
+    num_restarts: int = 1,
+    start_of: Callable[[Tensor, int], Images],
+    walk_on: Callable[[Search, Ball], Walk],
+) -> AttackResult:
+    """`ascend` once per restart, each on a new walk and only with the rows that still stand.
+
+    `start_of(rows, restart)` gives points that are projected first. `eps` = 0 returns `x` itself.
+    """
+    search = Search(logits_of, items)
+    ball = ball_around(items.x, norm=norm, eps=eps)
+    for restart in range(num_restarts if eps > 0 else 0):
+        rows = search.standing
+        if len(rows) == 0:
+            break
+        walk = walk_on(search, ball)
+        if restart == 0:  # the clean point competes for the best point, too
+            search.scores[rows] = walk.score(search.clean_logits[rows], items.y[rows], rows=rows)
+        start = ball.project(start_of(rows, restart), rows)
+        ascend(logits_of, search, walk, rows=rows, start=start, num_steps=num_steps)
+    return search.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pgd:
+    """PGD with restarts; `step_size` None means eps / 4, which explores the ball in 20 steps.
+
+    Losses: `ce`, `margin` (the objective of Carlini & Wagner; `kappa` clips it), `dlr`, `kl`.
+    """
+
+    norm: str
+    eps: float
+    loss: str = "ce"
+    num_steps: int = 20
+    step_size: float | None = None
+    num_restarts: int = 1
+    random_start: bool = True
+    kappa: float | None = None
+
+    def __post_init__(self) -> None:
+        check_budget("pgd", norm=self.norm, eps=self.eps)
+        check_counts("pgd", num_steps=self.num_steps, num_restarts=self.num_restarts)
+        if self.loss not in (known := [*LOSSES, "kl"]):
+            raise CasemateError("pgd.loss", self.loss, f"is unknown; choose one of {known}")
+        if self.kappa is not None and self.loss != "margin":
+            raise CasemateError("pgd.kappa", self.kappa, "would be ignored: loss is not margin")
+        if not self.random_start and self.loss == "kl":
+            raise CasemateError("pgd.random_start", False, "leaves kl blind: zero gradient at x")
+        if not self.random_start and self.num_restarts > 1:
+            raise CasemateError("pgd.num_restarts", self.num_restarts, "repeats one fixed start")
+
+    @property
+    def name(self) -> str:
+        return f"pgd-{self.num_steps}-{self.loss}"
+
+    def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
+        return climb(
+            logits_of,
+            items,
+            norm=self.norm,
+            eps=self.eps,
+            num_steps=self.num_steps,
+            num_restarts=self.num_restarts,
+            start_of=partial(self._start, items),
+            walk_on=self._walk,
+        )
+
+    def _start(self, items: Items, rows: Tensor, restart: int) -> Images:
+        if not self.random_start:
+            return items.x[rows]
+        stream = restart_stream("pgd", restart)
+        return random_point(items.take(rows), norm=self.norm, eps=self.eps, stream=stream)
+
+    def _walk(self, search: Search, ball: Ball) -> Walk:
+        step_size = self.eps / 4 if self.step_size is None else self.step_size
+        if self.loss == "kl":
+            reference = search.clean_logits.softmax(dim=1)
+            return _DivergenceWalk(ball, step_size=step_size, reference=reference)
+        loss_of = LOSSES[self.loss]
+        if self.kappa is not None:
+            loss_of = partial(margin, kappa=self.kappa)
+        return Walk(ball, step_size=step_size, loss_of=loss_of)
+
+
+def pgd(
     logits_of: LogitsFn,
     x: Images,
     y: Labels,
     *,
-    start: Images,
-    move: MoveFn,
+    norm: str,
+    eps: float,
+    step_size: float,
     num_steps: int,
-    loss_of: LossFn,
+    starts: Tensor,
+    loss_of: LossFn = cross_entropy,
 ) -> AttackResult:
-    """Visit the start and `num_steps` iterates; broken items leave the batch, their cost ends."""
-    logits = logits_of(x)
-    clean_prediction = logits.argmax(dim=1)
-    best = _Best(x, y, logits, loss_of(logits, y))
-    zero_gradient = torch.zeros_like(y, dtype=torch.bool)
-    rows = (clean_prediction == y).nonzero().squeeze(1)
-    x_adv = start[rows]
-    for step in range(num_steps):
-        if len(rows) == 0:
-            break
-        point = input_gradient(logits_of, x_adv, y[rows], loss_of=loss_of)
-        if step == 0:
-            zero_gradient[rows] = is_zero(point.gradient)
-        standing = best.visit(rows, x_adv, point.logits, point.losses)
-        rows = rows[standing]
-        x_adv = move(x_adv[standing], point.gradient[standing], rows)
-    if num_steps > 0 and len(rows) > 0:  # the last iterate needs no gradient
-        logits = logits_of(x_adv)
-        best.visit(rows, x_adv, logits, loss_of(logits, y[rows]))
-    return AttackResult(
-        x_adv=best.x_adv,
-        clean_prediction=clean_prediction,
-        adversarial_prediction=best.prediction,
-        num_evaluations=best.num_evaluations,
-        zero_gradient=zero_gradient,
+    """One climb from `x + eps * starts`, projected: for callers that draw starts of their own."""
+    numbers = tuple(str(row) for row in range(len(x)))
+    return climb(
+        logits_of,
+        Items(x, y, numbers, run_seed=0),
+        norm=norm,
+        eps=eps,
+        num_steps=num_steps,
+        start_of=lambda rows, restart: x[rows] + eps * starts[rows].to(x),
+        walk_on=lambda search, ball: Walk(ball, step_size=step_size, loss_of=loss_of),
     )
+
+
+pgd_linf = partial(pgd, norm="linf")
+pgd_l2 = partial(pgd, norm="l2")

@@ -9,10 +9,12 @@ Symbols: x = `center`, the clean images (B, C, H, W) in [0, 1]; z = the points t
 """
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from components.attacks.gradients import l2_direction
 from components.core.types import Images
 
 # A norm summed in float32 errs by a few 1e-7 (measured up to 3 x 224 x 224 pixels); l2 balls are
@@ -48,6 +50,55 @@ def project_l2(z: Images, *, center: Images, eps: float) -> Images:
     Every pixel is rounded toward `center`, so the float64 norm of the result is at most `eps`.
     """
     _check(center, eps)
+    return _project_l2(z, center, eps)
+
+
+class Ball(Protocol):
+    """The points that a batch of items may move to; `rows` say which items are meant."""
+
+    def project(self, z: Images, rows: Tensor) -> Images:
+        """The points of the items' balls and of the pixel range nearest to `z`."""
+        ...
+
+    def direction(self, gradient: Images) -> Images:
+        """The step of size one that raises a linear loss fastest; zero where `gradient` is zero."""
+        ...
+
+
+class LinfBall:
+    """{z in [0, 1]: max |z - x| <= eps} around each image; steps follow the sign."""
+
+    def __init__(self, x: Images, *, eps: float) -> None:
+        self.low, self.high = linf_bounds(x, eps=eps)
+
+    def project(self, z: Images, rows: Tensor) -> Images:
+        return z.clamp(self.low[rows], self.high[rows])
+
+    def direction(self, gradient: Images) -> Images:
+        return gradient.sign()
+
+
+class L2Ball:
+    """{z in [0, 1]: |z - x|_2 <= eps} around each image; steps follow the normalised gradient."""
+
+    def __init__(self, x: Images, *, eps: float) -> None:
+        _check(x, eps)
+        self.x, self.eps = x, eps
+
+    def project(self, z: Images, rows: Tensor) -> Images:
+        return _project_l2(z, self.x[rows], self.eps)
+
+    def direction(self, gradient: Images) -> Images:
+        return l2_direction(gradient)
+
+
+def ball_around(x: Images, *, norm: str, eps: float) -> Ball:
+    """The ball of `norm`, `linf` or `l2`."""
+    balls: dict[str, type[LinfBall] | type[L2Ball]] = {"linf": LinfBall, "l2": L2Ball}
+    return balls[norm](x, eps=eps)
+
+
+def _project_l2(z: Images, center: Images, eps: float) -> Images:
     wide = center.double()
     delta = z.double() - wide
     norm = delta.flatten(1).norm(dim=1).view(-1, *[1] * (z.dim() - 1))

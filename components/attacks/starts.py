@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from components.attacks.interface import Items
 from components.core.seeding import generator_for
+from components.core.types import Images
 
 
 def random_starts(
@@ -17,3 +19,24 @@ def random_starts(
         for item_id in item_ids
     ]
     return 2 * torch.stack(rows) - 1
+
+
+def random_point(items: Items, *, norm: str, eps: float, stream: str) -> Images:
+    """A start for each item, still to be projected: uniform in the l-inf ball, or beyond the l2
+    sphere in a uniformly random direction, so that the projection lands on the sphere.
+    """
+    if norm == "l2":
+        return items.x + eps * items.normal(stream)
+    return items.x + eps * (2 * items.uniform(stream) - 1)
+
+
+def random_corner(items: Items, *, eps: float, stream: str) -> Images:
+    """A start for each item, still to be projected: a random corner of the l-inf ball (the start of
+    Sriramanan et al. 2020, Algorithm 1); in l2 the projection pulls it onto the sphere.
+    """
+    return items.x + eps * (2 * items.uniform(stream) - 1).sign()
+
+
+def restart_stream(attack: str, restart: int) -> str:
+    """The first start keeps its numbers however many restarts follow."""
+    return attack if restart == 0 else f"{attack}-{restart}"

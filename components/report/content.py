@@ -83,6 +83,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     marked: int | None = None  # the row that the page points out
     mark: str = ""
+    title: str = ""  # above the table, where the chapter holds several
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
@@ -160,6 +161,15 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether attacked accuracy can be believed, and if not, why."""
+
+    subject: str
+    label: Literal["reliable", "suspect"]
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """A chapter of the page; empty parts are not shown."""
 
@@ -184,6 +194,7 @@ class Content:
     sections: tuple[Section, ...]
     recipe_text: str
     provenance: tuple[Fact, ...] = field(default=())
+    verdicts: tuple[Verdict, ...] = field(default=())
 
     def tables(self) -> tuple[Table, ...]:
         """Every table of the page, each name once."""

@@ -32,7 +32,7 @@ COLOURS = {
 INK, MUTED, GRID, PAPER, MEASURED, ATTACKED, PROVEN = COLOURS.values()
 
 WIDTH = 5.0  # inches = 360 pt: about one pixel per point on a phone, so 11 pt text stays legible
-_STYLE = {
+STYLE = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
@@ -69,8 +69,8 @@ def attack_bars(
     alt: str,
 ) -> str:
     """Clean and attacked accuracy of each model, with intervals."""
-    with mpl.rc_context(_STYLE):
-        figure, (axes,) = _figure(1, height=0.9 + 0.72 * len(models))
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = new_figure(1, height=0.9 + 0.72 * len(models))
         for offset, rows, colour in ((-0.19, clean, MEASURED), (0.19, attacked, ATTACKED)):
             places = [i + offset for i in range(len(models))]
             axes.barh(places, [100 * a.value for a in rows], height=0.34, color=colour)
@@ -83,7 +83,7 @@ def attack_bars(
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("accuracy, % of items")
-        return _svg(figure, name=name, alt=alt)
+        return to_svg(figure, name=name, alt=alt)
 
 
 def patch_curve(
@@ -96,8 +96,8 @@ def patch_curve(
     alt: str,
 ) -> str:
     """Certified accuracy by patch side; side 0 is the vote's accuracy without an adversary."""
-    with mpl.rc_context(_STYLE):
-        figure, (axes,) = _figure(1, height=3.3)
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = new_figure(1, height=3.3)
         shares = [100 * a.value for a in certified]
         axes.fill_between(
             sizes,
@@ -117,8 +117,8 @@ def patch_curve(
         axes.set_xlabel("side of the square patch, pixels")
         axes.set_xlim(-0.35, max(sizes) + 0.35)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
-        _percent_axis(axes, "accuracy, % of items")
-        return _svg(figure, name=name, alt=alt)
+        percent_axis(axes, "accuracy, % of items")
+        return to_svg(figure, name=name, alt=alt)
 
 
 def radius_curve(
@@ -134,8 +134,8 @@ def radius_curve(
     alt: str,
 ) -> str:
     """Certified accuracy by l2 radius: `share[i]` holds on the interval that ends at `radii[i]`."""
-    with mpl.rc_context(_STYLE):
-        figure, (axes,) = _figure(1, height=3.3)
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = new_figure(1, height=3.3)
         ends = [float(radii[-1]), cap or 0.0, attacked[0] if attacked else 0.0]
         right = 1.08 * max(max(ends), 1e-3)
         x = np.concatenate([[0.0], radii, [radii[-1], right]])
@@ -150,8 +150,8 @@ def radius_curve(
             _interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
         axes.set_xlabel("l2 radius, pixels in [0, 1]")
         axes.set_xlim(-0.02 * right, right)
-        _percent_axis(axes, "accuracy, % of items")
-        return _svg(figure, name=name, alt=alt)
+        percent_axis(axes, "accuracy, % of items")
+        return to_svg(figure, name=name, alt=alt)
 
 
 def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -> str:
@@ -173,8 +173,8 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
     ]
     if not shown:
         raise ValueError("training history holds no series to draw")
-    with mpl.rc_context(_STYLE):
-        figure, all_axes = _figure(len(shown), height=0.7 + 1.45 * len(shown))
+    with mpl.rc_context(STYLE):
+        figure, all_axes = new_figure(len(shown), height=0.7 + 1.45 * len(shown))
         for axes, (title, series) in zip(all_axes, shown, strict=True):
             factor = {"loss": 1, "accuracy, %": 100}.get(title, 255)
             for key, colour, dashes in series:
@@ -197,7 +197,7 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
         all_axes[-1].set_xlabel("epoch")
         all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.align_ylabels()
-        return _svg(figure, name=name, alt=alt)
+        return to_svg(figure, name=name, alt=alt)
 
 
 def certified_steps(
@@ -241,20 +241,20 @@ def _interval_point(axes: Any, x: float, accuracy: Accuracy, *, colour: str, mar
     )
 
 
-def _percent_axis(axes: Any, label: str) -> None:
+def percent_axis(axes: Any, label: str) -> None:
     axes.set_ylim(0, 100)
     axes.set_ylabel(label)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
 
 
-def _figure(num_panels: int, *, height: float) -> tuple[Any, list[Any]]:
+def new_figure(num_panels: int, *, height: float) -> tuple[Any, list[Any]]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasSVG(figure)
     grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
     return figure, [row[0] for row in grid]
 
 
-def _svg(figure: Any, *, name: str, alt: str) -> str:
+def to_svg(figure: Any, *, name: str, alt: str) -> str:
     """The drawing as an inline element: labelled, without ids that another chart could share."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name}):  # ids depend on the chart's name only

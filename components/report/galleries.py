@@ -26,8 +26,8 @@ def attack_galleries(
 ) -> tuple[Gallery, ...]:
     """One gallery per attacked model that has examples."""
     galleries = []
-    for model, all_examples in attack.examples.items():
-        shown = _first(all_examples, num_examples)
+    for model, attacked in attack.models.items():
+        shown = _first(attacked.examples, num_examples)
         if not len(shown.label):
             continue
         factor = amplification(shown.clean, shown.adversarial)
@@ -35,7 +35,7 @@ def attack_galleries(
             _attack_strip(shown, i, classes=classes, factor=factor) for i in range(len(shown.label))
         )
         caption = (
-            f"{attack.kind.upper()} under {short_threat(attack.threat)}. The middle picture is the "
+            f"After {attack.title}, {short_threat(attack.threat)}. The middle picture is the "
             f"difference, {factor} times as strong: grey is unchanged, lighter pixels were raised, "
             "darker ones lowered."
         )

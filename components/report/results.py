@@ -48,17 +48,57 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True)
-class AttackResult:
-    """One attack on one or more models."""
+class AttackStep:
+    """One attack of a list: whom it was given, and what it and all before it left."""
 
     name: str
-    kind: str
+    entry: str  # the line of the recipe, e.g. the ensemble it belongs to
+    num_items: int
+    num_broken: int
+    left: Accuracy
+    num_evaluations: int
+    num_gradients: int
+    zero_gradient_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttackedModel:
+    """What a list of attacks did to one model."""
+
+    clean: Accuracy
+    robust: Accuracy
+    num_evaluations: int
+    zero_gradient_rate: float  # share of all gradients that were exactly zero
+    steps: tuple[AttackStep, ...]
+    curves: dict[str, tuple[tuple[float, Accuracy], ...]]  # by `eps` or `steps`
+    sanity: Json | None
+    protocols: Json  # of attacks with scaled attention
+    examples: Examples
+
+
+@dataclass(frozen=True, slots=True)
+class AttackResult:
+    """A list of attacks on one or more models."""
+
+    name: str
     threat: Json
     settings: Json
-    clean: dict[str, Accuracy]
-    robust: dict[str, Accuracy]
-    zero_gradient: dict[str, float]  # share of items on which the attack met a zero gradient
-    examples: dict[str, Examples]
+    models: dict[str, AttackedModel]
+
+    @property
+    def title(self) -> str:
+        """The one attack by its name, several by their number."""
+        steps = next(iter(self.models.values())).steps
+        entries = list(dict.fromkeys(step.entry for step in steps))
+        return entries[0] if len(entries) == 1 else f"{len(entries)} attacks"
+
+    @property
+    def clean(self) -> dict[str, Accuracy]:
+        return {name: model.clean for name, model in self.models.items()}
+
+    @property
+    def robust(self) -> dict[str, Accuracy]:
+        return {name: model.robust for name, model in self.models.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,31 +172,58 @@ def read_tune(step: str, folder: Path) -> TuneResult:
     return TuneResult(str(trials["metric"]), tuple(trials["rows"]))
 
 
+def read_model(step: str, folder: Path) -> TrainResult:
+    """`model.<name>`: a model that nobody trained here, so it has no history."""
+    header = read_json(folder / "model.json", step=step)
+    _need(header, ("digest", "spec"), path=folder / "model.json", step=step)
+    return TrainResult(step.removeprefix("model."), str(header["digest"]), header["spec"], ())
+
+
 def read_attack(step: str, folder: Path) -> AttackResult:
-    """`attack.<name>`: accuracies and example images of every attacked model."""
+    """`attack.<name>`: accuracies, curves, doubts and example images of every attacked model."""
     path = folder / "summary.json"
     summary = read_json(path, step=step)
-    _need(summary, ("kind", "threat", "settings", "models"), path=path, step=step)
-    clean: dict[str, Accuracy] = {}
-    robust: dict[str, Accuracy] = {}
-    zero_gradient: dict[str, float] = {}
-    for model, entry in summary["models"].items():
-        _need(entry, ("num_items", "clean_accuracy", "robust_accuracy"), path=path, step=step)
-        zero_gradient[model] = float(
-            entry.get("zero_gradient_rate", 0.0)
-        )  # not every attack uses one
-        for target, key in ((clean, "clean_accuracy"), (robust, "robust_accuracy")):
-            raw = {"num_items": entry["num_items"], **entry[key]}
-            target[model] = Accuracy.parse(raw, source=f"{step} {model} {key}")
-    return AttackResult(
-        step,
-        str(summary["kind"]),
-        summary["threat"],
-        summary["settings"],
-        clean,
-        robust,
-        zero_gradient,
-        _read_examples(folder / "examples.npz", models=list(clean), step=step),
+    _need(summary, ("threat", "settings", "models"), path=path, step=step)
+    examples = _read_examples(folder / "examples.npz", models=list(summary["models"]), step=step)
+    models = {
+        model: _attacked_model(page, examples[model], path=path, step=f"{step} {model}")
+        for model, page in summary["models"].items()
+    }
+    return AttackResult(step, summary["threat"], summary["settings"], models)
+
+
+def _attacked_model(page: Json, examples: Examples, *, path: Path, step: str) -> AttackedModel:
+    keys = ("clean_accuracy", "robust_accuracy", "attacks", "num_evaluations", "zero_gradient_rate")
+    _need(page, keys, path=path, step=step)
+    curves = {
+        key: tuple((float(p[key]), Accuracy.parse(p["accuracy"], source=step)) for p in points)
+        for key, points in page.get("curves", {}).items()
+    }
+    return AttackedModel(
+        Accuracy.parse(page["clean_accuracy"], source=f"{step} clean_accuracy"),
+        Accuracy.parse(page["robust_accuracy"], source=f"{step} robust_accuracy"),
+        int(page["num_evaluations"]),
+        float(page["zero_gradient_rate"]),
+        tuple(_attack_step(entry, path=path, step=step) for entry in page["attacks"]),
+        curves,
+        page.get("sanity"),
+        page.get("paper_protocol", {}),
+        examples,
+    )
+
+
+def _attack_step(entry: Json, *, path: Path, step: str) -> AttackStep:
+    keys = ("name", "entry", "num_items", "num_broken", "robust_accuracy", "num_evaluations")
+    _need(entry, (*keys, "num_gradients", "zero_gradient_rate"), path=path, step=step)
+    return AttackStep(
+        str(entry["name"]),
+        str(entry["entry"]),
+        int(entry["num_items"]),
+        int(entry["num_broken"]),
+        Accuracy.parse(entry["robust_accuracy"], source=f"{step} {entry['name']}"),
+        int(entry["num_evaluations"]),
+        int(entry["num_gradients"]),
+        float(entry["zero_gradient_rate"]),
     )
 
 

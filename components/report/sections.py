@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.report import certified, figures, galleries
+from components.report import attacked, certified, figures, galleries
 from components.report.content import (
     Accuracy,
     Cell,
@@ -82,9 +82,8 @@ def headline(results: Results) -> Table:
     columns: dict[Column, dict[str, Accuracy]] = {Column("Clean", "measured"): _clean(results)}
     for attack in results.attacks:
         detail = short_threat(attack.threat)
-        columns[_fresh(Column(attack.kind.upper(), "attacked", detail), columns, attack.name)] = (
-            attack.robust
-        )
+        column = _fresh(Column(f"After {attack.title}", "attacked", detail), columns, attack.name)
+        columns[column] = attack.robust
     for result in results.certificates:
         title, detail, share = certified.headline_cell(result)
         column, model = Column(title, "proven", detail), results.model_of(result)
@@ -101,8 +100,9 @@ def checks(results: Results) -> tuple[Check, ...]:
     """What must hold between the numbers of the page; a failed one is shown, in red."""
     found = [
         Check(
-            all(attack.robust[m].value <= attack.clean[m].value for m in attack.clean),
-            f"{attack.name}: attacked accuracy is at most clean accuracy for every model.",
+            all(attacked.falls(model) for model in attack.models.values()),
+            f"{attack.name}: from clean accuracy through the list of attacks to the last figure, "
+            "accuracy never rises.",
         )
         for attack in results.attacks
     ]
@@ -136,15 +136,17 @@ def checks(results: Results) -> tuple[Check, ...]:
 
 
 def attack_section(attacks: Sequence[AttackResult]) -> Section | None:
-    """Clean and attacked accuracy of every attacked model."""
+    """What the attack lists left, how it depends on the budget, and whether to believe it."""
     if not attacks:
         return None
     return Section(
         "attacks",
         "Under attack",
         "Accuracy after an attack is an upper limit: a stronger attack can only lower it. An item "
-        "counts if it is classified correctly before and after; all items are in the denominator.",
-        charts=tuple(_attack_chart(attack) for attack in attacks),
+        "counts if it is classified correctly before and after; all items are in the denominator. "
+        "In a list of attacks, each gets the items that all before it left standing.",
+        charts=tuple(chart for attack in attacks for chart in attacked.charts(attack)),
+        tables=tuple(table for attack in attacks for table in attacked.tables(attack)),
     )
 
 
@@ -230,8 +232,7 @@ def tuning_section(tuned: TuneResult | None) -> Section | None:
 def threat_section(results: Results) -> Section | None:
     """What each adversary may do."""
     facts = [
-        Fact(a.name, f"{long_threat(a.threat)} {a.kind.upper()}: {_attack_settings(a)}.")
-        for a in results.attacks
+        Fact(a.name, f"{long_threat(a.threat)} {attacked.settings(a)}.") for a in results.attacks
     ]
     facts += [
         Fact(
@@ -285,43 +286,6 @@ def _fresh(column: Column, taken: Mapping[Column, object], name: str) -> Column:
     )
 
 
-def _attack_chart(attack: AttackResult) -> Chart:
-    models = list(attack.clean)
-    clean, robust = (list(rows.values()) for rows in (attack.clean, attack.robust))
-    label = f"{attack.kind.upper()}, {short_threat(attack.threat)}"
-    said = "; ".join(
-        f"{m} clean {attack.clean[m].percent('measured')}, "
-        f"attacked {attack.robust[m].percent('attacked')}"
-        for m in models
-    )
-    rows: list[tuple[Cell, ...]] = list(zip(models, clean, robust, strict=True))
-    return Chart(
-        attack.name,
-        f"Clean and attacked accuracy ({label})",
-        figures.attack_bars(
-            models,
-            clean=clean,
-            attacked=robust,
-            name=attack.name,
-            alt=f"Accuracy of each model: {said}.",
-        ),
-        (
-            LegendEntry("clean", "measured", "bar"),
-            LegendEntry(f"after {label}", "attacked", "bar"),
-            LegendEntry("95% interval", "ink", "line"),
-        ),
-        (
-            f"{long_threat(attack.threat)} {max(a.num_items for a in clean):,} items per model.",
-            *_doubts(attack),
-        ),
-        Table(
-            attack.name,
-            (Column("Model"), Column("clean", "measured"), Column("attacked", "attacked")),
-            tuple(rows),
-        ),
-    )
-
-
 def _training_chart(train: TrainResult) -> Chart:
     keys = [key for key in HISTORY if any(row.get(key) is not None for row in train.rows)]
     rows = tuple(tuple(_cell(row.get(key)) for key in keys) for row in train.rows)
@@ -334,22 +298,6 @@ def _training_chart(train: TrainResult) -> Chart:
         (said,),
         Table(name, tuple(Column(key, "number") for key in keys), rows),
     )
-
-
-def _doubts(attack: AttackResult) -> tuple[str, ...]:
-    """A vanished gradient hides weakness from the attack, so it is said beside the number."""
-    return tuple(
-        f"On {100 * rate:.1f}% of the items of {model} the attack met a gradient of exactly zero: "
-        "its accuracy here may be too favourable."
-        for model, rate in attack.zero_gradient.items()
-        if rate > 0
-    )
-
-
-def _attack_settings(attack: AttackResult) -> str:
-    """The settings that neither the threat nor the charts state already."""
-    told = {"kind", "models", "eps"}
-    return settings_text({key: value for key, value in attack.settings.items() if key not in told})
 
 
 def _last_epoch(row: Mapping[str, Any]) -> str:

@@ -42,6 +42,8 @@ def long_threat(threat: Mapping[str, Any]) -> str:
             f"One square of m {TIMES} m pixels, anywhere inside the image (never wrapping around "
             f"its edge), may take any values in every channel; m = {sides}."
         )
+    if kind == "spatial":
+        return "The image may be turned and shifted as far as the settings say."
     if kind == "l2" and "eps" in threat:
         return f"The whole image may move by an l2 distance of at most {threat['eps']:g}."
     if kind == "l2":
@@ -49,7 +51,7 @@ def long_threat(threat: Mapping[str, Any]) -> str:
             "The whole image may move by an l2 distance of at most the radius stated for the item; "
             f"the classifier votes under Gaussian noise of standard deviation {threat['sigma']:g}."
         )
-    raise CasemateError("threat.kind", kind, "is not one of linf, l2, patch")
+    raise CasemateError("threat.kind", kind, "is not one of linf, l2, spatial, patch")
 
 
 def challenged_size(threat: Mapping[str, Any], *, step: str) -> int:
@@ -77,6 +79,8 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 def _value(key: str, value: object) -> str:
     if isinstance(value, float):
         return pixels(value) if key in ("eps", "step_size") else f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return "{" + settings_text(value) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(key, v) for v in value) + "]"
     return str(value)

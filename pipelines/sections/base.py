@@ -13,26 +13,30 @@ from pydantic_core import PydanticCustomError
 from pipelines.hints import did_you_mean
 
 
-def _as_pixels(value: object) -> object:
-    """`8/255` and plain numbers; a value above 1 is almost always a forgotten /255."""
+def as_number(value: object) -> float:
+    """Plain numbers and fractions such as `8/255`."""
     if isinstance(value, str):
         try:
-            value = float(Fraction(value.replace(" ", "")))
+            return float(Fraction(value.replace(" ", "")))
         except (ValueError, ZeroDivisionError):
-            raise PydanticCustomError(
-                "pixels", "is not a number or a fraction such as 8/255"
-            ) from None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PydanticCustomError("pixels", "is not a number or a fraction such as 8/255")
-    if not 0 <= value <= 1:
+            pass
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise PydanticCustomError("pixels", "is not a number or a fraction such as 8/255")
+
+
+def as_pixels(value: object) -> float:
+    """A number in [0, 1]; one above 1 is almost always a forgotten /255."""
+    pixels = as_number(value)
+    if not 0 <= pixels <= 1:
         raise PydanticCustomError(
             "pixels", "is outside [0, 1]; pixels are fractions of full scale, write e.g. 8/255"
         )
-    return float(value)
+    return pixels
 
 
-Pixels = Annotated[float, BeforeValidator(_as_pixels)]
-PositivePixels = Annotated[float, BeforeValidator(_as_pixels), Field(gt=0)]
+Pixels = Annotated[float, BeforeValidator(as_pixels)]
+PositivePixels = Annotated[float, BeforeValidator(as_pixels), Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
-from components.report import galleries, results, sections
+from components.report import attacked, galleries, results, sections
 from components.report.certified import certificate_facts
 from components.report.content import Content, Fact, Gallery, Section
 from components.report.page import render
@@ -97,6 +97,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
             *_model_facts(found),
             *_flat(out.provenance()),
         ),
+        tuple(verdict for attack in found.attacks for verdict in attacked.verdicts(attack)),
     )
 
 
@@ -112,11 +113,13 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> sectio
     )
     steps = {
         kind: [s for s in inputs if s.split(".")[0] == kind]
-        for kind in ("train", "attack", "certify")
+        for kind in ("model", "train", "attack", "certify")
     }
+    given = [results.read_model(step, inputs[step]) for step in steps["model"]]
+    trained = [results.read_train(step, inputs[step]) for step in steps["train"]]
     return sections.Results(
         facts,
-        tuple(results.read_train(step, inputs[step]) for step in steps["train"]),
+        (*given, *trained),
         results.read_tune("tune", inputs["tune"]) if "tune" in inputs else None,
         tuple(results.read_attack(step, inputs[step]) for step in steps["attack"]),
         tuple(results.read_certify(step, inputs[step]) for step in steps["certify"]),

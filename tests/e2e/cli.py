@@ -36,7 +36,14 @@ TINY: dict[str, Any] = {
         "val_items": 20,
         "val_steps": 2,
     },
-    "attack": {"linf": {"kind": "pgd", "models": ["main"], "eps": 0.05, "num_steps": 5}},
+    "attack": {
+        "linf": {
+            "eps": 0.05,
+            "attacks": [{"kind": "fgsm"}, {"kind": "pgd", "num_steps": 5}, {"kind": "apgd-ce"}],
+            "curves": {"eps": [0.02, 0.05, 0.1], "steps": [1, 5], "num_items": 24},
+            "surrogate": "columns",
+        }
+    },
     "certify": {
         "patch": {
             "kind": "columns",

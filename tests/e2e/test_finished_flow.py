@@ -100,7 +100,10 @@ def test_a_second_run_is_json_on_stdout_and_never_loads_ray(cli, finished_flow, 
     assert Path(again.json["report"]) == step_folder(finished_flow, "report") / "report.html"
     assert again.json["tracking_uri"] == f"sqlite:///{finished_flow}/mlflow.db"
     named = {row["what"] for row in again.json["summary"]}
-    assert {"clean", "PGD linf 0.05", "certified patch 2px", "certified l2 0.1"} <= named
+    attacks = {f"{name} linf 0.05" for name in ("fgsm", "pgd-5-ce", "apgd-ce")}
+    assert {"clean", *attacks, "certified patch 2px", "certified l2 0.1"} <= named
+    judged = [row for row in again.json["summary"] if "verdict" in row]
+    assert [row["what"] for row in judged] == ["apgd-ce linf 0.05"]  # with the last of the list
     for row in again.json["summary"]:
         assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
 
@@ -268,12 +271,14 @@ def test_attack_results_say_what_happened_to_each_item(finished_flow):
     for row in rows:
         right = row["clean_prediction"] == row["label"]
         fell = row["adversarial_prediction"] != row["label"]
-        assert row["broken_by"] == ("pgd" if right and fell else None)
-        assert 0 <= row["norm"] <= eps + 1e-6  # float32 differences of pixels in [0, 1]
+        assert (row["broken_by"] is not None) == (right and fell)
+        assert row["broken_by"] in (None, "fgsm", "pgd-5-ce", "apgd-ce")
         assert row["num_evaluations"] >= 1
         if row["broken_by"]:
             assert row["adversarial_prediction"] != row["clean_prediction"]
-            assert row["norm"] > 0
+            assert 0 < row["norm"] <= eps + 1e-6  # float32 differences of pixels in [0, 1]
+        else:
+            assert row["norm"] is None
     summary = read(folder / "summary.json")
     found = summary["models"]["main"]
     clean = np.mean([r["clean_prediction"] == r["label"] for r in rows])
@@ -281,6 +286,12 @@ def test_attack_results_say_what_happened_to_each_item(finished_flow):
     assert found["clean_accuracy"]["value"] == pytest.approx(clean)
     assert found["robust_accuracy"]["value"] == pytest.approx(clean - broken)
     assert summary["threat"]["eps"] == eps
+    left = [attack["robust_accuracy"]["value"] for attack in found["attacks"]]
+    assert [found["clean_accuracy"]["value"], *left] == sorted([clean, *left], reverse=True)
+    assert left[-1] == found["robust_accuracy"]["value"] < found["clean_accuracy"]["value"]
+    assert {point["steps"] for point in found["curves"]["steps"]} == {1, 5}
+    assert found["sanity"]["verdict"] in ("reliable", "suspect")
+    assert any(f["name"].startswith("transfer") for f in found["sanity"]["findings"])
 
 
 def test_kept_adversarial_images_stay_in_the_ball(finished_flow):
@@ -331,6 +342,11 @@ def test_mlflow_has_the_figures_and_files_of_attack_certificates_and_report(
     summary = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
     logged = children["attack.linf"].data.metrics
     assert logged["attack/linf/main/robust_accuracy"] == summary["robust_accuracy"]["value"]
+    for attack in summary["attacks"]:
+        after = logged[f"attack/linf/main/after_{attack['name']}"]
+        assert after == attack["robust_accuracy"]["value"]
+    tags = children["attack.linf"].data.tags
+    assert tags["casemate.attack.linf.verdict"] == summary["sanity"]["verdict"]
     l2 = read(step_folder(finished_flow, "certify.l2") / "certificate.json")["summary"]
     at = {f"{e['radius']:.2f}": e["accuracy"]["value"] for e in l2["certified"]}
     assert set(at) == {"0.05", "0.10"}
@@ -382,7 +398,7 @@ def test_the_report_reads_well_in_a_browser(finished_flow, width, height):
     assert seen.scroll_width <= seen.inner_width
     charts = [figure for figure in seen.figures if figure[0].lower() == "svg"]
     pictures = [figure for figure in seen.figures if figure[0].lower() == "img"]
-    assert len(charts) >= 4  # attack, patches, radii, training
+    assert len(charts) >= 7  # attack, its two curves and gaps, patches, radii, training
     assert pictures
     for tag, shown_width, shown_height, decoded in seen.figures:
         assert min(shown_width, shown_height) >= 40, tag

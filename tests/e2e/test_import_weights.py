@@ -57,6 +57,9 @@ def test_the_written_folder_holds_the_original_network(tmp_path, network, argume
         ((*STATISTICS, "--upsample-mode", "cubic"), ["--upsample-mode: cubic is not one of"]),
         ((*STATISTICS, "--kernel", "nearest"), ["--kernel: nearest is not one of bilinear"]),
         ((*STATISTICS, "--option", "depth"), ["--option: depth is not key=value"]),
+        ((*STATISTICS, "--option", "depth=-1"), ["model.options.depth: -1 must be at least 1"]),
+        ((*STATISTICS, "--option", "drop_path_rate=7"), ["drop_path_rate: 7 is no rate"]),
+        (("--mean", "0,0,0", "--std", "nan,1,1"), ["--std: (nan, 1.0, 1.0) must be finite"]),
     ],
 )
 def test_mistakes_take_one_line_and_write_nothing(tmp_path, arguments, extra, words):

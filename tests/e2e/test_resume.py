@@ -45,8 +45,13 @@ def test_kills_leave_the_same_certificates_and_the_same_runs(cli, tmp_path, fini
     assert result.code == 0, result.err
     assert trained.stat().st_mtime_ns == trained_at  # a finished step is not repeated
     assert kept
-    for step in ("certify.patch", "certify.l2"):
-        for name in FILES:
+    attacks = ("attacks.parquet", "summary.json")
+    for step, names in {
+        "certify.patch": FILES,
+        "certify.l2": FILES,
+        "attack.linf": attacks,
+    }.items():
+        for name in names:
             resumed = (step_folder(storage, step) / name).read_bytes()
             assert resumed == (step_folder(finished_flow, step) / name).read_bytes(), (step, name)
 

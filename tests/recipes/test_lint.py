@@ -16,7 +16,7 @@ train:
     columns: {objective: {kind: columns, band: 2}}
     noisy: {objective: {kind: gaussian, sigma: 0.25}}
 tune: {space: {train.objective.eps_warmup_epochs: [0, 1]}}
-attack: {linf: {kind: pgd, eps: 0.1}}
+attack: {linf: {eps: 0.1, attacks: [{kind: fgsm}, {kind: pgd}]}}
 certify:
   patch: {kind: columns, model: columns, patch_sizes: [1]}
   l2: {kind: gaussian, model: noisy, sigma: 0.25, radii: [0.5]}
@@ -33,8 +33,19 @@ def test_a_good_recipe_has_no_warnings():
         ("train.objective.eps_warmup_epochs=8", ["train.objective.eps_warmup_epochs"]),
         ("model.token_policy=mask", ["model.token_policy"]),
         ("train.warmup_epochs=8", ["train.warmup_epochs"]),
-        ("attack.linf.num_steps=9", ["attack.linf.num_steps"]),
-        ("attack.linf.step_size=0.005", ["attack.linf.step_size"]),
+        ("train.learning_rate=0.005", ["train.learning_rate"]),
+        ("attack.linf.attacks.1.num_steps=9", ["attack.linf.attacks.1.num_steps"]),
+        ("attack.linf.attacks.1.step_size=0.005", ["attack.linf.attacks.1.step_size"]),
+        ("attack.linf.attacks=[{kind: fgsm}]", ["attack.linf.attacks"]),
+        (
+            "attack.linf.attacks=[{kind: aas, inner: {kind: pgd, num_steps: 9}}]",
+            ["attack.linf.attacks.0.inner.num_steps"],
+        ),
+        (
+            "attack.linf.attacks=[{kind: autoattack, num_steps: 50}]",
+            ["attack.linf.attacks.0.num_steps"],
+        ),
+        ("attack.linf.sanity=null", ["attack.linf.sanity"]),
         ("attack.linf.eps=0.2", ["attack.linf.eps"]),
         ("certify.l2.model=main", ["certify.l2.model"]),
         ("certify.l2.sigma=0.3", ["certify.l2.sigma"]),
@@ -49,3 +60,13 @@ def test_a_good_recipe_has_no_warnings():
 def test_each_mistake_is_found_at_its_key(override, keys):
     found = warnings_of(loads(GOOD, source="good", overrides=[override]))
     assert [warning.key for warning in found] == keys
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "warned"),
+    [("linear", 4224, True), ("linear", 4096, False), ("sqrt", 4224, False)],
+)
+def test_a_rate_that_grows_with_the_batch_is_judged_at_its_peak(rule, batch, warned):
+    changes = ["train.learning_rate=0.0005", f"train.rate_rule={rule}", f"train.batch_size={batch}"]
+    found = warnings_of(loads(GOOD, source="good", overrides=changes))
+    assert [warning.key for warning in found] == ["train.learning_rate"] * warned

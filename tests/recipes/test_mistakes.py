@@ -49,16 +49,56 @@ def mistake(text: str, **options) -> str:
             "such as 8/255",
         ),
         ("train.objective={kind: fgsm}", "my.yaml: train.objective.eps: is missing", "write it"),
-        ("train.objective={kind: trades}", "my.yaml: train.objective: {'kind': 'trades'} ", "'"),
+        ("train.objective={kind: madry}", "my.yaml: train.objective: {'kind': 'madry'} ", "'"),
         (
             "train.variants.noisy.objective.sigma=25",
             "my.yaml: train.variants.noisy.objective.sigma: 25 is outside [0, 1]; ",
             "8/255",
         ),
         (
-            "attack={linf: {kind: pgd, eps: 0.1, models: [main, nosiy]}}",
+            "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], models: [main, nosiy]}}",
             "my.yaml: recipe: attack.linf.models: nosiy is unknown; did you mean 'noisy'? ",
             "allowed: main, noisy",
+        ),
+        (
+            "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], surrogate: noisi}}",
+            "my.yaml: recipe: attack.linf.surrogate: noisi is unknown; did you mean 'noisy'? ",
+            "allowed: main, noisy",
+        ),
+        (
+            "attack={linf: {eps: 8, attacks: [{kind: pgd}]}}",
+            "my.yaml: attack.linf.eps: 8 is outside [0, 1]; ",
+            "write e.g. 8/255",
+        ),
+        (
+            "attack={linf: {attacks: [{kind: pgd}]}}",
+            "my.yaml: attack.linf.eps: is missing; ",
+            "write it",
+        ),
+        (
+            "attack={linf: {eps: 0.1, attacks: [{kind: pgd}, {kind: pgd, num_step: 3}]}}",
+            "my.yaml: attack.linf.attacks.1.num_step: 3 is unknown; did you mean 'num_steps'? ",
+            "step_size",
+        ),
+        (
+            "attack={linf: {eps: 0.1, kind: pgd}}",
+            "my.yaml: attack.linf.kind: 'pgd' is unknown; ",
+            "surrogate",
+        ),
+        (
+            "attack={linf: {eps: 0.1, attacks: [{kind: spatial}]}}",
+            "my.yaml: attack.linf: attacks: spatial is no attack of norm linf; ",
+            "its own",
+        ),
+        (
+            "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], curves: {eps: [8]}}}",
+            "my.yaml: attack.linf: curves.eps: is outside [0, 1]; ",
+            "8/255",
+        ),
+        (
+            "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], curves: {steps: [5, 5]}}}",
+            "my.yaml: attack.linf.curves: steps: [5, 5] must ",
+            "rise",
         ),
         (
             "certify={l2: {kind: gaussian, sigma: 0.25, model: man}}",
@@ -158,6 +198,35 @@ def test_unknown_recipes_are_named(name, message):
         load(name)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+LISTED = BASE + "attack: {linf: {eps: 0.1, attacks: [{kind: fgsm}, {kind: pgd}]}}\n"
+
+
+def test_a_number_in_a_key_points_into_a_list():
+    key = "attack.linf.attacks.1.num_steps"
+    recipe = loads(LISTED, source="x", overrides=[f"{key}=7"])
+    assert [entry.num_steps for entry in recipe.attack["linf"].attacks] == [1, 7]
+    assert recipe.with_values({key: 9}).attack["linf"].attacks[1].num_steps == 9
+    message = mistake(LISTED, overrides=["attack.linf.attacks.2.num_steps=7"])
+    assert message.endswith("7 cannot be set: there are 2 entries, numbered from 0")
+    message = mistake(LISTED, overrides=["attack.linf.attacks.pgd=7"])
+    assert message.endswith("7 cannot be set: `attacks` is not a section")
+
+
+def test_repeated_keys_inside_lists_are_found():
+    text = BASE + "attack:\n  a:\n    eps: 0.1\n    attacks:\n    - kind: pgd\n      kind: fgsm\n"
+    assert mistake(text) == "my.yaml: attack.a.attacks.0.kind: on line 9 is written twice; keep one"
+
+
+def test_without_training_a_given_model_can_be_attacked_and_nothing_else():
+    text = "name: x\ndata: {source: digits}\nmodel: {pretrained: some/model}\n"
+    attack = "attack={linf: {eps: 0.1, attacks: [{kind: pgd}]}}"
+    assert loads(text, source="x", overrides=[attack]).model_names() == ["main"]
+    certify = "certify={l2: {kind: gaussian, sigma: 0.25}}"
+    assert "certify: needs a train section" in mistake(text, overrides=[certify])
+    untrained = mistake(text, overrides=[attack, "model.pretrained=timm"])
+    assert "attack.linf.models: main is unknown" in untrained
 
 
 def test_a_file_is_loaded_by_its_path(tmp_path):

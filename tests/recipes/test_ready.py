@@ -82,11 +82,19 @@ def test_smoke_caps_what_was_left_open():
     name: open
     data: {source: digits, limits: {train: 50}}
     train: {epochs: 300}
-    attack: {linf: {kind: pgd, eps: 0.1}}
+    attack:
+      linf:
+        eps: 0.1
+        attacks: [{kind: autoattack}, {kind: aas, inner: {kind: pgd}}]
+        curves: {steps: [1, 3, 10, 100]}
     certify: {l2: {kind: gaussian, sigma: 0.25, block_size: 1000, micro_batch: 40}}
     """
     smoke = loads(text, source="open", smoke=True)
-    assert smoke.attack["linf"].num_items == 16
+    attack = smoke.attack["linf"]
+    assert attack.num_items == attack.sanity.num_items == attack.curves.num_items == 16
+    assert (attack.attacks[0].num_steps, attack.attacks[0].num_queries) == (3, 50)
+    assert attack.attacks[1].inner.num_steps == 3  # sections inside lists shrink, too
+    assert attack.curves.steps == [1, 3]
     assert smoke.data.limits["train"] == 50  # what is smaller stays
     assert smoke.train.epochs == 2
     assert smoke.certify["l2"].block_size == 80  # the largest multiple of 40 below the cap

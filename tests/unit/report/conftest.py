@@ -112,18 +112,74 @@ def write_train(folder: Path, model: str) -> Path:
     return folder
 
 
+def attack_step(name: str, entry: str, *, given: int, left: int) -> dict[str, Any]:
+    return {
+        "name": name, "entry": entry, "num_items": given, "num_broken": given - left,
+        "robust_accuracy": share(left, NUM_ITEMS), "num_evaluations": 21 * given,
+        "num_gradients": 20 * given, "zero_gradient_rate": 0.0,
+    }  # fmt: skip
+
+
+def attack_page(clean: int, left: tuple[int, int, int]) -> dict[str, Any]:
+    """Three attacks in two lines of a recipe, curves, doubts and a scaled attack."""
+    names = (
+        ("fgsm", "fgsm"),
+        ("apgd-ce", "autoattack-standard"),
+        ("square", "autoattack-standard"),
+    )
+    steps = [
+        attack_step(*name, given=given, left=rest)
+        for name, given, rest in zip(names, (clean, *left), left, strict=False)
+    ]
+    findings = [
+        {"name": "logits", "ok": True, "value": 0.0, "limit": 0.5, "text": "these are logits"},
+        {"name": "square (attack list)", "ok": clean < 39, "value": 0.1, "limit": 0.025,
+         "text": "square broke 4 of 40"},
+    ]  # fmt: skip
+    suspect = not findings[1]["ok"]
+    counts = [0] * 20 + [40, 80, 160, 80, 40] + [0] * 41
+    block = {"counts": counts, "q50": 0.5, "q90": 2.0, "q99": 3.5, "max": 9.0,
+             "cancelled": 0.0, "underflowed": 0.0}  # fmt: skip
+    candidate = {key: share(10, 20) for key in (
+        "original_accuracy", "scaled_accuracy", "scaled_clean_accuracy")}  # fmt: skip
+    return {
+        "num_items": NUM_ITEMS, "clean_accuracy": share(clean, NUM_ITEMS), "attacks": steps,
+        "robust_accuracy": share(left[-1], NUM_ITEMS), "num_evaluations": 5000,
+        "num_gradients": 4000, "zero_gradient_rate": 0.0,
+        "curves": {
+            "eps": [{"eps": e / 255, "accuracy": share(clean - 3 * e, NUM_ITEMS)}
+                    for e in (2, 4, 8)],
+            "steps": [{"steps": n, "accuracy": share(clean - n, NUM_ITEMS)} for n in (1, 5, 20)],
+        },
+        "sanity": {
+            "verdict": "suspect" if suspect else "reliable", "num_items": 40,
+            "reasons": ["square (attack list): square broke 4 of 40"] if suspect else [],
+            "findings": findings,
+            "attention_gaps": {
+                "edges": np.logspace(-4, 4, 65).tolist(),
+                "limits": {"cancels": 16.65, "underflows": 104.0},
+                "blocks": {"blocks.0.attn": block, "blocks.1.attn": {**block, "q99": 9.0}},
+            },
+        },
+        "paper_protocol": {
+            "aas-pgd-20-ce": {
+                "num_items": 20, "restarts_accuracy": share(11, 20),
+                "candidates": [{"scales": None, **candidate}, {"scales": [0.1, 0.1], **candidate}],
+            }
+        },
+    }  # fmt: skip
+
+
 def write_attack(folder: Path, models: tuple[str, ...] = ("main", "standard")) -> Path:
     folder.mkdir(parents=True)
-    held = {"main": (37, 26)}
+    held = {"main": (37, (31, 28, 26))}
     summary = {
-        "kind": "pgd", "threat": {"kind": "linf", "unit": UNIT, "eps": 8 / 255},
-        "settings": {"kind": "pgd", "models": list(models), "eps": 8 / 255, "num_steps": 20,
-                     "step_size": 2 / 255},
-        "models": {
-            m: {"num_items": NUM_ITEMS, "clean_accuracy": share(held.get(m, (39, 3))[0], NUM_ITEMS),
-                "robust_accuracy": share(held.get(m, (39, 3))[1], NUM_ITEMS)}
-            for m in models
-        },
+        "threat": {"kind": "linf", "unit": UNIT, "eps": 8 / 255},
+        "attacks": ["fgsm", "apgd-ce", "square"],
+        "settings": {"models": list(models), "eps": 8 / 255, "norm": "linf", "num_items": None,
+                     "attacks": [{"kind": "fgsm", "num_steps": 1, "step_size": None},
+                                 {"kind": "autoattack", "version": "standard"}]},
+        "models": {m: attack_page(*held.get(m, (39, (20, 8, 3)))) for m in models},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
     clean = made_images(3)[:, None].astype(np.float32) / 255

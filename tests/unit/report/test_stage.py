@@ -98,7 +98,7 @@ def test_headline_numbers_are_those_of_the_files(write, finished, out):
     rows = list(csv.DictReader(io.StringIO((out.path / "tables/headline.csv").read_text())))
     assert [row["Model"] for row in rows] == ["main", "standard"]
     assert float(rows[0]["Clean value"]) == 37 / 40
-    assert float(rows[1]["PGD (l∞, eps 8/255) value"]) == 3 / 40
+    assert float(rows[1]["After 2 attacks (l∞, eps 8/255) value"]) == 3 / 40
     certificate = json.loads((finished["certify.patch"] / "certificate.json").read_text())
     at_two = certificate["summary"]["certified"][1]
     assert at_two["patch_size"] == 2
@@ -179,6 +179,9 @@ def _rename_model(path, *, old, new):
         ("attack.linf", "summary.json",
          lambda v: v["models"]["main"].update(
              robust_accuracy={"value": 1.0, "low": 0.9, "high": 1.0, "num_items": 40})),
+        ("attack.linf", "summary.json",
+         lambda v: v["models"]["main"]["attacks"][0].update(
+             robust_accuracy={"value": 0.5, "low": 0.3, "high": 0.7, "num_items": 40})),
     ],
 )  # fmt: skip
 def test_contradictions_fail_exactly_one_check(step, name, change, finished, tmp_path):
@@ -202,9 +205,39 @@ def test_vanished_gradients_are_told_beside_the_chart(page, write, finished, tmp
         summary["models"]["standard"]["zero_gradient_rate"] = 0.125
 
     inputs = changed(finished, "attack.linf", tmp_path, "summary.json", vanish)
-    told = "On 12.5% of the items of standard"
+    told = "12.5% of the gradients of standard were exactly zero"
     assert told in write({k: inputs[k] for k in ("prepare", "attack.linf")})
-    assert "gradient of exactly zero" not in page
+    assert "exactly zero:" not in page
+
+
+def test_verdicts_are_badges_with_their_reasons(page):
+    badges = re.findall(r'<li class="(\w+)"><span class="badge">(\w+)</span> <b>(.*?)</b>', page)
+    assert badges == [
+        ("reliable", "reliable", "attack.linf, main"),
+        ("suspect", "suspect", "attack.linf, standard"),
+    ]
+    assert page.count("<li>square (attack list): square broke 4 of 40</li>") == 1
+
+
+def test_the_attack_list_is_a_table_of_what_each_attack_left(write, finished, out):
+    write(finished)
+    table = (out.path / "tables/attack.linf.list.csv").read_text()
+    rows = [row for row in csv.DictReader(io.StringIO(table)) if row["Model"] == "main"]
+    assert [row["Attack"] for row in rows] == [
+        "none", "fgsm", "autoattack-standard: apgd-ce", "autoattack-standard: square",
+    ]  # fmt: skip
+    left = [float(row["left (by it and all before) value"]) for row in rows]
+    assert left == [37 / 40, 31 / 40, 28 / 40, 26 / 40]
+    assert [row["broken"] for row in rows] == ["", "6", "3", "2"]
+
+
+def test_scaled_networks_stand_apart_from_robust_accuracy(write, finished, out):
+    page = write(finished)
+    table = (out.path / "tables/attack.linf.paper_protocol.csv").read_text()
+    header = table.splitlines()[0]
+    assert header.count("paper protocol") == 8  # two shares of four columns
+    assert "which are other classifiers" in page
+    assert "paper protocol" not in (out.path / "tables/headline.csv").read_text()
 
 
 def test_best_trial_is_marked_and_a_failed_one_never_is(page):

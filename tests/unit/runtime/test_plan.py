@@ -1,5 +1,6 @@
 """The plan of a flow: a fingerprint follows what is computed, never where."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from components.core.errors import CasemateError
+from components.data.shards import FORMAT
 from pipelines import plan as plans
 from pipelines.recipe import load, loads
 
@@ -39,6 +41,7 @@ def changed(*overrides: str) -> set[str]:
     ("override", "expected"),
     [
         ("data.split_seed=8", EVERYTHING),
+        ("data.shard_size=10", EVERYTHING),  # streamed training shuffles among shards
         ("seed=8", EVERYTHING - {"prepare"}),
         ("data.val_fraction=0.2", EVERYTHING),
         ("model.options.depth=3", EVERYTHING - {"prepare"}),
@@ -50,7 +53,7 @@ def changed(*overrides: str) -> set[str]:
         ),
         ("train.variants.noisy.epochs=3", {"train.noisy", "certify.l2", "report"}),
         ("tune.epochs=3", {"tune", "report"}),
-        ("attack.linf.num_steps=30", {"attack.linf", "report"}),
+        ("attack.linf.attacks.1.num_steps=30", {"attack.linf", "report"}),
         ("certify.l2.num_estimate=2000", {"certify.l2", "report"}),
         ("certify.patch.patch_sizes=[1, 3]", {"certify.patch", "report"}),
         ("report.title=Mine", {"report"}),
@@ -69,7 +72,6 @@ def test_a_change_moves_exactly_what_depends_on_it(override, expected):
         "storage.root=elsewhere",
         "tracking.uri=http://127.0.0.1:5000",
         "tracking.experiment=other",
-        "data.shard_size=10",
     ],
 )
 def test_where_it_runs_is_no_part_of_a_result(override):
@@ -98,6 +100,74 @@ def test_the_content_of_the_data_counts_and_its_place_does_not(tmp_path):
     assert fingerprint(there) == first
     np.savez(there, images=np.ones((2, 4, 4), np.uint8), labels=np.arange(2))
     assert fingerprint(there) != first
+
+
+def test_an_option_counts_whatever_files_lie_around(tmp_path, monkeypatch):
+    """Only options that mean files are replaced by the content of those files."""
+    data, here = tmp_path / "c", tmp_path / "here"
+    for folder in (data, here):
+        folder.mkdir()
+    np.save(data / "labels.npy", np.zeros(5, np.int64))
+    for name in ("fog", "snow"):
+        np.save(data / f"{name}.npy", np.zeros((5, 32, 32, 3), np.uint8))
+        (here / name).touch()
+
+    def fingerprint(source: str, options: str) -> str:
+        text = f"name: own\ndata: {{source: {source}, path: {data}, options: {{{options}}}}}\n"
+        return plans.plan(loads(text, source="own"), tmp_path)[0].fingerprint
+
+    asked = [f"corruption: {name}, severity: 1" for name in ("fog", "snow")]
+    before = [fingerprint("cifar10_c", options) for options in asked]
+    bundled = fingerprint("imagenet", "test_ids: robustbench")
+    monkeypatch.chdir(here)
+    assert [fingerprint("cifar10_c", options) for options in asked] == before
+    assert len(set(before)) == 2
+    (here / "robustbench").write_text("a file that is not the bundled list")
+    assert fingerprint("imagenet", "test_ids: robustbench") == bundled
+    first = fingerprint("imagenet", "test_ids: snow")
+    (here / "copy").touch()
+    assert fingerprint("imagenet", "test_ids: copy") == first
+    (here / "copy").write_text("other images")
+    assert fingerprint("imagenet", "test_ids: copy") != first
+
+
+@pytest.fixture
+def given(tmp_path):
+    """A model folder and a prepared dataset: what plans look at of each."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    model.mkdir()
+    data.mkdir()
+
+    def write(*, model_digest: str = "a", data_digest: str = "b") -> tuple[str, Path]:
+        header = {"format": 1, "spec": {}, "digest": model_digest}
+        (model / "model.json").write_text(json.dumps(header))
+        page = {"format": FORMAT, "digest": data_digest}
+        (data / "dataset.json").write_text(json.dumps(page))
+        text = (
+            f"name: own\ndata: {{source: parquet, path: {data}}}\nmodel: {{pretrained: {model}}}\n"
+            "attack: {linf: {eps: 0.1, attacks: [{kind: pgd}]}}\n"
+        )
+        return text, data
+
+    return write
+
+
+def test_what_is_given_counts_by_content_and_is_never_made(given, tmp_path):
+    def steps(**digests: str) -> dict[str, plans.PlannedStep]:
+        text, data = given(**digests)
+        planned = plans.plan(loads(text, source="own"), tmp_path / "runs", prepared=data)
+        return {step.name: step for step in plans.select(planned, "attack")}
+
+    first = steps()
+    assert {n: s.given for n, s in first.items()} == {
+        "prepare": True, "model.main": True, "attack.linf": False,
+    }  # fmt: skip
+    assert first["model.main"].folder == tmp_path / "model"
+    assert all(step.finished for step in first.values() if step.given)
+    assert first["attack.linf"].folder.is_relative_to(tmp_path / "runs")
+    for change in ({"model_digest": "c"}, {"data_digest": "c"}):
+        assert steps(**change)["attack.linf"].fingerprint != first["attack.linf"].fingerprint
+    assert steps()["attack.linf"].fingerprint == first["attack.linf"].fingerprint
 
 
 def test_missing_data_is_named_before_anything_starts(tmp_path):

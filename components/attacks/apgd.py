@@ -1,0 +1,310 @@
+"""APGD: projected gradient ascent with momentum that finds its own step sizes.
+
+Croce & Hein 2020, "Reliable evaluation of adversarial robustness with an ensemble of diverse
+parameter-free attacks", Algorithm 1; the constants and the fine points that the text leaves open
+are those of its published code, from which all published numbers come. `ascend` is one run from
+one start; `Apgd` restarts it, `ApgdTargeted` points it at one wrong class after the other.
+
+Symbols: x^(k) = the point after k steps, f = its loss, eta = the step size of a row, N = the number
+of steps, w = a window: the steps between two reviews of eta.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from components.attacks.gradients import check_logits, input_gradient, is_zero
+from components.attacks.interface import AttackResult, Items, Search, check_budget, check_counts
+from components.attacks.losses import LossFn, cross_entropy, dlr, targeted_dlr
+from components.attacks.projections import Ball, ball_around
+from components.attacks.starts import random_point, restart_stream
+from components.core.errors import CasemateError
+from components.core.types import Images, Labels, Logits, LogitsFn
+
+MOMENTUM = 0.75  # alpha: the share of the new step; the rest repeats the last one
+RHO = 0.75  # steps that raised the loss: at most this share of a window, and eta is halved
+LOSSES: dict[str, LossFn] = {"ce": cross_entropy, "dlr": dlr}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apgd:
+    """APGD on cross-entropy or on the difference of logits ratio (`dlr`).
+
+    Each restart sees the rows that still stand. A row that is never misclassified comes back clean,
+    or with `best_loss` as its point of highest loss. At each point `eot_iter` gradients are summed;
+    of a random model, the last of these passes decides. Standard AutoAttack starts once, what many
+    papers call APGD-CE five times.
+    """
+
+    norm: str
+    eps: float
+    loss: str = "ce"
+    num_steps: int = 100
+    num_restarts: int = 1
+    rho: float = RHO
+    eot_iter: int = 1
+    best_loss: bool = False
+
+    def __post_init__(self) -> None:
+        if self.loss not in LOSSES:
+            raise CasemateError("apgd.loss", self.loss, f"is unknown; choose one of {[*LOSSES]}")
+        check_budget(self.name, norm=self.norm, eps=self.eps)
+        counts = {"num_steps": self.num_steps, "num_restarts": self.num_restarts}
+        check_counts(self.name, **counts, eot_iter=self.eot_iter)
+        if not 0 <= self.rho <= 1:
+            raise CasemateError(f"{self.name}.rho", self.rho, "is no share; write one in [0, 1]")
+
+    @property
+    def name(self) -> str:
+        return f"apgd-{self.loss}"
+
+    def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
+        search = Search(logits_of, items)
+        loss_of = LOSSES[self.loss]
+        clean_losses = loss_of(search.clean_logits, items.y)
+        search.scores = clean_losses if self.best_loss else _unbeatable(clean_losses)
+        for restart in range(self.num_restarts if self.eps > 0 else 0):
+            ascend(
+                logits_of,
+                search,
+                norm=self.norm,
+                eps=self.eps,
+                num_steps=self.num_steps,
+                rho=self.rho,
+                eot_iter=self.eot_iter,
+                stream=restart_stream(self.name, restart),
+                loss_for=lambda rows: loss_of,
+            )
+        return search.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApgdTargeted:
+    """APGD-T: one run of the targeted ratio per rival class, likeliest at the clean image first.
+
+    There are min(`num_targets`, K - 1) rivals. A run is won by any wrong class, not only its own.
+    A row that is never misclassified comes back clean: losses of different targets have no order.
+    """
+
+    norm: str
+    eps: float
+    num_targets: int = 9
+    num_steps: int = 100
+
+    def __post_init__(self) -> None:
+        check_budget(self.name, norm=self.norm, eps=self.eps)
+        check_counts(self.name, num_targets=self.num_targets, num_steps=self.num_steps)
+
+    @property
+    def name(self) -> str:
+        return "apgd-t"
+
+    def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
+        search = Search(logits_of, items)
+        rivals = rank_rivals(search.clean_logits, items.y)[:, : self.num_targets]
+        clean_losses = targeted_dlr(search.clean_logits, items.y, rivals[:, 0])
+        search.scores = _unbeatable(clean_losses)
+        for number, targets in enumerate(rivals.unbind(dim=1) if self.eps > 0 else ()):
+            ascend(
+                logits_of,
+                search,
+                norm=self.norm,
+                eps=self.eps,
+                num_steps=self.num_steps,
+                stream=restart_stream(self.name, number),
+                loss_for=partial(_aim, targets),
+            )
+        return search.result()
+
+
+def rank_rivals(logits: Logits, y: Labels) -> Labels:
+    """(B, K - 1) all classes but `y`, likeliest first, ties to the lowest class."""
+    others = logits.scatter(1, y[:, None], -math.inf)
+    return others.argsort(dim=1, descending=True, stable=True)[:, :-1]
+
+
+def review_windows(num_steps: int) -> dict[int, int]:
+    """After which steps eta is reviewed, and the length of the window that ends there (sec. 3.1).
+
+    The first window is 22 % of N, each next one 3 % of N shorter, none below 6 %. A review after
+    the last step would serve no step and is left out.
+    """
+    window, shrink, shortest = (max(num_steps * percent // 100, 1) for percent in (22, 3, 6))
+    windows: dict[int, int] = {}
+    step = window
+    while step < num_steps:
+        windows[step] = window
+        window = max(window - shrink, shortest)
+        step += window
+    return windows
+
+
+@torch.no_grad()
+def ascend(
+    logits_of: LogitsFn,
+    search: Search,
+    *,
+    norm: str,
+    eps: float,
+    num_steps: int,
+    stream: str,
+    loss_for: Callable[[Tensor], LossFn],
+    rho: float = RHO,
+    eot_iter: int = 1,
+) -> None:
+    """One run of Algorithm 1 on the rows of `search` that stand; what it finds is kept there.
+
+    `loss_for` gives the loss of these rows of the batch. A broken row leaves at once; each of the
+    others carries its whole state along, so the schedules do not notice.
+    """
+    rows = search.standing
+    if len(rows) == 0:
+        return
+    ball = ball_around(search.items.x, norm=norm, eps=eps)
+    start = ball.project(_surface_point(search.items.take(rows), norm, eps, stream), rows)
+    trail = _set_out(rows, search.items.y[rows], start, eps=eps)
+    windows = review_windows(num_steps)
+    for step in range(num_steps):
+        loss_of = loss_for(trail.rows)
+        trail = trail.take(_look(logits_of, search, trail, loss_of=loss_of, eot_iter=eot_iter))
+        if len(trail.rows) == 0:
+            return
+        if step in windows:
+            trail.review(windows[step], rho=rho)
+        trail.advance(ball, share=1.0 if step == 0 else MOMENTUM)
+    logits = check_logits(logits_of(trail.point), search.items.ids(trail.rows))
+    search.visit(trail.rows, trail.point, logits, loss_for(trail.rows)(logits, trail.y))
+
+
+@dataclass(slots=True)
+class _Trail:
+    """What the ascent knows of the rows that stand; every tensor has one entry per row."""
+
+    rows: Tensor  # int64 places in the batch
+    y: Labels
+    point: Images
+    previous: Images  # the point one step ago
+    gradient: Images
+    best_point: Images
+    best_gradient: Images
+    best_loss: Tensor
+    loss: Tensor  # at the point that was seen last
+    step_size: Tensor  # eta
+    num_raises: Tensor  # steps of this window that raised the loss
+    reviewed_loss: Tensor  # the best loss when eta was reviewed last
+    halved: Tensor  # bool: whether that review halved eta
+
+    def take(self, keep: Tensor) -> "_Trail":
+        """The rows under the bool mask `keep`."""
+        if bool(keep.all()):
+            return self
+        return _Trail(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+    def record(self, losses: Tensor, gradient: Images) -> None:
+        """Take note of what was seen at the point.
+
+        After a return to the best point, its successor is compared with the point that was given
+        up, as in the published code.
+        """
+        self.num_raises += losses > self.loss
+        better = losses > self.best_loss
+        self.best_loss = losses.where(better, self.best_loss)
+        self.best_point[better] = self.point[better]
+        self.best_gradient[better] = gradient[better]
+        self.loss, self.gradient = losses, gradient
+
+    def review(self, window: int, *, rho: float) -> None:
+        """Halve eta of the rows without progress and send them back to their best point.
+
+        Conditions 1 and 2 of sec. 3.1: too few steps of the window raised the loss, or neither eta
+        nor the best loss has changed since the last review.
+        """
+        stuck = ~self.halved & (self.best_loss <= self.reviewed_loss)
+        self.halved = (self.num_raises <= rho * window) | stuck
+        self.step_size = torch.where(self.halved, self.step_size / 2, self.step_size)
+        back = _per_row(self.halved, self.point)
+        self.point = self.best_point.where(back, self.point)
+        self.gradient = self.best_gradient.where(back, self.gradient)
+        self.reviewed_loss = self.best_loss
+        self.num_raises = torch.zeros_like(self.num_raises)
+
+    def advance(self, ball: Ball, *, share: float) -> None:
+        """x^(k+1) = P(x + share * (z - x) + (1 - share) * (x - x^(k-1))), z = P(x + eta * s)."""
+        x, eta = self.point, _per_row(self.step_size, self.point)
+        z = ball.project(x + eta * ball.direction(self.gradient), self.rows)
+        moved = x + share * (z - x) + (1 - share) * (x - self.previous)
+        self.previous, self.point = x, ball.project(moved, self.rows)
+
+
+def _set_out(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _Trail:
+    """The state before the start is seen: eta = 2 eps.
+
+    Every best loss exceeds the infinitely low one, so condition 2 has no say in the first review;
+    no loss exceeds the infinitely high one, so the start itself is no progress.
+    """
+    lowest = start.new_full((len(rows),), -math.inf)
+    return _Trail(
+        rows=rows,
+        y=y,
+        point=start,
+        previous=start,
+        gradient=torch.zeros_like(start),
+        best_point=start.clone(),
+        best_gradient=torch.zeros_like(start),
+        best_loss=lowest,
+        loss=-lowest,
+        step_size=torch.full_like(lowest, 2 * eps),
+        num_raises=torch.zeros_like(rows),
+        reviewed_loss=lowest,
+        halved=torch.zeros_like(rows, dtype=torch.bool),
+    )
+
+
+def _look(
+    logits_of: LogitsFn, search: Search, trail: _Trail, *, loss_of: LossFn, eot_iter: int
+) -> Tensor:
+    """Record loss and gradient at the point; returns which rows still stand, as a bool mask.
+
+    Gradients are summed over the passes (expectation over transformation, Athalye et al. 2018):
+    steps follow the direction alone, which the mean would not change.
+    """
+    gradient = torch.zeros_like(trail.point)
+    for _ in range(eot_iter):
+        seen = input_gradient(
+            logits_of,
+            trail.point,
+            trail.y,
+            loss_of=loss_of,
+            item_ids=search.items.ids(trail.rows),
+        )
+        search.count_gradients(trail.rows, is_zero(seen.gradient))
+        gradient += seen.gradient
+    trail.record(seen.losses, gradient)
+    search.num_evaluations[trail.rows] += eot_iter - 1  # the visit counts the last pass
+    return search.visit(trail.rows, trail.point, seen.logits, seen.losses)
+
+
+def _surface_point(items: Items, norm: str, eps: float, stream: str) -> Images:
+    """A start at the full distance eps, still to be projected; in l-inf x + eps * t / max|t|."""
+    if norm == "l2":
+        return random_point(items, norm=norm, eps=eps, stream=stream)
+    t = 2 * items.uniform(stream) - 1
+    return items.x + eps * t / _per_row(t.abs().flatten(1).amax(dim=1), t)
+
+
+def _aim(targets: Labels, rows: Tensor) -> LossFn:
+    return partial(targeted_dlr, target=targets[rows])
+
+
+def _unbeatable(losses: Tensor) -> Tensor:
+    """Scores that let no point replace the clean one unless it is misclassified."""
+    return torch.full_like(losses, math.inf)
+
+
+def _per_row(values: Tensor, images: Images) -> Tensor:
+    """(B,) values shaped to meet (B, C, H, W)."""
+    return values.view(-1, *[1] * (images.dim() - 1))

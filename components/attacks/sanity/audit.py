@@ -1,0 +1,179 @@
+"""The whole sanity suite on a few items: small attacks made to contradict each other.
+
+It looks at the model under attack, not at the attacks of a recipe: `cascade_findings` looks at
+those. An item costs at most 230 gradients and 230 other forward passes, less where it breaks.
+
+The white box that weaker attacks must not beat is PGD on cross-entropy, then on the margin. With
+cross-entropy alone, 2 of 40 audits of adversarially trained digit models lost 2 of 64 items more to
+Square, which says something about that loss and nothing against the model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from components.attacks.cascade import Standing, run_cascade
+from components.attacks.gradients import attack_mode, check_logits, l2_direction
+from components.attacks.interface import Attack, Items
+from components.attacks.pgd import Pgd
+from components.attacks.projections import project_l2, project_linf
+from components.attacks.sanity.findings import Finding
+from components.attacks.sanity.model import (
+    attention_alive,
+    batch_invariant,
+    deterministic,
+    eval_mode,
+    gap_histograms,
+    images_in_range,
+    returns_logits,
+)
+from components.attacks.sanity.outcomes import (
+    adds_nothing,
+    gradients_alive,
+    never_rises,
+    reaches_floor,
+)
+from components.attacks.square import Square
+from components.core.types import Images, LogitsFn
+from components.models.attention.gaps import GapHistogram
+
+STEPS = (10, 20, 40)
+NUM_QUERIES = 200
+NUM_NOISES = 10
+GREY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Findings, and the figures behind them."""
+
+    findings: tuple[Finding, ...]
+    gaps: Mapping[str, GapHistogram]  # per attention module; empty where there is none to read
+    accuracy_by_steps: Mapping[int, float]
+    accuracy_by_eps: Mapping[float, float]
+
+
+def audit(
+    model: nn.Module,
+    items: Items,
+    *,
+    net: nn.Module,
+    norm: str,
+    eps: float,
+    surrogate: LogitsFn | None = None,
+) -> Audit:
+    """Every check of the suite on these items; transfer only with a `surrogate` to craft on.
+
+    `net` is the network inside `model` whose attention is read; it may be the model itself.
+    """
+    with attack_mode(model):
+        range_finding = images_in_range(items.x)
+        if not range_finding.ok:  # no ball to attack in
+            return Audit((range_finding,), {}, {}, {})
+        with torch.no_grad():
+            logits = check_logits(model(items.x), items.item_ids)
+        gaps, refusal = gap_histograms(model, net, items.x)
+        state = (
+            eval_mode(model),
+            returns_logits(logits),
+            range_finding,
+            deterministic(model, items.x),
+            batch_invariant(model, items.x),
+            *attention_alive(gaps, why_none=refusal),
+        )
+        white_box = run_cascade(_white_box(norm, eps), model, items).standing
+        held = (white_box.tallies[0].num_rows - white_box.tallies[0].num_broken) / len(items)
+        by_steps = {n: _held(model, items, norm, eps, num_steps=n) for n in STEPS[:-1]}
+        by_steps[STEPS[-1]] = held
+        budgets = growing_budgets(items.x, norm=norm, eps=eps)
+        by_eps = {b: held if b == eps else _held(model, items, norm, b) for b in budgets}
+        floor = grey_accuracy(model, items)
+        num_items = len(items)
+        outcome = (
+            gradients_alive(white_box.num_gradients, white_box.num_zero_gradients),
+            *_weaker(model, items, white_box, norm=norm, eps=eps, surrogate=surrogate),
+            never_rises("more steps", [*by_steps.values()], num_items=num_items),
+            never_rises("larger eps", [*by_eps.values()], num_items=num_items),
+            reaches_floor(by_eps[budgets[-1]], floor=floor, num_items=num_items),
+        )
+    return Audit(state + outcome, gaps, by_steps, by_eps)
+
+
+def growing_budgets(x: Images, *, norm: str, eps: float) -> tuple[float, ...]:
+    """eps / 2, eps, 2 eps, and one that reaches plain grey from every image."""
+    pixels = x[0].numel()
+    reach = GREY if norm == "linf" else GREY * pixels**0.5
+    return (*(b for b in (eps / 2, eps, 2 * eps) if b < reach), reach)
+
+
+@torch.no_grad()
+def grey_accuracy(logits_of: LogitsFn, items: Items) -> float:
+    """Share of items whose label the model gives to plain grey."""
+    grey = torch.full_like(items.x[:1], GREY)
+    return float((logits_of(grey).argmax(dim=1) == items.y).double().mean())
+
+
+@torch.no_grad()
+def broken_by_noise(
+    logits_of: LogitsFn, items: Items, *, norm: str, eps: float, num_draws: int = NUM_NOISES
+) -> Tensor:
+    """(B,) bool: rows that some random point at distance `eps` misclassifies.
+
+    l-inf noise sits on the corners of the ball: noise inside it would be weaker than it has to be.
+    """
+    broken = torch.zeros_like(items.y, dtype=torch.bool)
+    for draw in range(num_draws):
+        normal = items.normal(f"sanity/noise-{draw}")
+        if norm == "linf":
+            noisy = project_linf(items.x + eps * normal.sign(), center=items.x, eps=eps)
+        else:
+            noisy = project_l2(items.x + eps * l2_direction(normal), center=items.x, eps=eps)
+        broken |= logits_of(noisy).argmax(dim=1) != items.y
+    return broken
+
+
+@torch.no_grad()
+def broken_by_transfer(
+    logits_of: LogitsFn, items: Items, *, surrogate: LogitsFn, norm: str, eps: float
+) -> Tensor:
+    """(B,) bool: rows that the model misclassifies at points crafted on another model."""
+    crafted = Pgd(norm=norm, eps=eps, num_steps=STEPS[-1])(surrogate, items).x_adv
+    return logits_of(crafted).argmax(dim=1) != items.y
+
+
+def _weaker(
+    model: LogitsFn,
+    items: Items,
+    white_box: Standing,
+    *,
+    norm: str,
+    eps: float,
+    surrogate: LogitsFn | None,
+) -> Sequence[Finding]:
+    """Attacks that know less than the white box, and must not do better."""
+    square = Square(norm=norm, eps=eps, num_queries=NUM_QUERIES)(model, items)
+    broken: dict[str, Tensor] = {
+        "random noise": broken_by_noise(model, items, norm=norm, eps=eps),
+        "square": square.adversarial_prediction != items.y,
+    }
+    if surrogate is not None:
+        broken["transfer"] = broken_by_transfer(
+            model, items, surrogate=surrogate, norm=norm, eps=eps
+        )
+    return [
+        adds_nothing(name, broken=rows, standing=white_box.correct) for name, rows in broken.items()
+    ]
+
+
+def _white_box(norm: str, eps: float) -> list[Attack]:
+    return [Pgd(norm=norm, eps=eps, num_steps=STEPS[-1], loss=loss) for loss in ("ce", "margin")]
+
+
+def _held(
+    logits_of: LogitsFn, items: Items, norm: str, eps: float, *, num_steps: int = STEPS[-1]
+) -> float:
+    """Accuracy under PGD; one step size for all `num_steps`, so longer runs repeat shorter ones."""
+    result = Pgd(norm=norm, eps=eps, num_steps=num_steps)(logits_of, items)
+    return float((result.adversarial_prediction == items.y).double().mean())

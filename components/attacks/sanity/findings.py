@@ -1,0 +1,34 @@
+"""What one check found, and the verdict over all checks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: fine while `value` does not exceed `limit`. `text` is a sentence for people."""
+
+    name: str
+    ok: bool
+    value: float
+    limit: float
+    text: str
+
+
+class Verdict(NamedTuple):
+    """`suspect` as soon as one check fails; then robust accuracy is an upper bound at best."""
+
+    label: Literal["reliable", "suspect"]
+    reasons: tuple[str, ...]
+
+
+def finding(name: str, *, value: float, limit: float, text: str) -> Finding:
+    """The finding of a check; NaN exceeds every limit."""
+    return Finding(name, ok=value <= limit, value=float(value), limit=float(limit), text=text)
+
+
+def verdict(findings: Iterable[Finding]) -> Verdict:
+    """`reliable` without reasons, or `suspect` with one line for each failed check."""
+    reasons = tuple(f"{f.name}: {f.text}" for f in findings if not f.ok)
+    return Verdict("suspect" if reasons else "reliable", reasons)

@@ -1,0 +1,106 @@
+"""Can this model be attacked at all? Checks of a model and of the images it is given.
+
+Logits are compared after scaling each row to length one, as in the code of Croce & Hein 2020: a
+factor on all logits then changes no verdict. Call these inside `attack_mode(model)`, on the model
+itself: behind `in_fixed_batches` no batch could ever differ.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from components.attacks.sanity.findings import Finding, finding
+from components.core.errors import CasemateError
+from components.core.types import Images, Logits, LogitsFn
+from components.models.attention.discover import attention_of
+from components.models.attention.gaps import GapHistogram, attention_gaps
+
+SAME_LOGITS = 1e-4  # between unit rows; float32 networks differ by about 1e-6 between batch shapes
+UNDERFLOWED = 0.01  # share of a block's queries all of whose attention gradients are exactly 0
+CANCELLED = 0.1  # share of a block's queries whose winning logit has no gradient; others still do
+
+
+def eval_mode(model: nn.Module) -> Finding:
+    """No module may stay in training mode: dropout hides gradients, statistics drift."""
+    training = [name or "the model" for name, part in model.named_modules() if part.training]
+    text = f"{training[0]} is in training mode" if training else "every module is in eval mode"
+    return finding("eval mode", value=len(training), limit=0, text=text)
+
+
+def returns_logits(logits: Logits) -> Finding:
+    """Rows that are non-negative and sum to 1 are probabilities: a second softmax flattens them."""
+    is_prob = (logits >= 0).all(dim=1) & ((logits.double().sum(dim=1) - 1).abs() < 1e-4)
+    share = float(is_prob.double().mean())
+    text = f"{share:.0%} of the outputs look like probabilities; attacks need logits"
+    return finding("logits", value=share, limit=0.5, text=text)
+
+
+def images_in_range(x: Images) -> Finding:
+    """Pixels lie in [0, 1]; beyond it, ball and pixel range need not meet."""
+    low, high = float(x.min()), float(x.max())
+    beyond = max(0.0, -low, high - 1) if bool(x.isfinite().all()) else float("inf")
+    text = f"pixels reach from {low:g} to {high:g}; the range is [0, 1]"
+    return finding("input range", value=beyond, limit=0, text=text)
+
+
+@torch.no_grad()
+def deterministic(logits_of: LogitsFn, x: Images, *, num_passes: int = 5) -> Finding:
+    """The same images give the same logits; else attack the mean of many passes (`rand`)."""
+    first = logits_of(x)
+    moved = max(_distance(logits_of(x), first) for _ in range(num_passes - 1))
+    text = f"logits of equal images differ by up to {moved:.1e}; random models need `rand`"
+    return finding("determinism", value=moved, limit=SAME_LOGITS, text=text)
+
+
+@torch.no_grad()
+def batch_invariant(logits_of: LogitsFn, x: Images) -> Finding:
+    """A row's logits do not depend on the rows beside it."""
+    alone = torch.cat([logits_of(row) for row in torch.split(x, 1)])
+    moved = _distance(alone, logits_of(x))
+    text = f"logits alone and in a batch differ by up to {moved:.1e}"
+    return finding("batch invariance", value=moved, limit=SAME_LOGITS, text=text)
+
+
+def _distance(a: Logits, b: Logits) -> float:
+    """Largest l2 distance between rows scaled to length one; NaN stays NaN."""
+    unit_a, unit_b = F.normalize(a.double(), dim=1), F.normalize(b.double(), dim=1)
+    return float((unit_a - unit_b).norm(dim=1).max())
+
+
+@torch.no_grad()
+def gap_histograms(
+    logits_of: LogitsFn, net: nn.Module, x: Images
+) -> tuple[Mapping[str, GapHistogram], str]:
+    """Gaps of the two largest pre-softmax logits per attention module of `net`, from one pass.
+
+    A network that gives no access has no histograms; the second value then says why.
+    """
+    try:
+        attention_of(net)
+    except CasemateError as refusal:
+        return {}, str(refusal)
+    with attention_gaps(net) as histograms:
+        logits_of(x)
+    return histograms, ""
+
+
+def attention_alive(
+    histograms: Mapping[str, GapHistogram], *, why_none: str = ""
+) -> tuple[Finding, Finding]:
+    """Softmax gradients survive in every block (Jain & Dutta, sec. 3): underflow, cancellation."""
+    underflowed = {name: h.num_underflowed / h.num_gaps for name, h in histograms.items()}
+    cancelled = {name: h.num_cancelled / h.num_gaps for name, h in histograms.items()}
+    return (
+        _worst_block("attention underflow", underflowed, limit=UNDERFLOWED, why_none=why_none),
+        _worst_block("attention cancellation", cancelled, limit=CANCELLED, why_none=why_none),
+    )
+
+
+def _worst_block(name: str, shares: Mapping[str, float], *, limit: float, why_none: str) -> Finding:
+    if not shares:
+        return finding(name, value=0, limit=limit, text=f"not looked into: {why_none}")
+    block, share = max(shares.items(), key=lambda pair: pair[1])
+    text = f"in {block}, {share:.1%} of the queries have a gap at which softmax loses its gradient"
+    return finding(name, value=share, limit=limit, text=text)

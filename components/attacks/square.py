@@ -1,0 +1,263 @@
+"""Square Attack: random search with square-shaped changes, no gradient at all.
+
+Andriushchenko et al. 2020, Algorithms 1 to 3, with the schedule and the margin loss of the released
+AutoAttack (Croce & Hein 2020). Two departures: positions and signs belong to rows instead of being
+shared by a batch, so a row's result does not depend on its company; and positions are inclusive,
+so squares reach the last row and column, which the released code never touches.
+
+Symbols: s = side of a square, p = share of the pixels it covers, nu = x_best - x, eta = the pattern
+of an l2 square, `gains` and `gives` = the window that takes budget and the one that loses it.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from components.attacks.gradients import check_logits
+from components.attacks.interface import AttackResult, Items, Search, check_budget, check_counts
+from components.attacks.losses import margin
+from components.attacks.projections import linf_bounds, project_l2
+from components.core.errors import CasemateError
+from components.core.types import Images, LogitsFn
+
+# p is halved when the query number passes each of these (released AutoAttack, not rescaled)
+HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
+QUERIES_PER_DRAW = 100  # rows draw for this many queries at once: seeding costs more than drawing
+TINY = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Square:
+    """A start and up to `num_queries` proposals per row; a proposal is kept if the margin grows."""
+
+    norm: str
+    eps: float
+    num_queries: int = 5000
+    p_init: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_budget("square", norm=self.norm, eps=self.eps)
+        check_counts("square", num_queries=self.num_queries)
+        if not 0 < self.p_init <= 1:
+            raise CasemateError("square.p_init", self.p_init, "is no share; write one in (0, 1]")
+
+    @property
+    def name(self) -> str:
+        return "square"
+
+    @torch.no_grad()
+    def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
+        search = Search(logits_of, items)
+        if self.eps > 0 and len(search.standing) > 0:
+            hunt = _Hunt(logits_of, search, norm=self.norm, eps=self.eps)
+            hunt.ask(hunt.squares.start(hunt.items))
+            for query in range(self.num_queries):
+                if len(hunt.rows) == 0:
+                    break
+                best, draws = search.x_adv[hunt.rows], hunt.draws(query)
+                share = square_share(query, p_init=self.p_init)
+                hunt.ask(hunt.squares.propose(best, draws, share=share))
+        return search.result()
+
+
+def square_share(query: int, *, p_init: float) -> float:
+    """p at a query: `p_init`, halved once for every threshold below the query's number."""
+    return p_init / 2.0 ** bisect_left(HALVINGS, query)
+
+
+def square_side(share: float, shape: Sequence[int]) -> int:
+    """s = round(sqrt(p h w)), at least one pixel and at most the image."""
+    height, width = shape[-2:]
+    return min(max(round(math.sqrt(share * height * width)), 1), height, width)
+
+
+class _Squares(Protocol):
+    """How one norm starts and proposes, for the rows it was made with."""
+
+    @property
+    def num_draws(self) -> int:
+        """Uniform numbers that one row needs for one query."""
+        ...
+
+    def take(self, kept: Tensor) -> "_Squares": ...
+
+    def start(self, items: Items) -> Images: ...
+
+    def propose(self, best: Images, draws: Tensor, *, share: float) -> Images: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _LinfSquares:
+    """Algorithm 2: every pixel sits on one of its two bounds, and squares move whole channels.
+
+    From anywhere in the ball, `best` + 2 eps is projected to the upper bound and `best` - 2 eps to
+    the lower one: so bounds are written and nothing is added.
+    """
+
+    low: Images
+    high: Images
+
+    @property
+    def num_draws(self) -> int:
+        return 2 + self.low.shape[1]
+
+    def take(self, kept: Tensor) -> "_LinfSquares":
+        return _LinfSquares(self.low[kept], self.high[kept])
+
+    def start(self, items: Items) -> Images:
+        """Vertical stripes: one sign for every row, channel and column."""
+        _, channels, _, width = items.x.shape
+        return self._extreme(items.uniform("square/start", (channels, 1, width)))
+
+    def propose(self, best: Images, draws: Tensor, *, share: float) -> Images:
+        window = _Window(draws[:, :2], best.shape, side=square_side(share, best.shape))
+        return torch.where(window.mask, self._extreme(draws[:, 2:, None, None]), best)
+
+    def _extreme(self, uniform: Tensor) -> Images:
+        return torch.where(uniform < 0.5, self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class _L2Squares:
+    """Algorithm 3: budget is moved from one window to another, and what is unused is added."""
+
+    x: Images
+    eps: float
+
+    @property
+    def num_draws(self) -> int:
+        return 5 + self.x.shape[1]
+
+    def take(self, kept: Tensor) -> "_L2Squares":
+        return _L2Squares(self.x[kept], self.eps)
+
+    def start(self, items: Items) -> Images:
+        """About 5 x 5 tiles of eta, each with its own direction and with one sign per channel."""
+        num_items, channels, height, width = items.x.shape
+        side = max(min(height, width) // 5, 1)
+        tall, wide = height // side, width // side
+        draws = items.uniform("square/start", (channels + 1, tall, wide))[..., None, None]
+        pattern = eta(side).to(items.x)
+        turned = torch.where(draws[:, :1] < 0.5, pattern.T, pattern)
+        tiles = torch.where(draws[:, 1:] < 0.5, -turned, turned)  # (B, C, tall, wide, s, s)
+        nu = torch.zeros_like(items.x)
+        top, left = (height - tall * side) // 2, (width - wide * side) // 2
+        nu[..., top : top + tall * side, left : left + wide * side] = tiles.transpose(3, 4).reshape(
+            num_items, channels, tall * side, wide * side
+        )
+        return self._at_full_length(nu)
+
+    def propose(self, best: Images, draws: Tensor, *, share: float) -> Images:
+        # at least 3 and odd, as released: then eta has a centre on both of its halves
+        side = min(max(square_side(share, best.shape), 3) | 1, *best.shape[-2:])
+        gains = _Window(draws[:, 0:2], best.shape, side=side)
+        gives = _Window(draws[:, 2:4], best.shape, side=side)
+        nu = best - self.x
+        unused = (self.eps**2 - _norms(nu.flatten(1)) ** 2).clamp_min(0)[..., None, None]
+        both = gains.mask | gives.mask
+        free = (_channel_norms(nu * both) ** 2 + unused / nu.shape[1]).sqrt()  # per channel
+        signs = torch.where(draws[:, 5:, None, None] < 0.5, -1.0, 1.0)
+        old = nu * gains.mask
+        fresh = signs * gains.placed(eta(side).to(nu), turned=draws[:, 4] < 0.5)
+        fresh = fresh + old / _channel_norms(old).clamp_min(TINY)
+        fresh = fresh / _channel_norms(fresh).clamp_min(TINY) * free
+        return self._at_full_length(torch.where(gains.mask, fresh, nu.masked_fill(gives.mask, 0)))
+
+    def _at_full_length(self, nu: Tensor) -> Images:
+        length = _norms(nu.flatten(1)).clamp_min(TINY)[..., None, None]
+        return project_l2(self.x + self.eps * nu / length, center=self.x, eps=self.eps)
+
+
+class _Hunt:
+    """The rows still under attack, packed, with what belongs to them."""
+
+    def __init__(self, logits_of: LogitsFn, search: Search, *, norm: str, eps: float) -> None:
+        self.logits_of = logits_of
+        self.search = search
+        self.rows = search.standing
+        self.items = search.items.take(self.rows)
+        self.squares: _Squares = (
+            _LinfSquares(*linf_bounds(self.items.x, eps=eps))
+            if norm == "linf"
+            else _L2Squares(self.items.x, eps)
+        )
+        self._draws: Tensor | None = None
+
+    def draws(self, query: int) -> Tensor:
+        """(B, num_draws) uniform numbers of every row for one query; ask for queries in order."""
+        block, index = divmod(query, QUERIES_PER_DRAW)
+        if index == 0 or self._draws is None:
+            shape = (QUERIES_PER_DRAW, self.squares.num_draws)
+            self._draws = self.items.uniform(f"square/queries/{block}", shape)
+        return self._draws[:, index]
+
+    def ask(self, proposal: Images) -> None:
+        """One query of every row: better points are kept, misclassified rows leave."""
+        logits = check_logits(self.logits_of(proposal), self.items.item_ids)
+        scores = margin(logits, self.items.y)
+        standing = self.search.visit(self.rows, proposal, logits, scores)
+        if not bool(standing.all()):
+            kept = standing.nonzero().squeeze(1)
+            self.rows, self.items = self.rows[kept], self.items.take(kept)
+            self.squares = self.squares.take(kept)
+            self._draws = None if self._draws is None else self._draws[kept]
+
+
+def eta(side: int) -> Tensor:
+    """(s, s) pattern of unit norm: a positive bump in the upper half, a negative one below.
+
+    Andriushchenko et al. 2020, sec. 3, l2 attack: at Chebyshev distance m from its centre a bump is
+    as high as the sum of 1 / (k + 1)^2 over k >= m, up to its edge.
+    """
+    half = side // 2
+    return _unit(torch.cat([_bump(half, side), -_bump(side - half, side)]))
+
+
+def _bump(height: int, width: int) -> Tensor:
+    rows = (torch.arange(height) - height // 2).abs()
+    columns = (torch.arange(width) - width // 2).abs()
+    distance = torch.maximum(rows[:, None], columns[None])
+    terms = 1 / torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64) ** 2
+    return _unit(terms.flip(0).cumsum(0).flip(0)[distance])
+
+
+class _Window:
+    """One square of each row, from two uniform numbers; every position inside the image counts."""
+
+    def __init__(self, uniform: Tensor, shape: Sequence[int], *, side: int) -> None:
+        height, width = shape[-2:]
+        free = torch.tensor([height - side + 1, width - side + 1], device=uniform.device)
+        corner = (uniform.double() * free).long()  # float64: the product stays below `free`
+        rows = torch.arange(height, device=uniform.device) - corner[:, :1]  # (B, H)
+        columns = torch.arange(width, device=uniform.device) - corner[:, 1:]  # (B, W)
+        inside = [(line >= 0) & (line < side) for line in (rows, columns)]
+        self.mask = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]  # (B, 1, H, W)
+        self._rows = rows.clamp(0, side - 1)[:, :, None]
+        self._columns = columns.clamp(0, side - 1)[:, None, :]
+
+    def placed(self, pattern: Tensor, *, turned: Tensor) -> Tensor:
+        """(B, 1, H, W): `pattern` in the window, transposed where `turned`, and 0 elsewhere."""
+        both = torch.stack([pattern, pattern.T])
+        chosen = both[turned.long()[:, None, None], self._rows, self._columns]
+        return chosen[:, None] * self.mask
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """l2 norms along the last axis, which is kept."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return norms
+
+
+def _unit(pattern: Tensor) -> Tensor:
+    """A pattern at norm one; an empty one (half of a single pixel) stays empty."""
+    return pattern / _norms(pattern.flatten()).clamp_min(TINY)
+
+
+def _channel_norms(images: Tensor) -> Tensor:
+    """(B, C, 1, 1) l2 norms of every channel."""
+    return _norms(images.flatten(2))[..., None]

@@ -1,0 +1,261 @@
+"""Lists of attacks on the page: what each left, how it depends on the budget, and our doubts."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from components.report import attack_figures, figures
+from components.report.content import Accuracy, Cell, Chart, Column, LegendEntry, Table, Verdict
+from components.report.results import AttackedModel, AttackResult
+from components.report.wording import long_threat, pixels, settings_text, short_threat
+
+LINES: tuple[tuple[str, Literal["line", "dash"]], ...] = (
+    ("attacked", "line"),
+    ("ink", "dash"),
+    ("measured", "line"),
+    ("proven", "dash"),
+)  # one per model
+
+
+def falls(model: AttackedModel) -> bool:
+    """Accuracy never rises along the list, and the last figure is the union's."""
+    along = [model.clean, *(step.left for step in model.steps)]
+    values = [share.value for share in along]
+    return values == sorted(values, reverse=True) and values[-1] == model.robust.value
+
+
+def verdicts(attack: AttackResult) -> tuple[Verdict, ...]:
+    """One per model whose attacks were doubted."""
+    return tuple(
+        Verdict(f"{attack.name}, {name}", model.sanity["verdict"], tuple(model.sanity["reasons"]))
+        for name, model in attack.models.items()
+        if model.sanity
+    )
+
+
+def charts(attack: AttackResult) -> Iterator[Chart]:
+    """Bars of all models, curves against eps and steps, gaps of attention per model."""
+    yield _bars(attack)
+    for key in ("eps", "steps"):
+        if any(key in model.curves for model in attack.models.values()):
+            yield _curve(attack, key)
+    for number, (name, model) in enumerate(attack.models.items(), start=1):
+        if model.sanity and model.sanity.get("attention_gaps"):
+            yield _gaps(f"{attack.name}.gaps-{number}", name, model.sanity["attention_gaps"])
+
+
+def tables(attack: AttackResult) -> Iterator[Table]:
+    """The list attack by attack, findings of the sanity suite, networks with scaled attention."""
+    yield _steps_table(attack)
+    if any(model.sanity for model in attack.models.values()):
+        yield _findings_table(attack)
+    if any(model.protocols for model in attack.models.values()):
+        yield _protocol_table(attack)
+
+
+def settings(attack: AttackResult) -> str:
+    """The settings that neither the threat nor the charts state already."""
+    told = {"models", "eps", "norm", "attacks", "curves", "sanity"}
+    listed = [_entry(entry) for entry in attack.settings["attacks"]]
+    rest = {key: value for key, value in attack.settings.items() if key not in told}
+    return f"Attacks: {'; '.join(listed)}. Further settings: {settings_text(rest)}"
+
+
+def _entry(entry: Mapping[str, Any]) -> str:
+    values = {k: v for k, v in entry.items() if k != "kind" and v is not None}
+    return f"{entry['kind']} ({settings_text(values)})" if values else str(entry["kind"])
+
+
+def _bars(attack: AttackResult) -> Chart:
+    models = list(attack.models)
+    clean, robust = list(attack.clean.values()), list(attack.robust.values())
+    label = f"{attack.title}, {short_threat(attack.threat)}"
+    said = "; ".join(
+        f"{m} clean {attack.clean[m].percent('measured')}, "
+        f"attacked {attack.robust[m].percent('attacked')}"
+        for m in models
+    )
+    rows: list[tuple[Cell, ...]] = list(zip(models, clean, robust, strict=True))
+    return Chart(
+        attack.name,
+        f"Clean and attacked accuracy ({label})",
+        figures.attack_bars(
+            models,
+            clean=clean,
+            attacked=robust,
+            name=attack.name,
+            alt=f"Accuracy of each model: {said}.",
+        ),
+        (
+            LegendEntry("clean", "measured", "bar"),
+            LegendEntry(f"after {label}", "attacked", "bar"),
+            LegendEntry("95% interval", "ink", "line"),
+        ),
+        (
+            f"{long_threat(attack.threat)} {max(a.num_items for a in clean):,} items per model.",
+            *_blindness(attack),
+        ),
+        Table(
+            attack.name,
+            (Column("Model"), Column("clean", "measured"), Column("attacked", "attacked")),
+            tuple(rows),
+        ),
+    )
+
+
+def _curve(attack: AttackResult, key: str) -> Chart:
+    """PGD with a growing budget or more steps; both must only ever lower accuracy."""
+    shown = {name: m.curves[key] for name, m in attack.models.items() if key in m.curves}
+    title = "a growing budget" if key == "eps" else "more steps"
+    said = "; ".join(
+        f"{name}: " + ", ".join(f"{x:g} {share.percent('attacked')}" for x, share in points)
+        for name, points in shown.items()
+    )
+    signs = [LINES[i % len(LINES)] for i in range(len(shown))]
+    xs = sorted({x for points in shown.values() for x, _ in points})
+    by_model = {name: dict(points) for name, points in shown.items()}
+    rows: list[tuple[Cell, ...]] = [
+        (pixels(x) if key == "eps" else int(x), *(by_model[m].get(x) for m in by_model)) for x in xs
+    ]
+    name = f"{attack.name}.{key}"
+    num_items = next(iter(shown.values()))[0][1].num_items
+    fixed = (
+        "PGD-20 with steps of a quarter of the budget"
+        if key == "eps"
+        else f"PGD, {short_threat(attack.threat)}"
+    )
+    return Chart(
+        name,
+        f"Accuracy under {title}",
+        attack_figures.accuracy_curves(
+            list(shown.values()),
+            colours=[colour for colour, _ in signs],
+            dashed=[sign == "dash" for _, sign in signs],
+            label="budget eps, pixels in [0, 1]" if key == "eps" else "number of steps",
+            logarithmic=key == "steps",
+            marked=attack.threat["eps"] if key == "eps" else None,
+            name=name,
+            alt=f"Accuracy by {key}. {said}.",
+        ),
+        (
+            *(LegendEntry(m, *sign) for m, sign in zip(shown, signs, strict=True)),
+            *([LegendEntry("the budget of the attack list", "muted", "dash")] * (key == "eps")),
+        ),
+        (
+            f"{fixed}, on {num_items:,} items; bands are 95% intervals. Accuracy that rises here "
+            "would show that the attack fails.",
+        ),
+        Table(
+            name,
+            (Column(key, "number"), *(Column(m, "attacked") for m in shown)),
+            tuple(rows),
+        ),
+    )
+
+
+def _gaps(name: str, model: str, gaps: Mapping[str, Any]) -> Chart:
+    """How far the largest attention logit leads the second, block by block."""
+    blocks = gaps["blocks"]
+    widest = max(blocks, key=lambda block: blocks[block]["q99"])
+    limits = gaps["limits"]
+    keys = ("q50", "q90", "q99", "max", "cancelled", "underflowed")
+    rows: list[tuple[Cell, ...]] = [
+        (block, *(page[key] for key in keys)) for block, page in blocks.items()
+    ]
+    said = f"99% of the gaps of {widest} are below {blocks[widest]['q99']:.3g}."
+    return Chart(
+        name,
+        f"{model}: lead of the largest attention logit",
+        attack_figures.gap_histogram(
+            gaps["edges"],
+            counts=[page["counts"] for page in blocks.values()],
+            highlighted=list(blocks).index(widest),
+            limits=(limits["cancels"], limits["underflows"]),
+            name=name,
+            alt=f"Histogram of attention gaps of {model}, one line per block. {said}",
+        ),
+        (
+            LegendEntry(f"{widest}, the widest block", "attacked", "line"),
+            LegendEntry("other blocks", "muted", "line"),
+            LegendEntry("float32 softmax loses its gradient", "ink", "dash"),
+        ),
+        (
+            f"{said} Beyond {limits['cancels']:g} the gradient of the winning logit is rounded to "
+            f"zero, beyond {limits['underflows']:g} every gradient is: an attack is blind there.",
+        ),
+        Table(name, (Column("block"), *(Column(key, "number") for key in keys)), tuple(rows)),
+    )
+
+
+def _steps_table(attack: AttackResult) -> Table:
+    columns = (
+        *(Column("Model"), Column("Attack"), Column("given", "number"), Column("broken", "number")),
+        Column("left", "attacked", "by it and all before"),
+        Column("evaluations", "number"),
+        Column("gradients", "number"),
+        Column("zero gradients", "number", "%"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for name, model in attack.models.items():
+        rows.append((name, "none", None, None, model.clean, None, None, None))
+        for step in model.steps:
+            own = step.name if step.name == step.entry else f"{step.entry}: {step.name}"
+            share = round(100 * step.zero_gradient_rate, 2)
+            costs = (step.num_evaluations, step.num_gradients, share)
+            rows.append((name, own, step.num_items, step.num_broken, step.left, *costs))
+    title = f"{attack.name}: the list, attack by attack"
+    return Table(f"{attack.name}.list", columns, tuple(rows), title=title)
+
+
+def _findings_table(attack: AttackResult) -> Table:
+    columns = (
+        *(Column("Model"), Column("Check"), Column("Result")),
+        *(Column("found", "number"), Column("limit", "number"), Column("Finding")),
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (name, f["name"], "holds" if f["ok"] else "FAILS", f["value"], f["limit"], f["text"])
+        for name, model in attack.models.items()
+        for f in (model.sanity or {"findings": []})["findings"]
+    ]
+    title = f"{attack.name}: do these attacks work?"
+    return Table(f"{attack.name}.sanity", columns, tuple(rows), title=title)
+
+
+def _protocol_table(attack: AttackResult) -> Table:
+    """Figures of networks with scaled attention: other classifiers, never robust accuracy."""
+    columns = (
+        *(Column("Model"), Column("Attack"), Column("attention")),
+        Column("this model", "attacked", "candidate alone"),
+        Column("scaled network", "measured", "paper protocol, same points"),
+        Column("scaled network", "measured", "paper protocol, clean"),
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for model, found in attack.models.items():
+        for name, page in found.protocols.items():
+            for candidate in page["candidates"]:
+                shares = [
+                    Accuracy.parse(candidate[key], source=f"{attack.name} {name}")
+                    for key in ("original_accuracy", "scaled_accuracy", "scaled_clean_accuracy")
+                ]
+                rows.append((model, name, _scales(candidate["scales"]), *shares))
+            again = Accuracy.parse(page["restarts_accuracy"], source=f"{attack.name} {name}")
+            rows.append((model, name, "unscaled, as many restarts", again, None, None))
+    title = f"{attack.name}: networks with scaled attention, which are other classifiers"
+    return Table(f"{attack.name}.paper_protocol", columns, tuple(rows), title=title)
+
+
+def _scales(scales: list[float] | None) -> str:
+    if scales is None:
+        return "unscaled"
+    if len(set(scales)) == 1:
+        return f"times {scales[0]:.3g}"
+    return f"times {min(scales):.2g} to {max(scales):.2g}"
+
+
+def _blindness(attack: AttackResult) -> Iterator[str]:
+    """A vanished gradient hides weakness from the attack, so it is said beside the number."""
+    for name, model in attack.models.items():
+        if model.zero_gradient_rate > 0:
+            yield (
+                f"{100 * model.zero_gradient_rate:.1f}% of the gradients of {name} were exactly "
+                "zero: its accuracy here may be too favourable."
+            )

@@ -1,0 +1,91 @@
+"""`casemate attack` without a recipe: a model folder on prepared data or on a source."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.e2e.cli import call, step_folder
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def places(finished_flow):
+    """(model folder, prepared dataset) of a finished flow."""
+    return step_folder(finished_flow, "train.main") / "model", step_folder(finished_flow, "prepare")
+
+
+def test_a_given_model_is_attacked_as_in_its_own_recipe(cli, places, finished_flow, tmp_path):
+    """Same model, items, seed and list: the same rows, though nothing was trained or prepared."""
+    model, data = places
+    command = ("attack", "--model", model, "--data", data, "--eps", 0.05, "--storage", tmp_path,
+               "--attacks", "fgsm,pgd-5,apgd-ce", "--set", "seed=3", "--json")  # fmt: skip
+    said = cli(*command)
+    assert said.code == 0, said.err
+    assert set(said.json["steps"]) == {"prepare", "model.main", "attack.linf"}
+    assert said.json["steps"]["prepare"] == str(data)
+    rows = pq.read_table(step_folder(tmp_path, "attack.linf") / "attacks.parquet")
+    expected = pq.read_table(step_folder(finished_flow, "attack.linf") / "attacks.parquet")
+    assert rows.equals(expected)
+    assert said.json["summary"][-1]["verdict"] in ("reliable", "suspect")
+    again = cli(*command)
+    assert again.code == 0, again.err
+    assert again.err.count("done before") == 1  # the attack; nobody claims to have made the rest
+    assert again.json["summary"] == said.json["summary"]
+
+
+@pytest.mark.ray
+def test_a_source_is_prepared_to_fit_the_model(ray_session, places, tmp_path):
+    model, _ = places
+    said = call("attack", "--model", model, "--data", "digits", "--eps", "8/255", "--num-items", 10,
+                "--attacks", "fgsm", "--set", "attack.linf.sanity=null",
+                "--storage", tmp_path)  # fmt: skip
+    assert said.code == 0, said.err
+    summary = json.loads((step_folder(tmp_path, "attack.linf") / "summary.json").read_text())
+    assert summary["models"]["main"]["num_items"] == 10
+    assert summary["threat"]["eps"] == 8 / 255
+    assert "fgsm linf 0.0313" in said.out
+
+
+def mistake(*arguments: object) -> str:
+    said = call("attack", *arguments)
+    assert said.code == 2, said.out + said.err
+    (line,) = said.err.splitlines()
+    return line.removeprefix("casemate: ")
+
+
+def test_mistakes_are_one_line(places, tmp_path):
+    model, data = places
+    both = ("--model", model, "--data", data)
+    (tmp_path / "empty").mkdir()
+    assert mistake(*both) == (
+        "attack: --eps is missing; name a RECIPE, or --model, --data and --eps"
+    )
+    assert mistake("demo", "--eps", "8/255").startswith("--eps: 8/255 goes without RECIPE")
+    assert mistake("demo", "--norm", "l2").startswith("--norm: l2 goes without RECIPE")
+    assert mistake(*both, "--eps", 1, "--fit", "crop").startswith("--fit: crop has no meaning")
+    assert "eps: '8' is outside [0, 1]" in mistake(*both, "--eps", 8)
+    assert "write e.g. 8/255" in mistake(*both, "--eps", 8)
+    assert "has no model.json" in mistake("--model", tmp_path, "--data", data, "--eps", 0.1)
+    empty = ("--model", model, "--data", tmp_path / "empty", "--eps", 0.1)
+    assert "has no dataset.json" in mistake(*empty)
+    assert "did you mean 'digits'?" in mistake("--model", model, "--data", "digit", "--eps", 0.1)
+    unknown = mistake(*both, "--eps", 0.1, "--attacks", "pgd-20,pdg-20")
+    assert unknown.startswith("--attacks: pdg-20 is no attack; write e.g. pgd-20. Known: ")
+
+
+def test_a_model_of_other_images_is_refused_before_anything_starts(places, tmp_path):
+    model, data = places
+    other = tmp_path / "other"
+    other.mkdir()
+    for key, value, told in (
+        ("num_classes", 7, "classes: 10 in the data, but this tiny_vit tells 7 apart"),
+        ("image_size", 16, "image: 1x8x8 (channels x height x width) is not the 1x16x16"),
+    ):
+        header = json.loads((model / "model.json").read_text())
+        header["spec"][key] = value
+        (other / "model.json").write_text(json.dumps(header))
+        said = mistake("--model", other, "--data", data, "--eps", 0.1, "--storage", tmp_path / "s")
+        assert said.startswith(told)
+        assert not (tmp_path / "s").exists()
