@@ -5,15 +5,18 @@ round, and some count another head: Bhojanapalli et al. print counts for ViT-L a
 ResNets that these networks do not have (307M for 304M, 207M for 217M), so those are left out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import timm
+from torch import nn
 
 from components.core.errors import CasemateError
-from components.models.costs import costs_of
+from components.models.attention.discover import attention_of
+from components.models.costs import costs_of_shapes, network_of_shapes
+from components.models.tokens import check_droppable
 from components.models.zoo import OWN, VARIANTS, is_known
 
 RECIPE, SCALING, SMOOTHED, DENOISED, UNDERSTANDING = (
@@ -33,31 +36,11 @@ PAPERS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What the networks of a family allow."""
-
-    drops_tokens: bool  # `token_policy: drop` works
-    scales_attention: bool  # attention logits can be scaled before their softmax
-
-
-FAMILIES: Mapping[str, Family] = {
-    "vit": Family(drops_tokens=True, scales_attention=True),
-    "beit": Family(drops_tokens=True, scales_attention=True),
-    "cait": Family(drops_tokens=False, scales_attention=True),
-    "xcit": Family(drops_tokens=False, scales_attention=True),
-    "swin": Family(drops_tokens=False, scales_attention=True),
-    "levit": Family(drops_tokens=False, scales_attention=True),
-    "resnet": Family(drops_tokens=False, scales_attention=False),
-    "convnext": Family(drops_tokens=False, scales_attention=False),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class Architecture:
     """One name, the size it is used at, and the figures that its users print."""
 
     name: str
-    family: str  # a key of FAMILIES, or timm's module of a network outside the catalogue
+    family: str  # timm's module, for a network outside the catalogue
     papers: tuple[str, ...] = ()  # keys of PAPERS
     printed_params: str | None = None  # millions
     printed_gflops: str | None = None
@@ -112,40 +95,54 @@ _ENTRIES: Iterable[Architecture] = (
 CATALOG: Mapping[str, Architecture] = {entry.name: entry for entry in _ENTRIES}
 
 
-def find(name: str) -> list[Architecture]:
-    """Entries whose name fits a glob, or the one network of that name, be it timm's only."""
-    if found := [entry for entry in CATALOG.values() if fnmatchcase(entry.name, name)]:
+def find(pattern: str) -> list[Architecture]:
+    """Entries whose name fits a glob; where there are none, all others that timm knows."""
+    if found := [entry for entry in CATALOG.values() if fnmatchcase(entry.name, pattern)]:
         return found
-    if is_known(name):
-        return [_outside(name)]
-    raise CasemateError(
-        "models", name, "fits nothing in the catalogue and is no name of timm; --all searches timm"
-    )
+    if is_known(pattern):  # names with a tag of their weights too, which timm does not list
+        return [_outside(pattern)]
+    return find_everywhere(pattern)
 
 
 def find_everywhere(pattern: str) -> list[Architecture]:
     """All networks whose name fits a glob: the catalogue's, then the rest of timm's."""
-    names = [*CATALOG, *OWN, *VARIANTS, *timm.list_models()]
-    fitting = dict.fromkeys(name for name in names if fnmatchcase(name, pattern))
-    if not fitting:
+    if not (names := _names(pattern)):
         raise CasemateError("models", pattern, "fits no name, here or in timm")
-    return [CATALOG.get(name) or _outside(name) for name in fitting]
+    return [CATALOG.get(name) or _outside(name) for name in names]
+
+
+def num_everywhere(pattern: str) -> int:
+    """How many networks `find_everywhere` would find."""
+    return len(_names(pattern))
+
+
+def _names(pattern: str) -> list[str]:
+    known = dict.fromkeys([*CATALOG, *OWN, *VARIANTS, *timm.list_models()])
+    return [name for name in known if fnmatchcase(name, pattern)]
 
 
 def describe(entry: Architecture) -> dict[str, Any]:
-    """Plain values of an entry with its costs at its own size; None: not known for its family."""
-    costs = costs_of(entry.name, image_size=entry.image_size, num_classes=entry.num_classes)
-    family = FAMILIES.get(entry.family)
+    """Plain values of an entry: its costs at its own size, and what its network allows."""
+    size = entry.image_size
+    net = network_of_shapes(entry.name, image_size=size, num_classes=entry.num_classes)
     return {
         "name": entry.name,
         "family": entry.family,
-        **asdict(costs),
+        **asdict(costs_of_shapes(net, image_size=size)),
         "image_size": entry.image_size,
         "num_classes": entry.num_classes,
         "papers": list(entry.papers),
-        "drops_tokens": family and family.drops_tokens,
-        "scales_attention": family and family.scales_attention,
+        "drops_tokens": _allows(check_droppable, net),  # `token_policy: drop` works
+        "scales_attention": _allows(attention_of, net),  # its logits, before their softmax
     }
+
+
+def _allows(check: Callable[[nn.Module], object], net: nn.Module) -> bool:
+    try:
+        check(net)
+    except CasemateError:
+        return False
+    return True
 
 
 def _outside(name: str) -> Architecture:

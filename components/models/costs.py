@@ -1,9 +1,9 @@
 """What a network costs per image: weights, multiply-accumulates, memory kept for the backward pass.
 
-Everything is counted on torch's meta device, from shapes alone: the largest network takes a second
-and no memory. A multiply-accumulate counts 1, as in the GFLOPs that papers on vision print; the
-FLOPs of hardware sheets are twice that. Matrix products (attention's too) and convolutions count;
-normalisation, activations, softmax and sums are left out, as is usual.
+Everything is counted on torch's meta device, from shapes alone: the largest network takes half a
+second and no memory. A multiply-accumulate counts 1, as in the GFLOPs that papers on vision print;
+the FLOPs of hardware sheets are twice that. Matrix products (attention's too) and convolutions
+count; normalisation, activations, softmax and sums are left out, as is usual.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,9 @@ from components.core.errors import CasemateError
 from components.models.spec import ModelSpec
 from components.models.zoo import build_network
 
-BATCH = 2**30  # so many images that what they share (codes of positions) rounds to nothing each
+# A prime that divides no size of a network: counts that it divides are counts of images, all others
+# belong to what images share (codes of positions), and one pass tells the two apart.
+BATCH = 1009
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FORMULAS = {  # torch's table knows fused attention on GPUs only
     **flop_registry,
@@ -32,7 +34,7 @@ _FORMULAS = {  # torch's table knows fused attention on GPUs only
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one network, and of each image of a large batch."""
+    """Of one network, and of each image that goes through it."""
 
     params: int
     flops: int  # multiply-accumulates of one forward pass
@@ -48,28 +50,63 @@ def costs_of(
     options: Mapping[str, Any] | None = None,
 ) -> Costs:
     """Costs of the network that `build_network` makes of the same arguments."""
-    with torch.device("meta"):
-        net = build_network(
+    net = network_of_shapes(
+        architecture,
+        image_size=image_size,
+        channels=channels,
+        num_classes=num_classes,
+        options=options,
+    )
+    return costs_of_shapes(net, image_size=image_size, channels=channels)
+
+
+def network_of_shapes(
+    architecture: str,
+    *,
+    image_size: int,
+    channels: int = 3,
+    num_classes: int,
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """The network of `build_network` in eval mode on the meta device: shapes without values."""
+    with torch.device("meta"), _NoInitialValues():
+        return build_network(
             architecture,
             image_size=image_size,
             channels=channels,
             num_classes=num_classes,
             options=options or {},
         ).eval()
+
+
+def costs_of_shapes(net: nn.Module, *, image_size: int, channels: int = 3) -> Costs:
+    """Costs of a network on the meta device."""
+    counter = _MacCounter()  # type: ignore[no-untyped-call]
+    with torch.device("meta"), counter, _FusedAttention():
         images = torch.empty(BATCH, channels, image_size, image_size)
-        counter = _MacCounter()  # type: ignore[no-untyped-call]
         try:
-            with counter, _FusedAttention():
-                kept = kept_bytes(net, images)
+            kept = [_per_image(size) for size in kept_sizes(net, images)]
         except RuntimeError as error:
-            raise CasemateError(
-                "model.architecture", architecture, f"looks at values, not shapes alone: {error}"
-            ) from error
+            name, remedy = type(net).__name__, f"looks at values, not shapes alone: {error}"
+            raise CasemateError("model.architecture", name, remedy) from error
     return Costs(
         params=sum(p.numel() for p in net.parameters()),
-        flops=counter.macs // BATCH,
-        activation_bytes=kept // BATCH,
+        flops=counter.macs,
+        activation_bytes=sum(kept),
     )
+
+
+def _per_image(count: int) -> int:
+    """A count of the whole batch as that of one image alone; nothing for what images share.
+
+    A network whose images see each other has counts that grow with the batch's square: alone, an
+    image sees itself, so every factor of the batch goes.
+    """
+    if count % BATCH:
+        return 0
+    while count and count % BATCH == 0:
+        count //= BATCH
+    return count
 
 
 def costs_of_spec(spec: ModelSpec) -> Costs:
@@ -83,8 +120,8 @@ def costs_of_spec(spec: ModelSpec) -> Costs:
     )
 
 
-def kept_bytes(net: nn.Module, images: Tensor) -> int:
-    """Bytes that autograd keeps of a forward pass, weights and buffers left out.
+def kept_sizes(net: nn.Module, images: Tensor) -> list[int]:
+    """Bytes of each storage that autograd keeps of a forward pass, weights and buffers left out.
 
     Views of one storage, such as query, key and value, count once.
     """
@@ -99,11 +136,11 @@ def kept_bytes(net: nn.Module, images: Tensor) -> int:
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         net(images)
-    return sum(storage.nbytes() for storage in kept.values())
+    return [storage.nbytes() for storage in kept.values()]
 
 
 class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts by torch's table of formulas; its own FlopCounterMode is three times as slow."""
+    """Counts an image's share by torch's formulas; its FlopCounterMode is three times as slow."""
 
     macs = 0
 
@@ -113,8 +150,25 @@ class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if formula := _FORMULAS.get(func._overloadpacket):
-            self.macs += formula(*args, **kwargs, out_val=out) // 2
+            self.macs += _per_image(formula(*args, **kwargs, out_val=out) // 2)
         return out
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Skips the arithmetic of initialisation, which takes most of a large network's making."""
+
+    FILLERS = (
+        *("uniform_", "kaiming_uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_"),
+        *("fill_", "zero_", "constant_"),
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.__name__ in self.FILLERS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 class _FusedAttention(TorchFunctionMode):

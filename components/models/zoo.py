@@ -1,6 +1,7 @@
 """Architectures by name: all that timm knows, variants of timm's, and a few networks of our own."""
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import Any
 
 import timm
@@ -30,6 +31,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "xcit_large_12_p8_224": ("xcit_small_12_p8_224", {"embed_dim": 768, "num_heads": 16}),
 }
 WEIGHT_OPTIONS = ("pretrained", "checkpoint_path")  # timm's; building a network fetches nothing
+
+COUNTS = (
+    *("depth", "depths", "layers", "cls_attn_layers", "embed_dim", "channels", "widths"),
+    *("num_heads", "patch_size", "stem_patch", "window_size"),
+)  # options that are at least 1; none is negative
 
 
 def build_network(
@@ -94,6 +100,20 @@ def _check_options(options: Mapping[str, Any], *, taken: Mapping[str, Any]) -> N
             raise CasemateError(
                 f"model.options.{key}", value, "is no option here; use model.pretrained"
             )
+        _check_number(key, value)
+
+
+def _check_number(key: str, value: Any) -> None:
+    """Refuse what timm would build without a word: a network of no blocks, a rate above 1."""
+    for number in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
+        if not isfinite(number):
+            raise CasemateError(f"model.options.{key}", value, "is not a finite number")
+        if key.endswith("_rate") and not 0 <= number < 1:
+            raise CasemateError(f"model.options.{key}", value, "is no rate; it is in [0, 1)")
+        if number < (least := 1 if key in COUNTS else 0):
+            raise CasemateError(f"model.options.{key}", value, f"must be at least {least}")
 
 
 def _check_patches(net: nn.Module, image_size: int) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from components.models.checkpoint import load_model
 from components.models.zoo import build_network
-from tests.e2e.cli import call
+from tests.e2e.cli import TINY, call, step_folder, tiny_recipe
 
 pytestmark = pytest.mark.e2e
 OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -81,3 +81,57 @@ def test_what_does_not_fit_is_reported_key_by_key(tmp_path, arguments):
     fresh = call(*arguments, *STATISTICS, "--classes", 9, "--allow-missing", "head.*")
     assert fresh.code == 0, fresh.err
     assert "fresh      head.weight" in fresh.out
+
+
+@pytest.mark.parametrize("place", ["afile", "afile/sub"])
+def test_a_file_is_no_place_for_a_model(tmp_path, arguments, place):
+    (tmp_path / "afile").touch()
+    told = call(*arguments, *STATISTICS, "--out", tmp_path / place)
+    assert told.code == 2
+    assert len(told.err.splitlines()) == 1
+    assert "--out:" in told.err
+    assert "afile is a file" in told.err
+
+
+def test_blocks_that_would_be_cut_off_are_told(tmp_path, arguments):
+    deep = build_network(
+        "tiny_vit", image_size=16, channels=3, num_classes=4, options={**OPTIONS, "depth": 2}
+    )
+    torch.save(deep.state_dict(), arguments[1])
+    told = call(*arguments, *STATISTICS)
+    assert told.code == 2
+    assert "hold blocks.1.norm1.weight" in told.err
+    assert "unused     blocks.1.norm1.weight" in told.out
+    assert not (tmp_path / "model").exists()
+    cut = call(*arguments, *STATISTICS, "--allow-unused", "blocks.1.*")
+    assert cut.code == 0, cut.err
+    assert "ignored    blocks.1.norm1.weight" in cut.out
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_relative_folder_starts_a_training(tmp_path, monkeypatch):
+    """Digits are 8 x 8 and grey; the model folder is named as the user sees it, from here."""
+    monkeypatch.chdir(tmp_path)
+    options = TINY["model"]["options"]
+    net = build_network("tiny_vit", image_size=8, channels=1, num_classes=10, options=options)
+    torch.save(net.state_dict(), "digits.pth")
+    given = [part for k, v in options.items() for part in ("--option", f"{k}={v}")]
+    place = ("--architecture", "tiny_vit", "--image-size", 8, "--channels", 1, "--out", "parent")
+    done = call("import-weights", "digits.pth", *place, *given, "--mean", "0.3", "--std", "0.4")
+    assert done.code == 0, done.err
+    recipe = tiny_recipe(
+        tmp_path / "tiny.yaml",
+        data={"source": "digits", "limits": {"train": 128, "val": 32, "test": 16}},
+        model={**TINY["model"], "pretrained": "./parent"},
+        train={"epochs": 1, "batch_size": 64},
+        attack={},
+        certify={},
+    )
+    trained = call("train", recipe, "--storage", "runs")
+    assert trained.code == 0, trained.err
+    folder = step_folder(tmp_path / "runs", "train.main")
+    page = json.loads((folder / "pretrained.json").read_text())
+    assert page["report"]["complete"]
+    assert len(page["report"]["loaded"]) == len(net.state_dict())
+    spec = json.loads((folder / "model" / "model.json").read_text())["spec"]
+    assert (spec["mean"], spec["std"]) == ([0.3], [0.4])

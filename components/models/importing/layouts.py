@@ -5,7 +5,8 @@
 | `timm` | nothing, `module.` or `_orig_mod.` | timm's |
 | `deit` | the same | timm's, older ones (facebookresearch/deit) |
 | `xcit` | the same | facebookresearch/xcit, or timm's as in Debenedetti's releases |
-| `robustbench` | `model.` beside `normalize.mean`, `.std`; or `mu`, `sigma` | the network's own |
+| `robustbench` | `model.` beside `normalize.mean`, `.std`; or `mu`, `sigma` | the network's own, \
+or those of TRADES' wide ResNets and of kuangliu's PreAct ResNets |
 | `smoothed-vit` | `module.model.` beside `module.normalizer.`, `module.attacker.` | timm's |
 | `hf-vit` | `vit.`, query, key and value apart | Hugging Face's |
 """
@@ -152,11 +153,36 @@ _WIDE_RESNET_NAMES: Renames = (
 )
 
 
-def _from_wide_resnet(state: State, net: nn.Module) -> dict[str, Tensor]:
-    """timm's names for the wide ResNets of TRADES and RobustBench, whose head is no convolution."""
-    if not any(name.startswith("block1.layer.") for name in state):
+_PREACT_NAMES: Renames = (
+    (r"^conv1\.", "stem.conv."),
+    (r"^layer(\d+)\.(\d+)\.", lambda found: f"stages.{int(found[1]) - 1}.blocks.{found[2]}."),
+    (r"^bn\.", "norm."),
+    (r"\.bn(\d)\.", r".norm\1."),
+    (r"\.shortcut\.0\.", ".downsample.conv."),
+    (r"^linear\.", "head.fc."),
+)
+
+
+def _from_cifar_resnet(state: State, net: nn.Module) -> dict[str, Tensor]:
+    """timm's names for the pre-activation networks of TRADES and RobustBench.
+
+    Their heads are linear maps, ours is a convolution of 1 x 1 pixels. RobustBench's PreAct ResNets
+    come in two kinds: with a norm before the head, shortcuts start behind the first norm and ReLU,
+    which is our network; without it, they start before, which is another function.
+    """
+    if any(name.startswith("block1.layer.") for name in state):
+        renamed = _rename(state, _WIDE_RESNET_NAMES)
+    elif "layer1.0.bn1.weight" in state and "linear.weight" in state:
+        if "bn.weight" not in state:
+            raise CasemateError(
+                "weights",
+                "PreAct ResNet",
+                "has no norm before its head (`bn`) and takes shortcuts before the norm of a "
+                "block: another function than preact_resnet18, it cannot be imported",
+            )
+        renamed = _rename(state, _PREACT_NAMES)
+    else:
         return dict(state)
-    renamed = _rename(state, _WIDE_RESNET_NAMES)
     if (head := renamed.get("head.fc.weight")) is not None and head.ndim == 2:
         renamed["head.fc.weight"] = head[:, :, None, None]
     return renamed
@@ -184,7 +210,7 @@ def _conversion_for(net: nn.Module) -> Callable[[dict[str, Tensor], nn.Module], 
     if isinstance(net, VisionTransformer):
         return partial(vit_names, adapt_layer_scale=True)  # DeiT III calls layer scales gamma_1, _2
     if isinstance(net, ResNetV2):
-        return _from_wide_resnet
+        return _from_cifar_resnet
     family = importlib.import_module(type(net).__module__)
     convert: Callable[..., dict[str, Tensor]] = getattr(
         family, "checkpoint_filter_fn", lambda tensors, net: tensors

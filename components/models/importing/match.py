@@ -1,16 +1,24 @@
 """Tensors against a network, key by key: what fits is loaded, and everything else is named."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from components.core.errors import CasemateError
 from components.models.adapt import ShapePair, State, fit_sizes
 
 SHOWN = 3  # names of each kind in the one-line error; the report has them all
+# Tensors without a part in the logits of the network that they are left out of.
+IDLE = re.compile(
+    r"(pooler|pre_logits|head_dist|normali[sz]er?|sub_block1)\..*"  # TRADES never calls sub_block1
+    r"|(.*\.)?(attn_mask|relative_position_index|relative_coords_table|attention_bias_idxs)"
+    r"|(.*\.)?num_batches_tracked"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +31,11 @@ class ImportReport:
     missing: tuple[str, ...]  # in the network, not in the weights
     mismatched: Mapping[str, ShapePair]  # in both, with shapes that do not fit
     unused: tuple[str, ...]  # in the weights, not in the network
-    notes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # the same, but idle (`IDLE`) or allowed to be left out
 
     @property
     def complete(self) -> bool:
-        return not self.missing and not self.mismatched
+        return not self.missing and not self.mismatched and not self.unused
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -39,13 +47,13 @@ class ImportReport:
         for kind in ("resampled", "mismatched"):
             for name, (theirs, ours) in getattr(self, kind).items():
                 lines.append(f"{kind:<11}{name}: {theirs} in the weights, {ours} in the network")
-        for kind in ("fresh", "missing", "unused"):
+        for kind in ("fresh", "missing", "unused", "ignored"):
             lines += [f"{kind:<11}{name}" for name in getattr(self, kind)]
-        return lines + [f"{'note':<11}{note}" for note in self.notes]
+        return lines
 
 
 class DoesNotFit(CasemateError):  # noqa: N818 - reads as the sentence it prints
-    """Weights that leave a part of the network unset; carries the whole report."""
+    """Weights that are not the network's: a part is unset or left over; carries the report."""
 
     def __init__(self, key: str, source: str, remedy: str, report: ImportReport) -> None:
         super().__init__(key, source, f"{_complaint(report)}; {remedy}")
@@ -77,13 +85,15 @@ def load_matching(
     origin: tuple[str, str],
     remedy: str,
     allow_missing: Sequence[str] = (),
+    allow_unused: Sequence[str] = (),
     kernel_method: str = "bilinear",
 ) -> ImportReport:
     """Load `state` into `net`, resampling what follows the patch or image size.
 
     Tensors that `allow_missing` (globs) names keep their initial values if they are not there or do
-    not fit. If anything else is left unset, nothing is loaded: `DoesNotFit` names it, with the key
-    and value of `origin` before it and the `remedy` after it.
+    not fit; those that `allow_unused` names, or that are idle, may have no place in `net`. If
+    anything else is unset or left over, nothing is loaded: `DoesNotFit` names it, with the key and
+    value of `origin` before it and the `remedy` after it.
     """
     fitted, resampled = fit_sizes(state, net, kernel_method=kernel_method)
     wanted = net.state_dict()
@@ -94,21 +104,25 @@ def load_matching(
     }
     fitting = [name for name, (theirs, ours) in shapes.items() if theirs == ours]
     unset = [name for name in wanted if name not in fitting]
-    fresh = [name for name in unset if any(fnmatchcase(name, glob) for glob in allow_missing)]
+    fresh = _fitting_globs(unset, allow_missing)
+    extra = [name for name in fitted if name not in wanted]
+    ignored = {*_fitting_globs(extra, allow_unused), *filter(IDLE.fullmatch, extra)}
     report = ImportReport(
         loaded=tuple(name for name in fitting if name not in resampled),
         resampled=resampled,
         fresh=tuple(fresh),
         missing=tuple(name for name in unset if name not in shapes and name not in fresh),
         mismatched={n: shapes[n] for n in unset if n in shapes and n not in fresh},
-        unused=tuple(name for name in fitted if name not in wanted),
+        unused=tuple(name for name in extra if name not in ignored),
+        ignored=tuple(name for name in extra if name in ignored),
     )
     if not report.complete:
         raise DoesNotFit(*origin, remedy, report)
+    if broken := [name for name in fitting if not torch.isfinite(fitted[name]).all()]:
+        raise CasemateError(*origin, f"hold NaN or infinity in {_some(broken)}")
     net.load_state_dict({name: fitted[name] for name in fitting}, strict=False)
     return report
 
 
-def with_notes(report: ImportReport, notes: Sequence[str]) -> ImportReport:
-    """The report with further remarks."""
-    return replace(report, notes=(*report.notes, *notes))
+def _fitting_globs(names: Iterable[str], globs: Sequence[str]) -> list[str]:
+    return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]

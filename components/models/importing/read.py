@@ -3,6 +3,7 @@
 import argparse
 import pickle
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 
+TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickles of old versions
+# What torch's reader runs into between the opcodes of a damaged pickle.
+DAMAGE = (LookupError, TypeError, AttributeError, AssertionError, struct.error)
 # Where training scripts put the state dict, plain weights before averaged ones.
 ENTRIES = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema", "last")
 
@@ -64,13 +68,20 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_torch(path: Path) -> Any:
+    with path.open("rb") as file:
+        start = file.read(8)
+    if not start.startswith(TORCH_STARTS):
+        found = f"begins with {start!r}" if start else "is empty"
+        raise CasemateError("weights", path, f"is no torch file: it {found}; is it complete?")
     try:
         # DeiT and timm store their command line as a Namespace, which holds values and no code.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CasemateError("weights", path, _refusal(str(error))) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except DAMAGE as error:
+        raise CasemateError("weights", path, "cannot be read: it is damaged") from error
+    except (RuntimeError, EOFError, ValueError, OSError) as error:
         reason = str(error).partition(". ")[0].partition("\n")[0] or "it ends too early"
         raise CasemateError(
             "weights", path, f"cannot be read: {reason}; is it complete, is it a torch file?"

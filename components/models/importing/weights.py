@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from components.models.importing.read import read_checkpoint
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
-REMEDY = "check architecture and sizes, or name what may start fresh with --allow-missing"
+REMEDY = (
+    "check architecture, sizes and options, or name what may start fresh with --allow-missing, "
+    "what may be left out with --allow-unused"
+)
 HEADS = ("head", "head.fc", "head.linear", "fc", "classifier", "linear")  # whose rows are classes
 
 
@@ -54,12 +58,14 @@ def import_weights(
     layout: str = AUTO,
     entry: str | None = None,
     allow_missing: Sequence[str] = (),
+    allow_unused: Sequence[str] = (),
     kernel_method: str = "bilinear",
 ) -> Imported:
     """The model that `path` holds the weights of, normalisation included.
 
     Mean and std come from the file or from `target`; nothing is assumed, because a wrong pair costs
-    accuracy without a word. Raises `DoesNotFit` if a tensor of the network would stay unset.
+    accuracy without a word. Raises `DoesNotFit` if a tensor of the network would stay unset, or one
+    of the file with a part in its logits would be left out.
     """
     checkpoint = read_checkpoint(path, entry=entry)
     weights = unwrap(checkpoint.tensors, layout=layout)
@@ -76,6 +82,7 @@ def import_weights(
         origin=("weights", str(path)),
         remedy=REMEDY,
         allow_missing=allow_missing,
+        allow_unused=allow_unused,
         kernel_method=kernel_method,
     )
     return Imported(model.eval(), report, weights.layout, checkpoint.entry)
@@ -138,8 +145,9 @@ def _statistic(
         raise CasemateError(
             f"--{key}", given, f"contradicts {_rounded(found)} in {path}; leave it out"
         )
-    if key == "std" and min(values) <= 0:
-        raise CasemateError("--std", values, "must be positive")
+    if not all(map(isfinite, values)) or (key == "std" and min(values) <= 0):
+        remedy = "must be finite and positive" if key == "std" else "must be finite"
+        raise CasemateError(f"--{key}", values, remedy)
     return values
 
 

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from components.core.errors import CasemateError
-from components.models.costs import Costs, costs_of, costs_of_spec, kept_bytes
+from components.models.costs import Costs, costs_of, costs_of_spec, kept_sizes
 from components.models.zoo import build_network
 
 SMALL = {
@@ -80,17 +81,37 @@ def test_convolutions_cost_what_hooks_count(name):
     assert costs_of(name, **shape).flops == multiply_accumulates(net, torch.rand(1, 3, 32, 32))
 
 
+def test_images_that_see_each_other_cost_what_one_alone_costs():
+    """csatv2 multiplies a batch with itself: 2,744 of its 1.4 G grow with the number of images."""
+    found = costs_of("csatv2", image_size=512, num_classes=1000).flops
+    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+        timm.create_model("csatv2").eval()(torch.empty(1, 3, 512, 512))
+    assert found == counter.get_total_flops() // 2
+
+
+def test_what_images_share_is_not_charged_to_them():
+    """XCiT's codes of positions pass a convolution once, whatever the batch."""
+    options = SMALL["tiny_xcit"]
+    shape = {"image_size": 32, "channels": 3, "num_classes": 7, "options": options}
+    counts = []
+    for size in (1, 2):
+        with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+            build_network("tiny_xcit", **shape).eval()(torch.empty(size, 3, 32, 32))
+        counts.append(counter.get_total_flops() // 2)
+    assert costs_of("tiny_xcit", **shape).flops == counts[1] - counts[0] < counts[0]
+
+
 def test_kept_bytes_of_a_perceptron():
     """Both linear maps keep their inputs; the hidden one is also ReLU's, and counts once."""
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    assert kept_bytes(net, torch.rand(4, 3)) == 4 * (4 * 3 + 4 * 5)
-    assert kept_bytes(net[0].requires_grad_(False), torch.rand(4, 3)) == 0
+    assert sorted(kept_sizes(net, torch.rand(4, 3))) == [4 * 4 * 3, 4 * 4 * 5]
+    assert kept_sizes(net[0].requires_grad_(False), torch.rand(4, 3)) == []
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_shapes_alone_give_the_memory_that_real_tensors_keep(name):
     net = real_network(name)
-    kept = [kept_bytes(net, torch.rand(size, 3, 32, 32)) for size in (2, 6)]
+    kept = [sum(kept_sizes(net, torch.rand(size, 3, 32, 32))) for size in (2, 6)]
     assert 4 * small_costs(name).activation_bytes == kept[1] - kept[0]
 
 
@@ -113,6 +134,6 @@ def test_an_upsampled_model_costs_what_its_network_costs(new_spec):
 
 def test_a_network_that_looks_at_values_is_named():
     with pytest.raises(
-        CasemateError, match=r"model\.architecture: gemma4_vit_167m looks at values"
+        CasemateError, match=r"model\.architecture: Gemma4VitClassifier looks at values"
     ):
         costs_of("gemma4_vit_167m", image_size=64, num_classes=7, options={"depth": 1})

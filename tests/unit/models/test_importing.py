@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -304,6 +306,27 @@ def test_damaged_files_are_named_in_one_line(tmp_path, suffix, damage):
     assert "\n" not in str(caught.value)
 
 
+def test_junk_is_shown_as_what_it_begins_with(tmp_path):
+    file = tmp_path / "junk.pth"
+    for content, reason in (
+        (b"junk\n", r"is no torch file: it begins with b'junk"),
+        (b"version https://git-lfs", r"begins with b'version "),
+        (b"", "is no torch file: it is empty"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CasemateError, match=reason):
+            import_weights(file, target())
+
+
+@given(st.binary(max_size=12))
+def test_no_damage_of_a_pickle_passes_for_a_fault_of_ours(tmp_path_factory, content):
+    file = tmp_path_factory.getbasetemp() / "damaged.pth"
+    file.write_bytes(b"\x80\x02" + content)
+    with pytest.raises(CasemateError, match=r"weights: .*damaged\.pth ") as caught:
+        import_weights(file, target())
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {"history": {"loss": 1.0}}])
 def test_files_without_a_state_dict(tmp_path, content):
     file = write(tmp_path / "w.pth", content)
@@ -317,7 +340,9 @@ def test_files_without_a_state_dict(tmp_path, content):
         ({"mean": None}, r"--mean: \? is not in .*w\.pth; give .* \(0,0,0 if raw \[0, 1\]"),
         ({"std": None}, r"--std: \? is not in .*w\.pth"),
         ({"mean": (0.5,)}, r"--mean: \(0\.5,\) needs 3 values"),
-        ({"std": (1.0, 0.0, 1.0)}, r"--std: .* must be positive"),
+        ({"std": (1.0, 0.0, 1.0)}, r"--std: .* must be finite and positive"),
+        ({"std": (float("nan"), 1.0, 1.0)}, r"--std: \(nan, .* must be finite and positive"),
+        ({"mean": (0.0, float("inf"), 0.0)}, r"--mean: .* must be finite"),
         ({"image_size": None, "upsample": 32}, r"--image-size: .* native side to go up to 32"),
         ({"architecture": "tiny_vitt"}, r"model\.architecture: tiny_vitt is unknown"),
         ({"options": {"depht": 2}}, r"do not fit tiny_vit"),
@@ -371,6 +396,50 @@ def test_one_renamed_key_is_named_on_both_sides(tmp_path):
     again = pickle.loads(pickle.dumps(error))  # workers send errors home
     assert str(again) == str(error)
     assert again.report == error.report
+
+
+def test_a_truncated_network_is_refused(tmp_path, images):
+    """Three blocks into two: every tensor of the network is set, and its logits are wrong."""
+    deep = network(depth=3)
+    file = write(tmp_path / "w.pth", deep.state_dict())
+    error = refused(file, target())
+    assert not error.report.complete
+    assert error.report.missing == ()
+    assert error.report.unused[0] == "blocks.2.norm1.weight"
+    assert "hold blocks.2.norm1.weight" in str(error)
+    assert "--allow-unused" in str(error)
+    error = refused(file, target(), allow_unused=["blocks.2.mlp.*"])
+    assert not any(name.startswith("blocks.2.mlp.") for name in error.report.unused)
+    cut = import_weights(file, target(), allow_unused=["blocks.2.*"])
+    assert len(cut.report.ignored) == 12
+    assert "ignored    blocks.2.norm1.weight" in cut.report.lines()
+    deep.blocks = deep.blocks[:2]
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(cut.model(images), deep((images - mean) / std))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pooler.dense.weight", "head_dist.weight", "normalize.extra", "sub_block1.layer.0.bias"),
+        *("blocks.0.attn_mask", "blocks.0.attn.relative_position_index"),
+        "norm.num_batches_tracked",
+    ],
+)
+def test_idle_tensors_are_reported_and_left_out(tmp_path, name):
+    file = write(tmp_path / "w.pth", {**network().state_dict(), name: torch.zeros(2)})
+    report = import_weights(file, target()).report
+    assert report.complete
+    assert report.ignored == (name,)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(tmp_path, value):
+    state = network().state_dict()
+    state["blocks.1.norm1.weight"][3] = value
+    file = write(tmp_path / "w.pth", state)
+    with pytest.raises(CasemateError, match=r"w\.pth hold NaN or infinity in blocks\.1\.norm1"):
+        import_weights(file, target())
 
 
 def test_another_architecture_and_another_class_count_are_told_with_shapes(tmp_path):
@@ -474,6 +543,62 @@ def test_wide_resnets_of_robustbench(tmp_path, images):
     expected = wide_resnet_by_hand(state, (images - mean) / std)
     torch.testing.assert_close(imported.model(images), expected, rtol=1e-4, atol=0.0)
     assert imported.report.unused == ()
+
+
+PREACT = {"layers": (2, 1, 2), "widths": (8, 16, 24)}
+
+
+def preact_names(state: State) -> State:
+    """RobustBench's PreAct ResNet: `layer1.0.bn1`, `shortcut.0`, a linear head called linear."""
+    renamed = {}
+    for name, value in state.items():
+        name = re.sub(r"^stages\.(\d)\.blocks", lambda m: f"layer{int(m[1]) + 1}", name)
+        name = re.sub(r"^norm\.", "bn.", re.sub(r"\.norm(\d)", r".bn\1", name))
+        name = name.replace("stem.conv", "conv1").replace("downsample.conv", "shortcut.0")
+        renamed[name.replace("head.fc", "linear")] = value
+    renamed["linear.weight"] = renamed["linear.weight"].flatten(1)
+    return renamed
+
+
+def preact_by_hand(state: State, x: Tensor) -> Tensor:
+    """The kind whose shortcut starts behind a block's first norm and ReLU."""
+
+    def active(name: str, x: Tensor) -> Tensor:
+        parts = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
+        return F.relu(F.batch_norm(x, *parts))
+
+    x = F.conv2d(x, state["conv1.weight"], padding=1)
+    for group, num_blocks in enumerate(PREACT["layers"], start=1):
+        for index in range(num_blocks):
+            block, stride = f"layer{group}.{index}", 2 if group > 1 and index == 0 else 1
+            inner = active(f"{block}.bn1", x)
+            if stride == 2:
+                x = F.conv2d(inner, state[f"{block}.shortcut.0.weight"], stride=2)
+            inner = F.conv2d(inner, state[f"{block}.conv1.weight"], stride=stride, padding=1)
+            x = x + F.conv2d(
+                active(f"{block}.bn2", inner), state[f"{block}.conv2.weight"], padding=1
+            )
+    pooled = active("bn", x).mean(dim=(2, 3))
+    return F.linear(pooled, state["linear.weight"], state["linear.bias"])
+
+
+def test_preact_resnets_of_robustbench(tmp_path, images):
+    net = build_network("preact_resnet18", image_size=16, channels=3, num_classes=5, options=PREACT)
+    state = preact_names(scrambled(net.state_dict()))
+    file = write(tmp_path / "w.pt", state | statistics("mu", "sigma"))
+    aim = target("preact_resnet18", mean=None, std=None, options=PREACT)
+    imported = import_weights(file, aim)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    expected = preact_by_hand(state, (images - mean) / std)
+    assert expected.std(dim=0).max() > 1e-2
+    torch.testing.assert_close(imported.model(images), expected, rtol=1e-4, atol=1e-5)
+    assert (imported.layout, imported.report.ignored) == ("robustbench", ())
+    assert imported.model.spec.num_classes == 5
+
+    older = {name: value for name, value in state.items() if not name.startswith("bn.")}
+    file = write(tmp_path / "older.pt", older | statistics("mu", "sigma"))
+    with pytest.raises(CasemateError, match=r"no norm before its head .* another function"):
+        import_weights(file, aim)
 
 
 def test_only_wrappers_that_all_tensors_share_are_taken_off():

@@ -135,6 +135,17 @@ def test_unknown_architectures_come_with_examples():
         ("tiny_vit", {"num_classes": 3}, r"model\.options\.num_classes: 3 follows from the data"),
         ("resnet10t", {"in_chans": 3}, r"model\.options\.in_chans: 3 follows from the data"),
         ("resnet10t", {"depht": 3}, r"do not fit resnet10t.*depht"),
+        ("tiny_vit", {"depth": -1}, r"model\.options\.depth: -1 must be at least 1"),
+        ("tiny_vit", {"depth": 0}, r"model\.options\.depth: 0 must be at least 1"),
+        ("wrn_28_10", {"widths": [8, -16, 8]}, r"model\.options\.widths: .* must be at least 1"),
+        (
+            "vit_tiny_patch16_224",
+            {"drop_path_rate": 7},
+            r"model\.options\.drop_path_rate: 7 is no rate; it is in \[0, 1\)",
+        ),
+        ("resnet10t", {"drop_rate": -0.1}, r"model\.options\.drop_rate: -0\.1 is no rate"),
+        ("vit_tiny_patch16_224", {"mlp_ratio": float("nan")}, r"mlp_ratio: nan is not a finite"),
+        ("vit_tiny_patch16_224", {"reg_tokens": -3}, r"reg_tokens: -3 must be at least 0"),
     ],
 )
 def test_options_that_do_not_fit_are_named(architecture, options, message):
