@@ -26,17 +26,40 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
     for model in recipe.model_names():
         key = "train.objective" if model == "main" else f"train.variants.{model}.objective"
         objective, epochs = recipe.objective_of(model), recipe.epochs_of(model)
-        if isinstance(objective, s.AdversarialSection) and objective.eps_warmup_epochs >= epochs:
-            yield LintWarning(
-                f"{key}.eps_warmup_epochs",
-                f"{objective.eps_warmup_epochs} of {epochs} epochs: full eps is never reached",
-            )
-        if isinstance(objective, s.ColumnsObjective) and recipe.model.token_policy == "mask":
+        if isinstance(objective, s.AdversarialSection):
+            yield from _adversarial(key, objective, epochs)
+        if recipe.train.stop_on_leak and getattr(objective, "clean_forward", "") == "none":
+            yield LintWarning(f"{key}.clean_forward", "none: nobody watches for label leaking")
+        average = recipe.train.average
+        if average and getattr(average, "start_epoch", 0) >= epochs:
+            yield LintWarning("train.average.start_epoch", f"no epoch of model {model} is averaged")
+        if trained_band(objective) and recipe.model.token_policy == "mask":
             yield LintWarning(
                 "model.token_policy",
                 f"mask: `drop` trains and certifies model {model} several times faster",
             )
     yield from _rates(recipe.train)
+
+
+def _adversarial(key: str, objective: s.AdversarialSection, epochs: int) -> Iterator[LintWarning]:
+    if objective.eps_warmup_epochs >= epochs:
+        yield LintWarning(
+            f"{key}.eps_warmup_epochs",
+            f"{objective.eps_warmup_epochs} of {epochs} epochs: full eps is never reached",
+        )
+    if objective.awp and objective.awp.start_epoch >= epochs:
+        yield LintWarning(f"{key}.awp.start_epoch", "no epoch is left to perturb weights in")
+    if objective.aas and objective.aas.every >= epochs:
+        yield LintWarning(f"{key}.aas.every", "the scales of attention are never searched")
+
+
+def trained_band(objective: s.Objective) -> int | None:
+    """How many columns a model sees in training, if it is trained on columns."""
+    if isinstance(objective, s.ColumnsObjective):
+        return objective.band
+    if isinstance(objective, s.AblationObjective) and objective.shape == "column":
+        return objective.size
+    return None
 
 
 def _rates(train: s.TrainSection) -> Iterator[LintWarning]:
@@ -131,7 +154,7 @@ def _gaussian(
 def _columns(
     key: str, section: s.ColumnsCertify, objective: s.Objective, width: int | None
 ) -> Iterator[LintWarning]:
-    trained = objective.band if isinstance(objective, s.ColumnsObjective) else None
+    trained = trained_band(objective)
     if trained is None:
         yield LintWarning(
             f"{key}.model",

@@ -16,8 +16,8 @@ STAGES = ("prepare", "train", "tune", "attack", "certify", "report")
 VERSIONS = {
     "prepare": 2,
     "model": 1,
-    "train": 1,
-    "tune": 1,
+    "train": 2,
+    "tune": 2,
     "attack": 2,
     "certify": 1,
     "report": 2,

@@ -7,8 +7,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.e2e.cli import Cli, tiny_recipe
+
+# A busy machine is no failure: nothing here is timed.
+settings.register_profile("casemate", deadline=None)
+settings.load_profile("casemate")
 
 # Before anything imports ray: a private, short place for its sockets, and quick polling.
 RAY_HOME = Path(tempfile.mkdtemp(prefix="cm-"))

@@ -91,7 +91,7 @@ class _Walk:
     rivals: Tensor  # (B, R)
     points: Images  # x1
     nearest: Images  # the misclassified point nearest to x, once `distance` is finite
-    distance: Tensor  # (B,) float64
+    distance: Tensor  # (B,)
 
     def take(self, mask: Tensor) -> "_Walk":
         if bool(mask.all()):
@@ -108,7 +108,7 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Plane:
-    """d at the points and its gradient w, in float64."""
+    """d at the points and its gradient w."""
 
     value: Tensor  # (B,)
     normal: Images
@@ -133,7 +133,7 @@ class _Run:
             rivals=rivals[rows],
             points=items.x if stream is None else self._random_start(items, stream),
             nearest=items.x,
-            distance=torch.full(rows.shape, math.inf, dtype=torch.float64, device=rows.device),
+            distance=torch.full_like(items.x[:, 0, 0, 0], math.inf),
         )
         for _ in range(self.settings.num_steps):
             if len(walk.rows) == 0:
@@ -157,9 +157,10 @@ class _Run:
         x = walk.items.x
         points = self._towards(self._nearest_plane(walk), x=x, points=walk.points)
         wrong, standing = self._judge(walk, points)
-        reach = _lengths(points.double() - x.double(), norm=self.settings.norm)
+        change = points - x
+        reach = _lengths(change, norm=self.settings.norm)
         closer = wrong & (reach < walk.distance)
-        back = x + self.settings.beta * (points - x)
+        back = x + self.settings.beta * change
         moved = replace(
             walk,
             points=torch.where(_per_row(wrong), back, points),
@@ -181,37 +182,31 @@ class _Run:
             leads = logits.gather(1, walk.rivals) - logits.gather(1, y)  # (B, R)
             totals = leads.sum(dim=0).unbind()  # sums: rows stay independent
         self.search.num_evaluations[walk.rows] += 1
-        value, nearest = torch.zeros_like(walk.distance), torch.full_like(walk.distance, math.inf)
-        normal = torch.zeros_like(leaf, dtype=torch.float64)
+        value, normal = torch.zeros_like(leads[:, 0]), torch.zeros_like(leaf)
+        nearest = torch.full_like(value, math.inf, dtype=torch.float64)
         for rival, total in enumerate(totals):
             more = rival + 1 < len(totals)
             (gradient,) = torch.autograd.grad(total, leaf, retain_graph=more)
             self.search.count_gradients(walk.rows, is_zero(check_finite(gradient, ids)))
-            w, d = gradient.double(), leads[:, rival].detach().double()
-            dual = _row_sums(w.abs()) if self.settings.norm == "linf" else _lengths(w, norm="l2")
+            d, dual = leads[:, rival].detach(), _dual_lengths(gradient, norm=self.settings.norm)
             distance = torch.where(dual > 0, d.abs() / dual, math.inf)
             closer = distance < nearest
             value = torch.where(closer, d, value)
-            normal = torch.where(_per_row(closer), w, normal)
+            normal = torch.where(_per_row(closer), gradient, normal)
             nearest = torch.where(closer, distance, nearest)
         return _Plane(value, normal)
 
     def _towards(self, plane: _Plane, *, x: Images, points: Images) -> Images:
         """(1 - alpha) (x1 + eta delta1) + alpha (x + eta delta2): overshot, and drawn towards x."""
         norm, eta = self.settings.norm, self.settings.eta
-        wide, clean = points.double(), x.double()
-        offset = _row_sums(plane.normal * (wide - clean))
-        both = box_steps(
-            torch.cat([wide, clean]),
-            normal=torch.cat([plane.normal, plane.normal]),
-            gap=torch.cat([-plane.value, offset - plane.value]),
-            norm=norm,
-        )
-        delta1, delta2 = both.chunk(2)
-        a1, a2 = _lengths(both, norm=norm).clamp_min(SHORTEST).chunk(2)
+        wide, clean, w = points.double(), x.double(), plane.normal.double()
+        offset = _row_sums((wide - clean).mul_(w))
+        delta1 = box_steps(wide, normal=w, gap=-plane.value, norm=norm)
+        delta2 = box_steps(clean, normal=w, gap=offset - plane.value, norm=norm)
+        a1, a2 = (_lengths(delta, norm=norm).clamp_min(SHORTEST) for delta in (delta1, delta2))
         alpha = _per_row((a1 / (a1 + a2)).clamp_max(self.settings.alpha_max))
-        mixed = (1 - alpha) * (wide + eta * delta1) + alpha * (clean + eta * delta2)
-        return mixed.clamp(0, 1).to(x.dtype)
+        mixed = torch.lerp(wide + eta * delta1, clean + eta * delta2, alpha)
+        return mixed.clamp_(0, 1).to(x.dtype)
 
     def _judge(self, walk: _Walk, points: Images) -> tuple[Tensor, Tensor]:
         """Which points are misclassified, and which rows stand: a success must lie in the ball."""
@@ -232,14 +227,16 @@ def box_steps(x: Images, *, normal: Images, gap: Tensor, norm: str) -> Tensor:
     pixels of an image. Out of reach, the step that comes nearest: every pixel at its end of the
     range. In float64, because squares of gradients near 1e-30 vanish in float32.
     """
-    start, w, gap = x.double(), normal.double(), gap.double()
-    direction = w.sign() * _per_row(gap.sign())
-    room = (direction.clamp_min(0) - start).abs()  # to the end of the range that lies ahead
-    speed = torch.ones_like(w) if norm == "linf" else w.abs()
-    stops = room / speed.clamp_min(SLOWEST)
-    gains = w.abs() * room
-    level = _level(stops, slopes=w.abs() * speed, gains=gains, target=_per_row(gap.abs()))
-    return direction * torch.minimum(level * speed, room)
+    w, gap = normal.double(), gap.double()
+    direction = w.sign().mul_(_per_row(gap.sign()))
+    room = direction.clamp_min(0).sub_(x).abs_()  # to the end of the range that lies ahead
+    size = w.abs()
+    target = _per_row(gap.abs())
+    if norm == "linf":
+        level = _level(room, slopes=size, gains=size * room, target=target)
+        return direction.mul_(torch.minimum(level, room))
+    level = _level(room / size.clamp_min(SLOWEST), slopes=size**2, gains=size * room, target=target)
+    return direction.mul_(torch.minimum(level * size, room))
 
 
 def _level(stops: Tensor, *, slopes: Tensor, gains: Tensor, target: Tensor) -> Tensor:
@@ -247,13 +244,13 @@ def _level(stops: Tensor, *, slopes: Tensor, gains: Tensor, target: Tensor) -> T
 
     The sum is concave and piecewise linear in t, so Newton's steps from 0 never pass the solution
     and end on its piece, where they are exact. Three to five are usual; the published sort of all
-    pixels takes longer. `gains` are slopes * stops. Products with `moving` instead of `where`: the
-    latter is five times slower on a CPU, and this loop was most of the attack's own time.
+    pixels takes longer. `gains` are slopes * stops. Products with `moving` because `where` is five
+    times slower on a CPU, where this loop was most of the attack's own time.
     """
     last, most = stops.amax(dim=(1, 2, 3), keepdim=True), _per_row(_row_sums(gains))
     level = torch.zeros_like(target)
     while True:
-        moving = (stops - level).clamp_min_(0).sign_()
+        moving = (stops - level).clamp_min_(0).sign_()  # 1 where a pixel has not met the range
         rest = target - (most - _per_row(_row_sums(gains * moving)))
         slope = _per_row(_row_sums(slopes * moving))
         further = torch.where(slope > 0, rest / slope, last)
@@ -270,11 +267,19 @@ def _lengths(delta: Tensor, *, norm: str) -> Tensor:
     return lengths
 
 
+def _dual_lengths(gradient: Images, *, norm: str) -> Tensor:
+    """(B,) l1 norms where l-inf is the norm, l2 norms where it is l2, summed in float64."""
+    if norm == "linf":
+        return _row_sums(gradient.abs())
+    lengths: Tensor = torch.linalg.vector_norm(gradient.flatten(1), dim=1, dtype=torch.float64)
+    return lengths
+
+
 def _row_sums(values: Tensor) -> Tensor:
-    """(B,) sums over images in two stages: one `sum` splits a lone large image over threads, and
-    then rounds differently than in a batch.
+    """(B,) sums over images in float64 and in two stages: one `sum` splits a lone large image over
+    threads, and then rounds differently than in a batch.
     """
-    return values.sum(dim=-1).flatten(1).sum(dim=1)
+    return values.sum(dim=-1, dtype=torch.float64).flatten(1).sum(dim=1)
 
 
 def _per_row(values: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
-"""The optimiser, the step and the epoch; one worker's part of it."""
+"""The step and the epoch; one worker's part of it."""
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
-from timm.optim import param_groups_weight_decay
 from torch import nn
 
 from components.core.seeding import generator_for
@@ -13,8 +14,10 @@ from components.data.augment import Augmentation, Mixing
 from components.data.augment.repeats import copy_names
 from components.models.pixels import PixelModel
 from components.train.feed import BatchPlan, Feed, Feeding, Share, TrainingSet, Worker
-from components.train.objectives.base import Batch, Objective
-from components.train.schedules import learning_rate_at
+from components.train.objectives.base import Batch, LossOut, Objective, perturbed
+from components.train.optim import OptimizerSettings, Updater, autocast_passes, without_sync
+from components.train.schedules import RateSchedule
+from components.train.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +27,46 @@ class EpochSettings:
     seed: int
     epochs: int
     batch_size: int  # global
-    learning_rate: float
+    learning_rate: float  # at its peak
     warmup_epochs: int
-    clip_norm: float
+    clip_norm: float | None
     augmentation: Augmentation | None = None  # None: the stored pixels
     mixing: Mixing | None = None
     smoothing: float = 0.0  # of the targets that mixing makes; the objective smooths plain labels
     num_copies: int = 1  # of an item per epoch, each augmented on its own
     synthetic_ratio: float = 0.0  # share of every batch that is generated
+    schedule: RateSchedule = RateSchedule()  # noqa: RUF009 - frozen
+    micro_batch: int | None = None  # items of a worker's share per pass; None: all at once
+    precision: str = "float32"
 
     def plan(self, data: TrainingSet) -> BatchPlan:
         """Which samples make each batch."""
         clean_first = self.augmentation is not None and self.augmentation.clean_first
         return BatchPlan(data, self.batch_size, self.seed, self.num_copies, clean_first)
 
+    def updater(self, model: PixelModel, optimizer: OptimizerSettings) -> Updater:
+        """What turns this model's gradients into steps."""
+        made = optimizer.make(model, learning_rate=self.learning_rate)
+        return Updater(made, model, clip_norm=self.clip_norm, precision=self.precision)
 
-def make_optimizer(
-    model: PixelModel, *, learning_rate: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """AdamW; biases, norms, class token and position embedding do not decay."""
-    exempt: set[str] = getattr(model.net, "no_weight_decay", set)()
-    groups = param_groups_weight_decay(
-        model, weight_decay, no_weight_decay_list=[f"net.{name}" for name in exempt]
-    )
-    return torch.optim.AdamW(groups, lr=learning_rate)
+    def rate_at(self, epoch: int, step: int, *, steps_per_epoch: int) -> float:
+        """The learning rate of a step of an epoch."""
+        return self.schedule.at(
+            epoch * steps_per_epoch + step,
+            peak=self.learning_rate,
+            epochs=self.epochs,
+            warmup_epochs=self.warmup_epochs,
+            steps_per_epoch=steps_per_epoch,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Where the epoch is after a step, and what this worker saw in it."""
+
+    num_done: int
+    num_steps: int  # of the epoch
+    tally: Tally
 
 
 def make_batch(
@@ -59,6 +78,7 @@ def make_batch(
     epoch: int,
     step: int,
     device: torch.device,
+    num_steps: int | None = None,
 ) -> Batch:
     """Augmented and mixed samples on the device; a function of its arguments, in any thread."""
     items = data.rows(share.index)
@@ -82,33 +102,22 @@ def make_batch(
             item_ids=ids,
         )
         targets = targets.to(device)
-    return Batch(
-        images.to(device), labels.to(device), ids, settings.seed, epoch, step, targets=targets
-    )
+    images, labels = images.to(device), labels.to(device)
+    return Batch(images, labels, ids, settings.seed, epoch, step, targets, num_steps)
 
 
-def train_epoch(
-    wrapped: nn.Module,
-    bare: PixelModel,
+def epoch_batches(
     data: TrainingSet,
-    objective: Objective,
-    optimizer: torch.optim.Optimizer,
+    bare: PixelModel,
     *,
     settings: EpochSettings,
     epoch: int,
     worker: Worker,
-    feeding: Feeding = Feeding(),  # noqa: B008 - frozen
-    on_step: Callable[[int, int], None] = lambda step, total: None,
-) -> dict[str, float]:
-    """One pass over the data.
-
-    This worker's sums `loss`, `correct` and `count`, the last learning rate, its images per second
-    and the seconds of this time that it waited for data.
-    """
+    feeding: Feeding,
+    first_step: int = 0,
+) -> Feed[tuple[int, Share], Batch]:
+    """A worker's batches of an epoch from some step on, built ahead."""
     plan = settings.plan(data)
-    per_epoch = plan.num_batches
-    loss_sum = torch.zeros((), dtype=torch.float64)
-    correct, count, lr = 0, 0, 0.0
 
     def build(numbered: tuple[int, Share]) -> Batch:
         step, share = numbered
@@ -120,46 +129,124 @@ def train_epoch(
             epoch=epoch,
             step=step,
             device=bare.mean.device,
+            num_steps=plan.num_batches,
         )
 
+    numbered = islice(enumerate(plan.shares(epoch, worker)), first_step, None)
+    return Feed(build, numbered, feeding=feeding)
+
+
+def train_epoch(
+    wrapped: nn.Module,
+    bare: PixelModel,
+    data: TrainingSet,
+    objective: Objective,
+    updater: Updater,
+    *,
+    settings: EpochSettings,
+    epoch: int,
+    worker: Worker,
+    feeding: Feeding = Feeding(),  # noqa: B008 - frozen
+    first_step: int = 0,
+    after_step: Callable[[StepDone], None] = lambda done: None,
+) -> dict[str, float]:
+    """One pass over the data, or what is left of it from `first_step` on.
+
+    Returns how many items this worker saw, the last learning rate, its images per second and the
+    seconds of this time that it waited for data.
+    """
+    num_steps = settings.plan(data).num_batches
+    count, lr, losses = 0, 0.0, 0.0
+    batches = epoch_batches(
+        data,
+        bare,
+        settings=settings,
+        epoch=epoch,
+        worker=worker,
+        feeding=feeding,
+        first_step=first_step,
+    )
     wrapped.train()
     began = time.perf_counter()
-    with Feed(build, enumerate(plan.shares(epoch, worker)), feeding=feeding) as feed:
-        for step, batch in enumerate(feed):
-            lr = _set_learning_rate(optimizer, settings, step=epoch * per_epoch + step, plan=plan)
-            address = (settings.seed, "layers", epoch, step, worker.rank)  # dropout, depth
+    with batches as feed:
+        for batch in feed:
+            lr = settings.rate_at(epoch, batch.step, steps_per_epoch=num_steps)
+            address = (settings.seed, "layers", epoch, batch.step, worker.rank)  # dropout, depth
             torch.manual_seed(generator_for(*address).initial_seed())
-            out = objective.loss(wrapped, bare, batch)
-            optimizer.zero_grad(set_to_none=True)
-            out.loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(bare.parameters(), settings.clip_norm)
-            optimizer.step()
-            loss_sum += out.loss.item() * len(batch.images)
-            correct += int((out.logits.argmax(dim=1) == batch.hard_labels).sum())
+            with autocast_passes(bare, settings.precision):
+                tally = _gradients(wrapped, bare, objective, updater, batch, settings.micro_batch)
+            updater.step(lr)
+            losses += tally.means()["loss"]
             count += len(batch.images)
-            on_step(step + 1, per_epoch)
-    if not torch.isfinite(loss_sum):
+            after_step(StepDone(batch.step + 1, num_steps, tally))
+    seconds = time.perf_counter() - began
+    if not math.isfinite(losses):
         raise FloatingPointError(f"loss is not finite in epoch {epoch}: lower the learning rate")
     return {
-        "loss": float(loss_sum),
-        "correct": correct,
         "count": count,
         "lr": lr,
-        "images_per_second": count / (time.perf_counter() - began),
+        "images_per_second": count / seconds,
         "wait_seconds": feed.wait_seconds,
     }
 
 
-def _set_learning_rate(
-    optimizer: torch.optim.Optimizer, settings: EpochSettings, *, step: int, plan: BatchPlan
-) -> float:
-    """The rate of this step of the whole training, now in force."""
-    lr = learning_rate_at(
-        step,
-        peak=settings.learning_rate,
-        total_steps=settings.epochs * plan.num_batches,
-        warmup_steps=settings.warmup_epochs * plan.num_batches,
-    )
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    return lr
+def _gradients(
+    wrapped: nn.Module,
+    bare: PixelModel,
+    objective: Objective,
+    updater: Updater,
+    batch: Batch,
+    micro_batch: int | None,
+) -> Tally:
+    """Leave the gradient of the batch's mean loss in the weights; workers meet in the last part."""
+    tally = Tally()
+    parts = list(split_batch(batch, micro_batch))
+    for part in parts[:-1]:
+        with without_sync(wrapped):
+            _backward(wrapped, bare, objective, updater, part, len(batch.images), tally)
+    _backward(wrapped, bare, objective, updater, parts[-1], len(batch.images), tally)
+    return tally
+
+
+def _backward(
+    wrapped: nn.Module,
+    bare: PixelModel,
+    objective: Objective,
+    updater: Updater,
+    part: Batch,
+    batch_size: int,
+    tally: Tally,
+) -> None:
+    with perturbed(objective, wrapped, bare, part) as seen:
+        out = objective.loss(wrapped, bare, seen)
+        updater.backward(out.loss * (len(part.images) / batch_size))
+    _note(tally, out, part)
+
+
+def _note(tally: Tally, out: LossOut, part: Batch) -> None:
+    count = len(part.images)
+    tally.add("loss", out.loss.item() * count, count)
+    tally.add("accuracy", int((out.logits.argmax(dim=1) == part.hard_labels).sum()), count)
+    if out.adversarial_logits is not None:
+        hits = out.adversarial_logits.argmax(dim=1) == part.hard_labels
+        tally.add("adversarial_accuracy", int(hits.sum()), count)
+    for name, mean in out.metrics.items():
+        tally.add(name, mean * count, count)
+
+
+def split_batch(batch: Batch, size: int | None) -> Iterator[Batch]:
+    """Consecutive parts of at most `size` items that belong to the same step."""
+    count = len(batch.images)
+    if size is None or size >= count:
+        yield batch
+        return
+    for start in range(0, count, size):
+        rows = slice(start, start + size)
+        yield replace(
+            batch,
+            images=batch.images[rows],
+            labels=batch.labels[rows],
+            item_ids=batch.item_ids[rows],
+            targets=None if batch.targets is None else batch.targets[rows],
+            adversarial=None if batch.adversarial is None else batch.adversarial[rows],
+        )

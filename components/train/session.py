@@ -1,23 +1,43 @@
-"""One training from first to last epoch: a function of its checkpoint, so it resumes exactly."""
+"""One training from first to last epoch: a function of its checkpoint, so it resumes exactly.
+
+A checkpoint may lie between any two steps. Workers hold the same state, but for their part of the
+running epoch's sums: these are added up before a checkpoint, and go on with the first worker.
+"""
 
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.data.prepared import Split
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.train.epoch import EpochSettings, make_optimizer, train_epoch
+from components.train.averaging import AverageSettings, WeightAverage
+from components.train.epoch import EpochSettings, StepDone, epoch_batches, train_epoch
 from components.train.feed import Feeding, TrainingSet, Worker
-from components.train.objectives.adversarial import FgsmTraining
-from components.train.objectives.base import Objective
-from components.train.validation import robust_accuracy, validation_accuracy
+from components.train.objectives.base import Objective, StatefulObjective
+from components.train.objectives.leak import LeakDetector
+from components.train.optim import OptimizerSettings, check_precision
+from components.train.selection import Selection
+from components.train.tally import Tally, Total
+from components.train.validation import (
+    TrainingAttack,
+    ValidationAttack,
+    robust_accuracy,
+    validation_accuracy,
+)
 
 Row = dict[str, float | int | None]
+EVIDENCE = ("rescued", "broken")  # of the leak; rows show their difference
+
+
+class TrainingStoppedError(CasemateError):
+    """A mistake that every worker notices at the same step; starting again would not mend it."""
 
 
 def initial_model(spec: ModelSpec, *, seed: int) -> PixelModel:
@@ -39,89 +59,220 @@ class Session:
         val: Split,
         synthetic: Split | None = None,
         settings: EpochSettings,
-        weight_decay: float,
+        optimizer: OptimizerSettings,
         val_items: int,
-        val_eps: float | None,
-        val_steps: int,
+        val_attack: ValidationAttack | TrainingAttack | None,
+        average: AverageSettings | None = None,
+        selection: Selection | None = None,
+        leak: LeakDetector | None = None,
+        checkpoint_steps: int | None = None,
         wrap: Callable[[PixelModel], nn.Module] = lambda model: model,
         worker: Worker = Worker(),  # noqa: B008 - frozen
         feeding: Feeding = Feeding(),  # noqa: B008 - frozen
     ) -> None:
+        check_precision(settings.precision)
         self.model, self.objective, self.settings, self.worker = model, objective, settings, worker
         self.train = TrainingSet(train, synthetic, settings.synthetic_ratio)
         self.val, self.attacked, self.feeding = val, val.take(val_items), feeding
-        self.val_eps, self.val_steps = val_eps, val_steps
-        self.optimizer = make_optimizer(
-            model, learning_rate=settings.learning_rate, weight_decay=weight_decay
-        )
+        self.val_attack, self.leak = val_attack, leak
+        self.selection, self.checkpoint_steps = selection or Selection(), checkpoint_steps
+        if isinstance(objective, StatefulObjective):
+            objective.prepare(model)
+        self.updater = settings.updater(model, optimizer)
+        self.average = WeightAverage(model, average) if average else None
         self.wrapped = wrap(model)
         self.history: list[Row] = []
+        self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and what they saw
 
     @property
     def next_epoch(self) -> int:
         return len(self.history)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch is over, or patience is."""
+        last = self.next_epoch - 1
+        return self.next_epoch >= self.settings.epochs or self.selection.given_up(last)
+
+    @property
+    def evaluated(self) -> PixelModel:
+        """The model that is validated and kept: the average, where there is one."""
+        averaged = self.average.model if self.average else None
+        return averaged or self.model
+
+    @property
+    def selected_epoch(self) -> int:
+        """The epoch whose weights `final_model` has."""
+        best = self.selection.best_epoch if self.selection.best_weights else None
+        return self.next_epoch - 1 if best is None else best
+
+    @property
+    def progress(self) -> float:
+        """How much of the running epoch is done."""
+        return self.num_done / self.settings.plan(self.train).num_batches
+
+    def running(self) -> Row:
+        """What this worker has seen of the running epoch, in the words of a finished one."""
+        return self._row(self.next_epoch, self.tally, lr=self.updater.learning_rate)
+
+    def final_model(self) -> PixelModel:
+        """The selected model, an ordinary one; the session can go on."""
+        model, best = self.evaluated, self.selection.best_weights
+        if best is None and not isinstance(self.objective, StatefulObjective):
+            return model
+        model = deepcopy(model)
+        if best is not None:
+            model.load_state_dict(best)
+        if isinstance(self.objective, StatefulObjective):
+            self.objective.finish(model)
+        return model
+
     def state(self) -> dict[str, Any]:
-        """Everything that the next epoch depends on; randomness needs none, it is addressed."""
+        """Everything that the next step depends on; randomness needs none, it is addressed."""
+        stateful = self.objective if isinstance(self.objective, StatefulObjective) else None
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "updater": self.updater.state(),
             "history": self.history,
+            "average": self.average.state() if self.average else None,
+            "objective": stateful.state() if stateful else None,
+            "selection": self.selection.state(),
+            "leak": self.leak.state() if self.leak else None,
+            "num_done": self.num_done,
+            "tally": self.tally.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.updater.restore(state["updater"])
         self.history = list(state["history"])
+        if self.average:
+            self.average.restore(state["average"])
+        if isinstance(self.objective, StatefulObjective):
+            self.objective.restore(state["objective"])
+        self.selection.restore(state["selection"])
+        if self.leak:
+            self.leak.restore(state["leak"])
+        self.num_done, self.tally = state["num_done"], Tally.restored(state["tally"])
+        self._leave_sums_to_the_first_worker()
 
     def run_epoch(
         self,
         *,
-        total: Callable[[Tensor], Tensor] = lambda sums: sums,
+        total: Total = lambda sums: sums,
         on_step: Callable[[int, int], None] = lambda step, steps: None,
+        on_checkpoint: Callable[[], None] = lambda: None,
     ) -> Row:
-        """Train one epoch and validate; `total` adds the sums of all workers."""
+        """Train one epoch, or what is left of it, and validate.
+
+        `total` adds the sums of all workers. `on_checkpoint` is called every `checkpoint_steps`
+        inside the epoch, on all workers: `state()` may be saved there, and after the epoch.
+        """
         epoch, began = self.next_epoch, time.perf_counter()
-        part = train_epoch(
+        if self.num_done == 0:
+            self._begin(epoch)
+
+        def after_step(done: StepDone) -> None:
+            self.num_done = done.num_done
+            self.tally.merge(done.tally)
+            if self.average:
+                self.average.after_step(self.model)
+            self._watch_for_leaks(done.tally, total)
+            on_step(done.num_done, done.num_steps)
+            every = self.checkpoint_steps
+            if every and done.num_done % every == 0 and done.num_done < done.num_steps:
+                self.tally = self.tally.over_workers(total)
+                self._leave_sums_to_the_first_worker()
+                on_checkpoint()
+
+        part = self._train(epoch, after_step)
+        if self.average:
+            self.average.after_epoch(self.model, epoch)
+        row = self._row(epoch, self.tally.over_workers(total), lr=part["lr"])
+        if self.worker.rank == 0:
+            row |= self._validate()
+        self._select(row, total)
+        row["wait_seconds"] = round(part["wait_seconds"], 3)  # this worker's, for data
+        row["images_per_second"] = round(part["images_per_second"] * self.worker.world, 1)
+        row["seconds"] = round(time.perf_counter() - began, 3)
+        self.history.append(row)
+        self.num_done, self.tally = 0, Tally()
+        return row
+
+    def _begin(self, epoch: int) -> None:
+        if not isinstance(self.objective, StatefulObjective):
+            return
+        batches = epoch_batches(
+            self.train,
+            self.model,
+            settings=self.settings,
+            epoch=epoch,
+            worker=Worker(),  # global batches: the same on all workers
+            feeding=self.feeding,
+        )
+        with batches:
+            self.objective.begin_epoch(self.model, epoch, batches)
+
+    def _train(self, epoch: int, after_step: Callable[[StepDone], None]) -> dict[str, float]:
+        if isinstance(self.objective, StatefulObjective) and not self.objective.trains(epoch):
+            num_steps = self.settings.plan(self.train).num_batches
+            lr = self.settings.rate_at(epoch, 0, steps_per_epoch=num_steps)
+            return {"lr": lr, "images_per_second": 0.0, "wait_seconds": 0.0}
+        return train_epoch(
             self.wrapped,
             self.model,
             self.train,
             self.objective,
-            self.optimizer,
+            self.updater,
             settings=self.settings,
             epoch=epoch,
             worker=self.worker,
             feeding=self.feeding,
-            on_step=on_step,
+            first_step=self.num_done,
+            after_step=after_step,
         )
-        sums = torch.tensor([part["loss"], part["correct"], part["count"]], dtype=torch.float64)
-        loss, correct, count = total(sums).tolist()
+
+    def _leave_sums_to_the_first_worker(self) -> None:
+        if self.worker.rank > 0:
+            self.tally = self.tally.emptied()
+
+    def _watch_for_leaks(self, tally: Tally, total: Total) -> None:
+        if self.leak is None or not tally.count("rescued"):
+            return
+        shared = tally.over_workers(total)
+        self.leak.update(shared.means(), num_items=shared.count("rescued"))
+        try:
+            self.leak.check()
+        except CasemateError as error:
+            raise TrainingStoppedError(*error.args) from error
+
+    def _row(self, epoch: int, tally: Tally, *, lr: float) -> Row:
+        means = tally.means()
         row: Row = {
             "epoch": epoch,
-            "lr": part["lr"],
-            "eps": self.objective.eps_at(epoch)
-            if isinstance(self.objective, FgsmTraining)
-            else None,
-            "loss": loss / count,
-            "train_accuracy": correct / count,
+            "lr": lr,
+            "eps": self.objective.eps_at(epoch),
+            "loss": means.pop("loss", None),
+            "train_accuracy": means.pop("accuracy", None),
             "val_accuracy": None,
             "val_robust_accuracy": None,
         }
-        if self.worker.rank == 0:
-            row |= self._validate()
-        row["wait_seconds"] = round(part["wait_seconds"], 3)  # this worker's, for data
-        row["images_per_second"] = round(part["images_per_second"] * count / part["count"], 1)
-        row["seconds"] = round(time.perf_counter() - began, 3)
-        self.history.append(row)
-        return row
+        further = {f"train_{name}": mean for name, mean in means.items() if name not in EVIDENCE}
+        return row | further
 
     def _validate(self) -> Row:
-        seed = self.settings.seed
-        row: Row = {
-            "val_accuracy": validation_accuracy(self.model, self.val, self.objective, seed=seed)
-        }
-        if self.val_eps is not None:
+        seed, model = self.settings.seed, self.evaluated
+        row: Row = {"val_accuracy": validation_accuracy(model, self.val, self.objective, seed=seed)}
+        if self.val_attack is not None:
             row["val_robust_accuracy"] = robust_accuracy(
-                self.model, self.attacked, eps=self.val_eps, num_steps=self.val_steps, seed=seed
+                model, self.attacked, self.val_attack, seed=seed
             )
         return row
+
+    def _select(self, row: Row, total: Total) -> None:
+        """All workers judge by the first one's figure: under attack, where there is an attack."""
+        if not self.selection.is_on:
+            return
+        key = "val_robust_accuracy" if self.val_attack else "val_accuracy"
+        own = torch.tensor([row[key] or 0.0], dtype=torch.float64)
+        self.selection.consider(float(total(own)), self.next_epoch, self.evaluated)

@@ -1,17 +1,72 @@
-"""Accuracy on held-out validation items, clean and under a short PGD; never on test."""
+"""Accuracy on held-out validation items, clean and under a short attack; never on test."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
+from components.attacks.apgd import Apgd
 from components.attacks.gradients import attack_mode
+from components.attacks.interface import Items
 from components.attacks.pgd import pgd_linf
 from components.attacks.starts import random_starts
+from components.core.errors import CasemateError
+from components.core.types import Labels
 from components.data.prepared import Split
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch, Objective
+from components.train.objectives.inner import AdversarialObjective, predictions
 
 BATCH = 128  # validation batches are fixed: logits depend on the shape
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationAttack:
+    """An l-inf attack at the full epsilon, whatever the objective warms up to.
+
+    `pgd` takes steps of eps / 4; `apgd-ce` finds its own, and is harder to please.
+    """
+
+    eps: float
+    num_steps: int = 10
+    kind: str = "pgd"
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("pgd", "apgd-ce"):
+            raise CasemateError("train.val_attack", self.kind, "is unknown; choose pgd or apgd-ce")
+
+    def predictions(self, model: PixelModel, batch: Batch) -> Labels:
+        """The classes of the attacked images. Hold `attack_mode(model)` around the call."""
+        if self.kind == "apgd-ce":
+            attack = Apgd(norm="linf", eps=self.eps, num_steps=self.num_steps)
+            items = Items(batch.images, batch.labels, batch.item_ids, run_seed=batch.seed)
+            return attack(model, items).adversarial_prediction
+        starts = random_starts(
+            batch.item_ids, tuple(batch.images.shape[1:]), run_seed=batch.seed, stream="validation"
+        )
+        result = pgd_linf(
+            model,
+            batch.images,
+            batch.labels,
+            eps=self.eps,
+            step_size=self.eps / 4,
+            num_steps=self.num_steps,
+            starts=starts.to(batch.images.device),
+        )
+        return result.adversarial_prediction
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingAttack:
+    """The attack of an objective; give it one whose epsilon does not warm up."""
+
+    objective: AdversarialObjective
+
+    def predictions(self, model: PixelModel, batch: Batch) -> Labels:
+        """The classes of the attacked images, or of the clean ones that are wrong already."""
+        clean = predictions(model, batch.images)
+        attacked = predictions(model, self.objective.craft(model, batch))
+        return torch.where(clean == batch.labels, attacked, clean)
 
 
 def _batches(data: Split, *, seed: int, device: torch.device) -> Iterator[Batch]:
@@ -36,23 +91,11 @@ def validation_accuracy(
 
 
 def robust_accuracy(
-    model: PixelModel, data: Split, *, eps: float, num_steps: int, seed: int
+    model: PixelModel, data: Split, attack: ValidationAttack | TrainingAttack, *, seed: int
 ) -> float:
-    """Share of validation items right before and after l-inf PGD at the full epsilon."""
+    """Share of validation items right before and after the attack."""
     standing = 0
     with attack_mode(model):
         for batch in _batches(data, seed=seed, device=model.mean.device):
-            starts = random_starts(
-                batch.item_ids, tuple(batch.images.shape[1:]), run_seed=seed, stream="validation"
-            )
-            result = pgd_linf(
-                model,
-                batch.images,
-                batch.labels,
-                eps=eps,
-                step_size=eps / 4,
-                num_steps=num_steps,
-                starts=starts.to(batch.images.device),
-            )
-            standing += int((result.adversarial_prediction == batch.labels).sum())
+            standing += int((attack.predictions(model, batch) == batch.labels).sum())
     return standing / len(data)

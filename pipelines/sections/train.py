@@ -15,13 +15,89 @@ class StandardObjective(Section):
     criterion: Literal["ce", "bce"] = "ce"
 
 
-class FgsmObjective(Section):
+class AwpSection(Section):
+    """Adversarial weight perturbation around the objective (Wu et al. 2020)."""
+
+    gamma: float = Field(default=0.005, gt=0)
+    start_epoch: int = Field(default=0, ge=0)
+
+
+class AasSection(Section):
+    """Adversarial attention scales, found anew every few epochs (Jain & Dutta, sec. 5)."""
+
+    every: Count = 10  # epochs
+    mode: Literal["replace", "augment"] = "replace"  # train the weights in such epochs too
+    max_batches: Count | None = None  # that a search looks at; None: all of the epoch
+    objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
+    distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
+    num_steps: Count = 10
+    step_size: float = Field(default=1.0, gt=0)
+    noise: float = Field(default=1.0, gt=0)
+    batch_size: Count = 64  # items of a batch that a search looks at
+
+
+class AdversarialSection(Section):
+    """What objectives with a training attack share."""
+
+    kind: str
+    eps: PositivePixels
+    num_steps: int = Field(default=10, ge=1)
+    step_size: PositivePixels | None = None  # None: 1.5 eps / num_steps
+    step_rule: Literal["fixed", "proportional"] = "fixed"  # while epsilon warms up
+    start: Literal["uniform", "normal"] = "uniform"
+    eps_warmup_epochs: int = Field(default=0, ge=0)
+    eps_zero_epochs: int = Field(default=0, ge=0)  # of the warm-up: at its beginning
+    eps_shape: Literal["linear", "sine"] = "linear"
+    eps_per: Literal["epoch", "step"] = "epoch"  # how often epsilon rises
+    awp: AwpSection | None = None
+    aas: AasSection | None = None
+
+    @model_validator(mode="after")
+    def _warmup_has_room(self) -> Self:
+        if self.eps_zero_epochs and self.eps_zero_epochs >= self.eps_warmup_epochs:
+            raise PydanticCustomError(
+                "train",
+                "eps_zero_epochs: {zero} leaves no room in eps_warmup_epochs: {all}",
+                {"zero": self.eps_zero_epochs, "all": self.eps_warmup_epochs},
+            )
+        return self
+
+
+class AttackedImages(AdversarialSection):
+    """Cross-entropy on attacked images alone."""
+
+    attack_target: Literal["hard", "soft"] = "hard"  # of mixed labels
+    clean_forward: Literal["none", "no_grad_eval", "train_stats"] = "no_grad_eval"
+    clean_every: Count = 20  # steps between measurements of clean accuracy
+
+
+class FgsmObjective(AttackedImages):
     """Adversarial training with 1 or 2 FGSM steps (Debenedetti et al. 2022, sec. 4)."""
 
     kind: Literal["fgsm"]
-    eps: PositivePixels
     num_steps: int = Field(default=1, ge=1, le=10)
-    eps_warmup_epochs: int = Field(default=0, ge=0)
+
+
+class PgdObjective(AttackedImages):
+    """Adversarial training with many small steps (Madry et al. 2018)."""
+
+    kind: Literal["pgd"]
+
+
+class TradesObjective(AdversarialSection):
+    """Accuracy traded for equal answers on attacked images (Zhang et al. 2019)."""
+
+    kind: Literal["trades"]
+    beta: float = Field(default=6.0, ge=0)
+    passes: Literal["auto", "joint", "separate"] = "auto"
+
+
+class MartObjective(AdversarialSection):
+    """Adversarial training that looks hardest at what is wrong already (Wang et al. 2020)."""
+
+    kind: Literal["mart"]
+    beta: float = Field(default=6.0, ge=0)
+    passes: Literal["auto", "joint", "separate"] = "auto"
 
 
 class ColumnsObjective(Section):
@@ -29,6 +105,15 @@ class ColumnsObjective(Section):
 
     kind: Literal["columns"]
     band: Count
+
+
+class AblationObjective(Section):
+    """Training on ablations of any shape, at one place per batch or per image."""
+
+    kind: Literal["ablation"]
+    shape: Literal["column", "row", "block"] = "column"
+    size: Count  # pixels on the visible side
+    position: Literal["batch", "image"] = "batch"
 
 
 class GaussianObjective(Section):
@@ -39,9 +124,90 @@ class GaussianObjective(Section):
 
 
 Objective = Annotated[
-    StandardObjective | FgsmObjective | ColumnsObjective | GaussianObjective,
+    StandardObjective
+    | FgsmObjective
+    | PgdObjective
+    | TradesObjective
+    | MartObjective
+    | ColumnsObjective
+    | AblationObjective
+    | GaussianObjective,
     Field(discriminator="kind"),
 ]
+
+
+class AdamW(Section):
+    """Adam with decoupled weight decay."""
+
+    kind: Literal["adamw"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+
+
+class Sgd(Section):
+    """Gradient descent with momentum."""
+
+    kind: Literal["sgd"]
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    nesterov: bool = False
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and not self.momentum:
+            raise PydanticCustomError("train", "nesterov: needs a momentum above 0")
+        return self
+
+
+Optimizer = Annotated[AdamW | Sgd, Field(discriminator="kind")]
+
+
+class CosineSchedule(Section):
+    """Half a cosine down to the floor, then rest."""
+
+    kind: Literal["cosine"] = "cosine"
+    floor: float | None = Field(default=None, ge=0)  # None: a hundredth of the learning rate
+    cooldown_epochs: int = Field(default=0, ge=0)  # the last of `epochs`: at the floor
+
+
+class StepSchedule(Section):
+    """Times gamma at every milestone, or every so many epochs."""
+
+    kind: Literal["step"]
+    every: Count | None = None
+    milestones: list[Count] = []
+    gamma: float = Field(default=0.1, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.every is None) == (not self.milestones):
+            raise PydanticCustomError("train", "schedule: give either every or milestones")
+        return self
+
+
+class ConstantSchedule(Section):
+    """The learning rate as written, after its warm-up."""
+
+    kind: Literal["constant"]
+
+
+Schedule = Annotated[CosineSchedule | StepSchedule | ConstantSchedule, Field(discriminator="kind")]
+
+
+class EmaAverage(Section):
+    """Exponential average of the weights, after every step."""
+
+    kind: Literal["ema"]
+    decay: float = Field(default=0.9999, gt=0, lt=1)
+
+
+class SwaAverage(Section):
+    """Plain average of the weights at the end of epochs (Izmailov et al. 2018)."""
+
+    kind: Literal["swa"]
+    start_epoch: int = Field(default=0, ge=0)
+
+
+Average = Annotated[EmaAverage | SwaAverage, Field(discriminator="kind")]
 
 
 class AugmentSection(Section):
@@ -90,16 +256,52 @@ class TrainSection(Section):
     variants: dict[Name, VariantSection] = {}
     epochs: Count = 10
     batch_size: Count = 128  # global, whatever the number of workers
+    optimizer: Optimizer = AdamW()
     learning_rate: float = Field(default=1e-3, gt=0)
-    weight_decay: float = Field(default=0.05, ge=0)
+    rate_rule: Literal["absolute", "linear", "sqrt"] = "absolute"  # else: for a batch of 512
+    schedule: Schedule = CosineSchedule()
     warmup_epochs: int = Field(default=1, ge=0)  # of the learning rate
+    warmup_start: float | None = Field(default=None, ge=0)  # None: equal rises from 0
+    weight_decay: float = Field(default=0.05, ge=0)
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float | None = Field(default=1.0, gt=0)  # None: gradients as they are
+    average: Average | None = None  # of the weights: then validated and kept in their place
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    micro_batch: Count | None = None  # items of a worker per pass; None: its share of the batch
     augment: AugmentSection = AugmentSection()
     memory_mb: Count = 4096  # a larger split is streamed, in an order with locality
     val_items: Count = 256  # how many validation items are attacked after each epoch
-    val_eps: PositivePixels | None = None  # None: eps of an fgsm objective, else no attack
-    val_steps: Count = 10
+    val_eps: PositivePixels | None = None  # None: eps of an adversarial objective, else no attack
+    val_attack: Literal["pgd", "apgd-ce", "train"] = "pgd"  # train: the objective's, at full eps
+    val_steps: Count = 10  # of pgd and apgd-ce
+    select: Literal["last", "best"] = "last"  # best: on validation, under attack where there is one
+    patience: Count | None = None  # epochs without a new best one; None: train to the end
+    stop_on_leak: bool = True  # when attacked training images are easier than clean ones
+
+    @model_validator(mode="after")
+    def _objectives_fit(self) -> Self:
+        objectives = [self.objective, *(v.objective for v in self.variants.values())]
+        mixes = self.augment.mixup or self.augment.cutmix
+        if mixes and any(isinstance(o, MartObjective) for o in objectives):
+            remedy = "makes soft labels, which mart cannot weigh; turn mixup and cutmix off"
+            raise PydanticCustomError("train", f"augment: {remedy}")
+        if any(isinstance(o, AdversarialSection) and o.awp for o in objectives):
+            if self.micro_batch is not None:
+                remedy = "cannot be combined with awp, whose step belongs to the whole batch"
+                raise PydanticCustomError("train", f"micro_batch: {remedy}")
+            if self.precision == "fp16":
+                remedy = "loses the gradients that awp follows; use bf16"
+                raise PydanticCustomError("train", f"precision: fp16 {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _cooldown_fits(self) -> Self:
+        rest = getattr(self.schedule, "cooldown_epochs", 0)
+        lengths = [self.epochs, *(v.epochs for v in self.variants.values() if v.epochs)]
+        if rest and rest >= min(lengths):
+            remedy = "leaves no epoch before it"
+            raise PydanticCustomError("train", f"schedule: cooldown_epochs: {rest} {remedy}")
+        return self
 
 
 class TuneSection(Section):

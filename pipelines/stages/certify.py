@@ -57,7 +57,9 @@ def _band(section: Any, model: Path, dataset: PreparedDataset, part: str) -> int
     """The width of the column band: as written, else what the model was trained with."""
     if not isinstance(section, ColumnsCertify):
         return None
-    band = section.band or read_header(model)["spec"]["trained_for"].get("band")
+    trained = read_header(model)["spec"]["trained_for"]
+    columns = trained.get("kind") == "ablation" and trained.get("shape") == "column"
+    band = section.band or trained.get("band") or (trained.get("size") if columns else None)
     if band is None:
         raise CasemateError(
             f"certify.{part}.band",

@@ -6,6 +6,7 @@ worker needs the tracking store.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, read_header
-from components.models.pretrained import load_pretrained
+from components.models.pixels import PixelModel
+from components.models.pretrained import load_pretrained, read_parent
+from components.models.spec import ModelSpec
 from components.train.session import Session, initial_model
 from pipelines import build
 from pipelines.recipe import Recipe
@@ -42,11 +45,7 @@ def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placeme
         train=placement.pop("train", None) or dataset.open_split("train", **memory),
         val=dataset.open_split("val", **memory),
         synthetic=dataset.open_split("synthetic", **memory) if synthetic else None,
-        settings=build.epoch_settings(recipe, model, dataset),
-        weight_decay=recipe.train.weight_decay,
-        val_items=recipe.train.val_items,
-        val_eps=build.validation_eps(recipe, model),
-        val_steps=recipe.train.val_steps,
+        **build.session_settings(recipe, model, dataset),
         **placement,
     )
 
@@ -61,17 +60,20 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
             recipe.train.batch_size,
             f"is not shared evenly by {cluster.train_workers} workers",
         )
-    build.model_spec(
-        recipe, PreparedDataset.open(inputs["prepare"]), model
-    )  # mistakes show before Ray starts
-    live = out.scratch / "live.json"
+    placed = build.on_this_machine(recipe)
+    spec = build.model_spec(placed, PreparedDataset.open(inputs["prepare"]), model)
+    if placed.model.pretrained:
+        _report_start(placed.model.pretrained, spec, out)
+    live, stopped = out.scratch / "live.json", out.scratch / "stopped.json"
+    stopped.unlink(missing_ok=True)
     trainer = TorchTrainer(
         train_loop,
         train_loop_config={
-            "recipe": recipe.resolved(),
+            "recipe": placed.resolved(),
             "model": model,
             "dataset": str(inputs["prepare"]),
             "live": str(live),
+            "stopped": str(stopped),
             "out": str(out.path),
             "num_threads": cluster.cpus_per_train_worker,
             "recipe_digest": recipe.digest(),
@@ -95,7 +97,23 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
             trainer.fit()
         except WorkerGroupError as error:
             raise _cause(error) from error
+    if stopped.exists():
+        raise CasemateError(*json.loads(stopped.read_text()))
     _publish(recipe, out)
+
+
+def _report_start(source: str, spec: ModelSpec, out: StageDir) -> None:
+    """What becomes of each pretrained tensor, in `pretrained.json` and MLflow.
+
+    The driver loads them once to know, so that weights that do not fit show before workers start. A
+    resumed training needs them no more: its checkpoint has its own.
+    """
+    path = out.path / "pretrained.json"
+    if not path.exists():
+        report = load_pretrained(PixelModel(spec), source)
+        parent = read_parent(source, architecture=spec.architecture)
+        out.write_json(path.name, {"parent": asdict(parent), "report": report.to_dict()})
+    out.run.artifacts(path)
 
 
 def _worker_resources(recipe: Recipe) -> dict[str, float]:
@@ -129,28 +147,35 @@ class _Diary:
             values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
             self.out.run.metrics(values, step=row["epoch"])
         self.num_logged = max(self.num_logged, len(rows))
-        bar.at(len(rows) + state["fraction"], _note(rows))
+        bar.at(len(rows) + state["fraction"], _note(rows, state["running"]))
 
 
-def _note(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return "first epoch"
-    row = rows[-1]
+def _note(rows: list[dict[str, Any]], running: dict[str, Any]) -> str:
+    """The running epoch's figures, and those that only a finished one has."""
+    last = rows[-1] if rows else {}
+    now = running if running["loss"] is not None else last
     shown = {
-        "loss": row["loss"],
-        "train": row["train_accuracy"],
-        "val": row["val_accuracy"],
-        "robust": row["val_robust_accuracy"],
-        "eps": row["eps"],
+        "loss": now.get("loss"),
+        "train": now.get("train_accuracy"),
+        "attacked": now.get("train_adversarial_accuracy"),
+        "val": last.get("val_accuracy"),
+        "robust": last.get("val_robust_accuracy"),
+        "eps": now.get("eps"),
     }
-    return " ".join(f"{k} {v:.3f}" for k, v in shown.items() if v is not None)
+    figures = [f"{key} {value:.3f}" for key, value in shown.items() if value is not None]
+    if now.get("lr") is not None:
+        figures.append(f"lr {now['lr']:.1e}")
+    if speed := last.get("images_per_second"):
+        figures.append(f"{speed:.0f} images/s")
+    return " ".join(figures) or "first epoch"
 
 
 def _publish(recipe: Recipe, out: StageDir) -> None:
     """Final figures, and the model in the registry."""
-    history = json.loads((out.path / "history.json").read_text())["rows"]
+    history = json.loads((out.path / "history.json").read_text())
     header = read_header(out.path / "model")
-    final = {k: v for k, v in history[-1].items() if k.startswith(("val_", "train_"))}
+    kept = history["rows"][history["selected_epoch"]]
+    final = {k: v for k, v in kept.items() if k.startswith(("val_", "train_"))}
     out.write_json("metrics.json", {"final": final, "model_digest": header["digest"]})
     out.run.tags({"casemate.model_digest": header["digest"]})
     model = load_model(out.path / "model")

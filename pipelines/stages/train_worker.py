@@ -29,6 +29,7 @@ def train_loop(config: dict[str, Any]) -> None:
     from components.data.prepared import PreparedDataset
     from components.models.checkpoint import save_model
     from components.train.feed import Feeding, Worker
+    from components.train.session import TrainingStoppedError
     from pipelines import recipe as recipes
     from pipelines.stages.train import make_session
 
@@ -51,22 +52,35 @@ def train_loop(config: dict[str, Any]) -> None:
         with checkpoint.as_directory() as folder:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
     live = _Live(Path(config["live"]), session) if worker.rank == 0 else None
-    while session.next_epoch < session.settings.epochs:
-        session.run_epoch(
-            total=_all_reduce, on_step=live.step if live else lambda step, steps: None
-        )
+
+    def report() -> None:
+        """A checkpoint of all workers, who wait for each other; the first one writes it."""
         with tempfile.TemporaryDirectory() as folder:
             saved = None
             if live:
                 torch.save(session.state(), Path(folder) / STATE)
                 saved = Checkpoint.from_directory(folder)
-            ray.train.report({"epoch": session.next_epoch - 1}, checkpoint=saved)
+            ray.train.report({"epoch": session.next_epoch}, checkpoint=saved)
+
+    while not session.finished:
+        try:
+            session.run_epoch(
+                total=_all_reduce,
+                on_step=live.step if live else lambda step, steps: None,
+                on_checkpoint=report,
+            )
+        except TrainingStoppedError as error:
+            if live:
+                live.write(Path(config["stopped"]), error.args)
+            return  # not a failure: a restart would stop at the same step
+        report()
         if live:
-            live.epoch_done()
+            live.note()
     if live:
         out = Path(config["out"])
-        save_model(out / "model", session.model, recipe_digest=config["recipe_digest"])
-        live.write(out / "history.json", {"rows": session.history})
+        save_model(out / "model", session.final_model(), recipe_digest=config["recipe_digest"])
+        history = {"rows": session.history, "selected_epoch": session.selected_epoch}
+        live.write(out / "history.json", history)
 
 
 def _all_reduce(sums: "torch.Tensor") -> "torch.Tensor":
@@ -84,20 +98,17 @@ class _Live:
 
     def __init__(self, path: Path, session: "Session") -> None:
         self.path, self.session, self.last = path, session, 0.0
-        self.epoch_done()
+        self.note()
 
     def step(self, step: int, steps: int) -> None:
         if time.monotonic() - self.last > 1:
-            self._note(step / steps)
+            self.note()
 
-    def epoch_done(self) -> None:
-        self._note(0.0)
-
-    def _note(self, fraction: float) -> None:
+    def note(self) -> None:
         self.last = time.monotonic()
-        self.write(
-            self.path, {"rows": self.session.history, "fraction": fraction, "pid": os.getpid()}
-        )
+        session = self.session
+        state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
+        self.write(self.path, state | {"running": session.running()})
 
     @staticmethod
     def write(path: Path, value: object) -> None:

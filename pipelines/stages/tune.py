@@ -37,7 +37,7 @@ def trial(config: dict[str, Any]) -> None:
     if checkpoint := tune.get_checkpoint():
         with checkpoint.as_directory() as folder:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True))
-    while session.next_epoch < session.settings.epochs:
+    while not session.finished:
         row = session.run_epoch()
         with tempfile.TemporaryDirectory() as folder:
             torch.save(session.state(), Path(folder) / STATE)
@@ -87,7 +87,7 @@ def _check(recipe: Recipe, points: list[dict[str, Any]]) -> None:
         variant = trial_recipe(recipe, values)
         if recipe.tune.metric == "val_robust_accuracy" and not build.validation_eps(variant, MAIN):
             raise CasemateError(
-                "tune.metric", recipe.tune.metric, "needs an fgsm objective or train.val_eps"
+                "tune.metric", recipe.tune.metric, "needs an adversarial objective or train.val_eps"
             )
 
 
@@ -109,7 +109,7 @@ def _fit(
             trainable,
             param_space={
                 "values": tune.grid_search(points),
-                "recipe": recipe.resolved(),
+                "recipe": build.on_this_machine(recipe).resolved(),
                 "dataset": str(inputs["prepare"]),
                 "num_threads": cluster.cpus_per_train_worker,
                 "device": build.actor_device(cluster),

@@ -31,8 +31,9 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochSettings, train_epoch
 from components.train.feed import Worker
-from components.train.objectives.adversarial import FgsmTraining
-from components.train.optim import make_optimizer
+from components.train.objectives.adversarial import AdversarialTraining
+from components.train.objectives.inner import InnerAttack
+from components.train.optim import OptimizerSettings
 from components.train.session import initial_model
 from pipelines import recipe as recipes
 from tests.benchmarks.input import demo_digits
@@ -66,13 +67,13 @@ def trained_network() -> tuple[PixelModel, Items]:
     options = recipes.load("demo").model.options
     spec = ModelSpec("tiny_vit", 10, 1, 32, (0.5,), (0.5,), options=options)
     model = initial_model(spec, seed=0)
-    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.05)
     settings = EpochSettings(
         seed=0, epochs=NUM_EPOCHS, batch_size=64, learning_rate=1e-3, warmup_epochs=1, clip_norm=1.0
     )
+    updater = settings.updater(model, OptimizerSettings())
     for epoch in range(NUM_EPOCHS):
         train_epoch(
-            model, model, data, FgsmTraining(eps=0.05), optimizer,
+            model, model, data, AdversarialTraining(InnerAttack(eps=0.05)), updater,
             settings=settings, epoch=epoch, worker=Worker(),
         )  # fmt: skip
     split = data.real

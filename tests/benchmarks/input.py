@@ -17,9 +17,10 @@ from components.data.augment import Augmentation, Mixing
 from components.data.prepared import ImageSplit
 from components.data.sources import Fitting, open_source
 from components.models.spec import ModelSpec
-from components.train.epoch import EpochSettings, make_batch, make_optimizer, train_epoch
+from components.train.epoch import EpochSettings, make_batch, train_epoch
 from components.train.feed import Feed, Feeding, TrainingSet, Worker
 from components.train.objectives.standard import Standard
+from components.train.optim import OptimizerSettings
 from components.train.session import initial_model
 from pipelines import recipe as recipes
 
@@ -51,11 +52,11 @@ def wait_shares(data: TrainingSet, settings: EpochSettings) -> list[float]:
     options = recipes.load("demo").model.options
     spec = ModelSpec("tiny_vit", 10, 1, 32, (0.5,), (0.5,), options=options)
     model = initial_model(spec, seed=0)
-    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.05)
+    updater = settings.updater(model, OptimizerSettings())
     shares = []
     for epoch in range(ROUNDS + 1):
         part = train_epoch(
-            model, model, data, Standard(), optimizer,
+            model, model, data, Standard(), updater,
             settings=settings, epoch=epoch, worker=Worker(),
         )  # fmt: skip
         shares.append(part["wait_seconds"] * part["images_per_second"] / part["count"])

@@ -1,35 +1,97 @@
-"""Training on column ablations (Salman et al. 2022, sec. 2 and app. A.3)."""
+"""Training on ablated images: one visible band or square each (Salman et al. 2022, sec. 2, A.3).
 
+Positions are uniform over all places, edges included, where a band wraps around. Models that drop
+tokens without a visible pixel pay for the others only, so an ablated step is a cheap one.
+"""
+
+from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from components.attacks.interface import check_counts
+from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.types import Logits
 from components.data.ablation import column_mask
-from components.train.objectives.base import Batch, LossOut, cross_entropy
+from components.models.pixels import PixelModel
+from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
+from components.train.objectives.inner import check_choice
+
+SHAPES = ("column", "row", "block")
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnAblation:
-    """Cross-entropy on one visible band per global batch: dropped tokens make a dense batch."""
+class AblationTraining(Objective):
+    """Cross-entropy on ablations whose visible side is `size` pixels.
 
-    band: int
+    `position: batch` shows all images of a global batch the same place, as published; `image` gives
+    each its own, which makes gradients less alike, and smaller groups of equally many tokens.
+    """
+
+    size: int
     label_smoothing: float = 0.0
+    shape: str = "column"
+    position: str = "batch"
 
-    def _visible(self, batch: Batch, stream: str) -> Tensor:
-        height, width = batch.images.shape[-2:]
-        generator = generator_for(batch.seed, stream, batch.epoch, batch.step)
-        start = int(torch.randint(width, (), generator=generator))
-        mask = column_mask(width, start, self.band)
-        return mask.expand(height, width).to(batch.images.device)
+    def __post_init__(self) -> None:
+        check_counts("train.objective", size=self.size)
+        check_choice("train.objective.shape", self.shape, SHAPES)
+        check_choice("train.objective.position", self.position, ("batch", "image"))
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
-        logits = wrapped(batch.images, self._visible(batch, "columns"))
+        logits = ablated_logits(wrapped, bare, batch, self.visible(batch))
         loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        logits: Logits = bare(batch.images, self._visible(batch, "columns-val"))
-        return logits
+        return ablated_logits(bare, bare, batch, self.visible(batch, "-val"))
+
+    def visible(self, batch: Batch, suffix: str = "") -> Tensor:
+        """(H, W) bool, or (B, H, W) with a position for each image."""
+        stream, device = f"{self.shape}s{suffix}", batch.images.device
+        if self.position == "batch":
+            return self._mask(batch, stream, batch.step).to(device)
+        masks = [self._mask(batch, f"{stream}-image", item) for item in batch.item_ids]
+        return torch.stack(masks).to(device)
+
+    def _mask(self, batch: Batch, stream: str, which: object) -> Tensor:
+        """(H, W) bool around a start that (seed, stream, epoch, which) decides."""
+        generator = generator_for(batch.seed, stream, batch.epoch, which)
+        height, width = batch.images.shape[-2:]
+        if self.size > min(height, width):
+            remedy = f"is wider than the image, {height}x{width}"
+            raise CasemateError("train.objective.size", self.size, remedy)
+
+        def band(side: int) -> Tensor:
+            return column_mask(side, int(torch.randint(side, (), generator=generator)), self.size)
+
+        everywhere = torch.ones(height, width, dtype=torch.bool)
+        if self.shape == "column":
+            return everywhere & band(width)
+        if self.shape == "row":
+            return everywhere & band(height)[:, None]
+        return band(height)[:, None] & band(width)
+
+
+def ablated_logits(wrapped: nn.Module, bare: nn.Module, batch: Batch, visible: Tensor) -> Logits:
+    """Logits of the visible pixels, in one pass for each number of tokens that is kept."""
+    if visible.dim() == 2:
+        shared: Logits = wrapped(batch.images, visible)
+        return shared
+    groups = _by_tokens(bare, visible)
+    models = [wrapped, *[bare] * (len(groups) - 1)]  # one synchronising pass, see `Objective`
+    logits = [
+        model(batch.images[rows], visible[rows]) for model, rows in zip(models, groups, strict=True)
+    ]
+    return torch.cat(logits)[torch.cat(groups).argsort()]
+
+
+def _by_tokens(bare: nn.Module, visible: Tensor) -> list[Tensor]:
+    """Rows that keep equally many tokens; a single group where none are dropped."""
+    assert isinstance(bare, PixelModel)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, mask in enumerate(visible):
+        groups[bare.num_kept(mask)].append(row)
+    return [torch.tensor(groups[count], device=visible.device) for count in sorted(groups)]

@@ -1,56 +1,94 @@
-"""Adversarial training: few FGSM steps, epsilon warmed up (Debenedetti et al. 2022, sec. 4)."""
+"""Adversarial training: cross-entropy on adversarial images alone (Madry et al. 2018, eq. 2.1).
 
+One or two large steps (`fgsm`) are the recipe of Debenedetti et al. 2023, sec. 4; ten small ones
+(`pgd`) that of Madry et al. A single step can be gamed: the model learns to read the label off the
+perturbation, and attacked images become easier than clean ones (Kurakin et al. 2017, sec. 4.3).
+`probe` measures that, `leak.py` judges it.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from components.attacks.fgsm import fgsm
 from components.attacks.gradients import attack_mode
-from components.attacks.starts import random_starts
-from components.core.types import Logits
+from components.attacks.interface import check_counts
+from components.core.types import Images, Labels
 from components.train.objectives.base import Batch, LossOut, cross_entropy
-from components.train.schedules import epsilon_at
+from components.train.objectives.inner import (
+    AdversarialObjective,
+    InnerAttack,
+    check_choice,
+    predictions,
+)
+
+CLEAN_FORWARDS = ("none", "no_grad_eval", "train_stats")
 
 
 @dataclass(frozen=True, slots=True)
-class FgsmTraining:
-    """Cross-entropy on adversarial images only (Madry et al. 2018, eq. 2.1).
+class AdversarialTraining(AdversarialObjective):
+    """Cross-entropy on the images of `attack`.
 
-    Neither smoothing nor mixing of labels enters the attack: it ascends the plain cross-entropy of
-    the hard labels, for a mixed image those of its larger part.
+    A `hard` attack ascends the plain cross-entropy of the labels, for a mixed image those of its
+    larger part: neither smoothing nor mixing enters it. A `soft` one ascends that of the mixed
+    targets (Mo et al. 2022).
+
+    Clean images take no part in the loss. `clean_forward` says whether the model sees them at all:
+    `none`; `no_grad_eval`, every `clean_every` steps to measure accuracy, which leaves no trace;
+    `train_stats`, at every step in training mode, so that running statistics mix clean and
+    adversarial batches as in published runs.
     """
 
-    eps: float
-    num_steps: int = 1
-    eps_warmup_epochs: int = 0
+    attack: InnerAttack
     label_smoothing: float = 0.0
+    attack_target: str = "hard"
+    clean_forward: str = "no_grad_eval"
+    clean_every: int = 20
 
-    def eps_at(self, epoch: int) -> float:
-        return epsilon_at(epoch, final=self.eps, warmup_epochs=self.eps_warmup_epochs)
+    def __post_init__(self) -> None:
+        check_choice("train.objective.attack_target", self.attack_target, ("hard", "soft"))
+        check_choice("train.objective.clean_forward", self.clean_forward, CLEAN_FORWARDS)
+        check_counts("train.objective", clean_every=self.clean_every)
 
-    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
-        images = batch.images
-        if eps := self.eps_at(batch.epoch):  # during a warm-up the first epoch is clean
-            starts = random_starts(
-                batch.item_ids,
-                tuple(images.shape[1:]),
-                run_seed=batch.seed,
-                stream=f"fgsm-{batch.epoch}",
-            )
-            with attack_mode(bare):
-                images = fgsm(
-                    bare,
-                    images,
-                    batch.hard_labels,
-                    eps=eps,
-                    num_steps=self.num_steps,
-                    step_size=1.5 * self.eps / self.num_steps,
-                    starts=starts.to(images.device),
-                )
-        logits = wrapped(images)
+    def craft(self, bare: nn.Module, batch: Batch) -> Images:
+        soft = batch.targets if self.attack_target == "soft" else None
+        y = batch.hard_labels if soft is None else soft
+        return self.attack(bare, batch, y, _item_losses)
+
+    def outer_loss(
+        self, wrapped: nn.Module, bare: nn.Module, batch: Batch, x_adv: Images
+    ) -> LossOut:
+        clean = predictions(bare, batch.images) if self.clean_forward == "train_stats" else None
+        logits = wrapped(x_adv)
         loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
-        return LossOut(loss, logits.detach())
+        metrics: Mapping[str, float] = {}
+        if clean is not None:
+            metrics = leak_metrics(clean, logits.argmax(dim=1), batch.hard_labels)
+        elif self.clean_forward == "no_grad_eval" and batch.step % self.clean_every == 0:
+            metrics = probe(bare, batch, x_adv)
+        return LossOut(loss, logits.detach(), logits.detach(), metrics)
 
-    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        logits: Logits = bare(batch.images)
-        return logits
+
+def _item_losses(logits: Tensor, y: Tensor) -> Tensor:
+    """(B,) cross-entropy with classes (B,) or with shares of classes (B, K)."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def probe(bare: nn.Module, batch: Batch, x_adv: Images) -> Mapping[str, float]:
+    """`leak_metrics` of a batch, both sides in eval mode: dropout must not pass for an attack."""
+    with attack_mode(bare):
+        clean, attacked = predictions(bare, batch.images), predictions(bare, x_adv)
+    return leak_metrics(clean, attacked, batch.hard_labels)
+
+
+def leak_metrics(clean: Labels, attacked: Labels, y: Labels) -> Mapping[str, float]:
+    """Shares of the batch: right when clean, right only when attacked, right only when clean.
+
+    `leak`, the difference of the last two, is attacked minus clean accuracy.
+    """
+    before, after = clean == y, attacked == y
+    rescued, broken = after & ~before, before & ~after
+    shares = {"clean_accuracy": before, "rescued": rescued, "broken": broken}
+    metrics = {name: float(hits.double().mean()) for name, hits in shares.items()}
+    return metrics | {"leak": metrics["rescued"] - metrics["broken"]}

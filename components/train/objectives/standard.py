@@ -8,11 +8,11 @@ from torch.nn import functional as F
 from components.core.errors import CasemateError
 from components.core.types import Logits
 from components.data.augment.mixing import smoothed_targets
-from components.train.objectives.base import Batch, LossOut, cross_entropy
+from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
 
 
 @dataclass(frozen=True, slots=True)
-class Standard:
+class Standard(Objective):
     """Plain empirical risk, by softmax (`ce`) or by one yes-no question per class (`bce`)."""
 
     label_smoothing: float = 0.0
@@ -28,10 +28,6 @@ class Standard:
         measure = cross_entropy if self.criterion == "ce" else binary_cross_entropy
         loss = measure(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
-
-    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        logits: Logits = bare(batch.images)
-        return logits
 
 
 def binary_cross_entropy(logits: Logits, batch: Batch, *, label_smoothing: float) -> Tensor:

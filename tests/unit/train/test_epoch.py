@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from components.data.augment import Augmentation, Mixing
-from components.train.epoch import EpochSettings, make_batch, make_optimizer, train_epoch
+from components.train.epoch import EpochSettings, make_batch, train_epoch
 from components.train.feed import Share, TrainingSet, Worker
 from components.train.objectives.standard import Standard
+from components.train.optim import OptimizerSettings
 from components.train.session import initial_model
+from components.train.tally import Tally
 
 
 def share_of(index: list[int], copies: list[int] | None = None) -> Share:
@@ -73,7 +75,7 @@ def test_mixing_is_the_same_for_one_worker_and_for_two(train_split):
 
 def test_biases_norms_and_position_do_not_decay(toy_spec):
     model = initial_model(toy_spec, seed=0)
-    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.3)
+    optimizer = OptimizerSettings(weight_decay=0.3).make(model, learning_rate=1e-3)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decay = {
         names[id(parameter)]: group["weight_decay"]
@@ -90,15 +92,15 @@ def test_an_exploding_loss_stops_the_training(toy_spec, train_split):
     model = initial_model(toy_spec, seed=0)
     with torch.no_grad():
         model.net.head.bias.fill_(float("nan"))
-    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0)
+    settings = EpochSettings(3, 1, 8, 1e-3, 0, 1.0)
     with pytest.raises(FloatingPointError, match="epoch 0"):
         train_epoch(
             model,
             model,
             TrainingSet(train_split),
             Standard(),
-            optimizer,
-            settings=EpochSettings(3, 1, 8, 1e-3, 0, 1.0),
+            settings.updater(model, OptimizerSettings()),
+            settings=settings,
             epoch=0,
             worker=Worker(),
         )
@@ -106,23 +108,31 @@ def test_an_exploding_loss_stops_the_training(toy_spec, train_split):
 
 def test_sums_and_learning_rate_of_an_epoch(toy_spec, train_split):
     model = initial_model(toy_spec, seed=0)
-    optimizer = make_optimizer(model, learning_rate=9.0, weight_decay=0)
-    steps = []
+    settings = EpochSettings(3, 5, 8, 1e-3, 2, 1.0)
+    updater = settings.updater(model, OptimizerSettings())
+    steps, tally = [], Tally()
+
+    def after_step(done):
+        steps.append((done.num_done, done.num_steps))
+        tally.merge(done.tally)
+
     part = train_epoch(
         model,
         model,
         TrainingSet(train_split),
         Standard(),
-        optimizer,
-        settings=EpochSettings(3, 5, 8, 1e-3, 2, 1.0),
+        updater,
+        settings=settings,
         epoch=0,
         worker=Worker(),
-        on_step=lambda step, total: steps.append((step, total)),
+        after_step=after_step,
     )
     assert steps == [(1, 2), (2, 2)]  # 22 items make two whole batches of 8
-    assert part["count"] == 16
-    assert 0 <= part["correct"] <= 16
+    assert part["count"] == tally.count("loss") == 16
+    hits = 16 * tally.means()["accuracy"]
+    assert 0 <= hits <= 16
+    assert hits == round(hits)
     assert part["images_per_second"] > 0
     assert part["wait_seconds"] > 0
     assert part["lr"] == pytest.approx(1e-3 * 2 / 4)  # second of four warm-up steps
-    assert {group["lr"] for group in optimizer.param_groups} == {part["lr"]}
+    assert {group["lr"] for group in updater.optimizer.param_groups} == {part["lr"]}

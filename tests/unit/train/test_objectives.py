@@ -1,21 +1,56 @@
 """Objectives: they can be minimised, and their randomness belongs to items and steps."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from components.train.objectives.ablation import ColumnAblation
-from components.train.objectives.adversarial import FgsmTraining
-from components.train.objectives.noise import GaussianNoise
+from components.attacks.fgsm import fgsm
+from components.attacks.gradients import attack_mode
+from components.attacks.starts import random_starts
+from components.core.seeding import generator_for
+from components.data.ablation import column_mask
+from components.train.objectives.aas import AasTraining
+from components.train.objectives.ablation import AblationTraining
+from components.train.objectives.adversarial import AdversarialTraining
+from components.train.objectives.awp import Awp
+from components.train.objectives.base import perturbed
+from components.train.objectives.inner import InnerAttack
+from components.train.objectives.mart import Mart
+from components.train.objectives.noise import DenoisedFineTuning, GaussianNoise
 from components.train.objectives.standard import Standard
+from components.train.objectives.trades import Trades
+from components.train.schedules import epsilon_at
 from components.train.session import initial_model
 
+
+def blur(images, sigma, generator):
+    return F.avg_pool2d(images, 3, stride=1, padding=1).clamp(0, 1)
+
+
+FGSM, PGD = InnerAttack(eps=0.05), InnerAttack(eps=0.05, num_steps=3)
 OBJECTIVES = {
     "standard": Standard(),
-    "fgsm": FgsmTraining(0.05),
-    "columns": ColumnAblation(4),
+    "fgsm": AdversarialTraining(FGSM),
+    "pgd": AdversarialTraining(PGD, clean_forward="train_stats"),
+    "columns": AblationTraining(4),
+    "rows": AblationTraining(4, shape="row", position="image"),
+    "blocks": AblationTraining(6, shape="block"),
     "noise": GaussianNoise(0.25),
+    "denoised": DenoisedFineTuning(blur, 0.25),
+    "trades": Trades(PGD),
+    "mart": Mart(PGD),
+    "awp": Awp(Trades(PGD)),
+    "awp around noise": Awp(GaussianNoise(0.25)),
+    "aas": AasTraining(AdversarialTraining(PGD)),
 }
+
+
+def warming(eps: float, epochs: int, **settings) -> AdversarialTraining:
+    warmup = partial(epsilon_at, final=eps, warmup_epochs=epochs)
+    return AdversarialTraining(InnerAttack(eps=eps, warmup=warmup, **settings))
 
 
 class Recorder(torch.nn.Module):
@@ -33,7 +68,8 @@ class Recorder(torch.nn.Module):
 
 def shown(objective, model, batch) -> tuple[torch.Tensor, ...]:
     wrapped = Recorder(model)
-    objective.loss(wrapped, model, batch)
+    with perturbed(objective, wrapped, model, batch) as batch:
+        objective.loss(wrapped, model, batch)
     (inputs,) = wrapped.calls  # one synchronised pass per step: a second would hang other workers
     return inputs
 
@@ -48,23 +84,32 @@ def test_every_objective_learns_the_toy_problem(name, model, new_batch):
     objective = OBJECTIVES[name]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     losses = []
-    for step in range(20):
-        out = objective.loss(model, model, new_batch(step=step))
-        optimizer.zero_grad()
-        out.loss.backward()
+    for step in range(30):
+        with perturbed(objective, model, model, new_batch(step=step)) as batch:
+            out = objective.loss(model, model, batch)
+            optimizer.zero_grad()
+            out.loss.backward()
         optimizer.step()
         losses.append(out.loss.item())
     assert losses[-1] < losses[0] / 2
     assert out.logits.shape == (22, 2)
     assert not out.logits.requires_grad
+    assert (out.adversarial_logits is None) == (objective.eps_at(0) is None)
+    assert out.adversarial_logits is None or not out.adversarial_logits.requires_grad
     logits = objective.validation_logits(model, new_batch())
     assert (logits.argmax(dim=1) == new_batch().labels).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
+def test_workers_wait_for_each_other_once_in_a_step(name, model, new_batch):
+    shown(OBJECTIVES[name], model, new_batch())
+    assert all(module.training for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["standard", "fgsm", "columns", "rows", "noise", "denoised"])
 def test_label_smoothing_reaches_the_loss(name, model, new_batch):
-    fields = {"fgsm": {"eps": 0.05}, "columns": {"band": 4}, "noise": {"sigma": 0.25}}
-    objective = type(OBJECTIVES[name])(**fields.get(name, {}), label_smoothing=0.3)
+    objective = replace(OBJECTIVES[name], label_smoothing=0.3)
     out = objective.loss(model, model, new_batch())
     labels = new_batch().labels
     assert torch.equal(out.loss, F.cross_entropy(out.logits, labels, label_smoothing=0.3))
@@ -75,7 +120,7 @@ def test_label_smoothing_reaches_the_loss(name, model, new_batch):
 
 
 def test_the_first_epoch_of_a_warmup_is_clean(model, new_batch):
-    objective = FgsmTraining(0.1, eps_warmup_epochs=2)
+    objective = warming(0.1, 2)
     (images,) = shown(objective, model, new_batch(epoch=0))
     assert torch.equal(images, new_batch().images)
     clean = Standard().loss(model, model, new_batch())
@@ -85,7 +130,7 @@ def test_the_first_epoch_of_a_warmup_is_clean(model, new_batch):
 @pytest.mark.parametrize(("epoch", "eps"), [(1, 0.05), (2, 0.1), (9, 0.1)])
 def test_training_images_stay_in_the_ball_of_their_epoch(model, new_batch, epoch, eps):
     batch = new_batch(epoch=epoch)
-    (images,) = shown(FgsmTraining(0.1, eps_warmup_epochs=2), model, batch)
+    (images,) = shown(warming(0.1, 2), model, batch)
     moved = (images - batch.images).abs().max()
     assert eps / 2 < moved <= eps + 1e-6
     assert images.min() >= 0
@@ -94,7 +139,7 @@ def test_training_images_stay_in_the_ball_of_their_epoch(model, new_batch, epoch
 
 def test_the_attack_leaves_the_model_in_training(model, new_batch):
     model.net.cls_token.requires_grad_(False)
-    FgsmTraining(0.1).loss(model, model, new_batch())
+    AdversarialTraining(InnerAttack(eps=0.1)).loss(model, model, new_batch())
     assert all(module.training for module in model.modules())
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     assert frozen == ["net.cls_token"]
@@ -102,7 +147,7 @@ def test_the_attack_leaves_the_model_in_training(model, new_batch):
 
 
 def test_starts_belong_to_items_and_epochs(model, new_batch):
-    objective = FgsmTraining(0.1, num_steps=1)
+    objective = AdversarialTraining(InnerAttack(eps=0.1))
     (whole,) = shown(objective, model, new_batch())
     (part,) = shown(objective, model, new_batch(slice(5, 9)))
     assert torch.equal(part, whole[5:9])
@@ -110,11 +155,36 @@ def test_starts_belong_to_items_and_epochs(model, new_batch):
     assert not torch.equal(later, whole)
 
 
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_training_images_are_those_of_the_plain_loop(model, new_batch, num_steps):
+    """Bit for bit: finished trainings are to be repeated, so streams and steps may not change."""
+    batch = new_batch(epoch=3)
+    starts = random_starts(batch.item_ids, (1, 8, 8), run_seed=7, stream="fgsm-3")
+    with attack_mode(model):
+        expected = fgsm(
+            model,
+            batch.images,
+            batch.labels,
+            eps=0.1,
+            num_steps=num_steps,
+            step_size=1.5 * 0.1 / num_steps,
+            starts=starts,
+        )
+    attack = InnerAttack(eps=0.1, num_steps=num_steps)
+    assert torch.equal(AdversarialTraining(attack).craft(model, batch), expected)
+
+
 # -- columns
 
 
+def test_columns_are_where_they_always_were(new_batch):
+    start = int(torch.randint(8, (), generator=generator_for(7, "columns", 2, 5)))
+    visible = AblationTraining(3).visible(new_batch(epoch=2, step=5))
+    assert torch.equal(visible[0], column_mask(8, start, 3))
+
+
 def test_all_shares_of_a_global_batch_see_the_same_columns(model, new_batch):
-    objective = ColumnAblation(3)
+    objective = AblationTraining(3)
     for step in range(12):
         _, first = shown(objective, model, new_batch(slice(0, 11), step=step))
         _, second = shown(objective, model, new_batch(slice(11, 22), step=step))
@@ -125,7 +195,7 @@ def test_all_shares_of_a_global_batch_see_the_same_columns(model, new_batch):
 def test_columns_change_with_step_epoch_and_seed(model, new_batch):
     def columns(**address) -> tuple[tuple[bool, ...], ...]:
         batches = [new_batch(slice(0, 1), step=step, **address) for step in range(12)]
-        masks = [shown(ColumnAblation(3), model, batch)[1] for batch in batches]
+        masks = [shown(AblationTraining(3), model, batch)[1] for batch in batches]
         return tuple(tuple(mask[0].tolist()) for mask in masks)
 
     runs = [columns(), columns(epoch=1), columns(seed=8)]

@@ -8,17 +8,19 @@ from timm.loss import BinaryCrossEntropy
 
 from components.core.errors import CasemateError
 from components.data.augment import Mixing
-from components.train.objectives.ablation import ColumnAblation
-from components.train.objectives.adversarial import FgsmTraining
+from components.train.objectives.ablation import AblationTraining
+from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.base import Batch
+from components.train.objectives.inner import InnerAttack
+from components.train.objectives.mart import Mart
 from components.train.objectives.noise import GaussianNoise
 from components.train.objectives.standard import Standard, binary_cross_entropy
 from components.train.session import initial_model
 
 OBJECTIVES = {
     "standard": (Standard, {}),
-    "fgsm": (FgsmTraining, {"eps": 0.1}),
-    "columns": (ColumnAblation, {"band": 4}),
+    "fgsm": (AdversarialTraining, {"attack": InnerAttack(eps=0.1)}),
+    "columns": (AblationTraining, {"size": 4}),
     "noise": (GaussianNoise, {"sigma": 0.25}),
 }
 
@@ -59,9 +61,15 @@ def test_one_hot_targets_are_labels(name, model, new_batch):
 def test_attacks_ascend_the_likeliest_class(model, new_batch):
     batch = with_targets(new_batch())
     hard = replace(new_batch(), labels=(batch.targets[:, 1] > 0.5).long())
-    seen = FgsmTraining(0.1).loss(model, model, batch).logits
-    assert torch.equal(seen, FgsmTraining(0.1).loss(model, model, hard).logits)
-    assert not torch.equal(seen, FgsmTraining(0.1).loss(model, model, new_batch()).logits)
+    objective = AdversarialTraining(InnerAttack(eps=0.1))
+    seen = objective.loss(model, model, batch).logits
+    assert torch.equal(seen, objective.loss(model, model, hard).logits)
+    assert not torch.equal(seen, objective.loss(model, model, new_batch()).logits)
+
+
+def test_mart_refuses_soft_labels(model, new_batch):
+    with pytest.raises(CasemateError, match=r"train\.augment: mixing makes soft labels"):
+        Mart(InnerAttack(eps=0.1)).loss(model, model, with_targets(new_batch()))
 
 
 def test_a_tie_goes_to_the_lowest_class(new_batch):

@@ -1,6 +1,7 @@
 """A training is a function of its checkpoint: interrupted or not, the same bits."""
 
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -8,11 +9,15 @@ import torch
 from components.data.augment import Augmentation
 from components.train.epoch import EpochSettings
 from components.train.feed import Feeding, Worker
-from components.train.objectives.ablation import ColumnAblation
-from components.train.objectives.adversarial import FgsmTraining
+from components.train.objectives.ablation import AblationTraining
+from components.train.objectives.adversarial import AdversarialTraining
+from components.train.objectives.inner import InnerAttack
 from components.train.objectives.noise import GaussianNoise
 from components.train.objectives.standard import Standard
+from components.train.optim import OptimizerSettings
+from components.train.schedules import epsilon_at
 from components.train.session import Session, initial_model
+from components.train.validation import ValidationAttack
 
 SETTINGS = EpochSettings(
     seed=5,
@@ -25,6 +30,11 @@ SETTINGS = EpochSettings(
 )
 
 
+def fgsm(*, warmup_epochs: int) -> AdversarialTraining:
+    warmup = partial(epsilon_at, final=0.1, warmup_epochs=warmup_epochs)
+    return AdversarialTraining(InnerAttack(eps=0.1, warmup=warmup))
+
+
 @pytest.fixture
 def new_session(toy_spec, train_split, val_split):
     def make(objective=None, *, seed: int = 5, **changes) -> Session:
@@ -32,10 +42,9 @@ def new_session(toy_spec, train_split, val_split):
             "train": train_split,
             "val": val_split,
             "settings": SETTINGS,
-            "weight_decay": 0.05,
+            "optimizer": OptimizerSettings(),
             "val_items": 6,
-            "val_eps": 0.1,
-            "val_steps": 2,
+            "val_attack": ValidationAttack(0.1, 2),
         }
         model = initial_model(toy_spec, seed=seed)
         return Session(model, objective or Standard(), **{**arguments, **changes})
@@ -57,7 +66,7 @@ def through_a_file(state):
 
 @pytest.mark.parametrize(
     "objective",
-    [Standard(), FgsmTraining(0.1, 1, 2), ColumnAblation(3), GaussianNoise(0.25)],
+    [Standard(), fgsm(warmup_epochs=2), AblationTraining(3), GaussianNoise(0.25)],
     ids=lambda objective: type(objective).__name__,
 )
 def test_a_resumed_training_is_bit_equal_to_a_straight_one(new_session, objective):
@@ -84,7 +93,7 @@ def test_a_resumed_training_is_bit_equal_to_a_straight_one(new_session, objectiv
 
 
 def test_rows_of_the_history(new_session):
-    session = new_session(FgsmTraining(0.1, 1, 2))
+    session = new_session(fgsm(warmup_epochs=2))
     rows = [session.run_epoch() for _ in range(3)]
     assert [row["epoch"] for row in rows] == [0, 1, 2]
     assert [row["eps"] for row in rows] == pytest.approx([0, 0.05, 0.1])
@@ -96,7 +105,7 @@ def test_rows_of_the_history(new_session):
         )  # only `val_items` are attacked
         assert 0 <= row["wait_seconds"] <= row["seconds"]
         assert row["images_per_second"] >= 16 / row["seconds"]  # without the time of validation
-    plain = new_session(val_eps=None).run_epoch()
+    plain = new_session(val_attack=None).run_epoch()
     assert plain["eps"] is None
     assert plain["val_robust_accuracy"] is None
 
@@ -106,14 +115,14 @@ def test_sums_of_all_workers_make_the_row(new_session):
     doubled = new_session().run_epoch(total=lambda sums: 2 * sums)
     assert doubled["loss"] == alone["loss"]
     assert doubled["train_accuracy"] == alone["train_accuracy"]
-    extra = torch.tensor([0.0, 0.0, 16.0], dtype=torch.float64)  # a worker that got all wrong
+    extra = torch.tensor([0.0, 16.0, 0.0, 16.0], dtype=torch.float64)  # a worker, always wrong
     shared = new_session().run_epoch(total=lambda sums: sums + extra)
     assert shared["train_accuracy"] == pytest.approx(alone["train_accuracy"] / 2)
 
 
 def test_threads_that_build_batches_change_no_bit(new_session):
-    one = new_session(FgsmTraining(0.1, 1, 0))
-    many = new_session(FgsmTraining(0.1, 1, 0), feeding=Feeding(num_threads=3, num_ahead=5))
+    one = new_session(fgsm(warmup_epochs=0))
+    many = new_session(fgsm(warmup_epochs=0), feeding=Feeding(num_threads=3, num_ahead=5))
     assert one.run_epoch()["loss"] == many.run_epoch()["loss"]
     found = many.model.state_dict()
     assert all(torch.equal(found[name], value) for name, value in one.model.state_dict().items())

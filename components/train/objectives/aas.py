@@ -1,0 +1,126 @@
+"""AAS training: attention scales that hurt most are found every few epochs, then trained with.
+
+Jain & Dutta, "Towards Understanding and Improving Adversarial Robustness of Vision Transformers",
+sec. 5. The scales S belong to the model: they lie in its buffer `attention_scales`, work in every
+pass (training, attacks, validation) and travel with its weights, until `finish` multiplies them
+into the weights and an ordinary model remains.
+
+Read here: every `every` epochs, but not at the start, Algorithm 1 runs over the epoch's batches,
+from the present S (`attacks/scales.py` has its other ambiguities). The text has such an epoch
+update S alone (`replace`); `augment` trains the weights in it as well.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from components.attacks.gradients import attack_mode
+from components.attacks.interface import Items, check_counts
+from components.attacks.scales import ScaleSearch
+from components.core.seeding import generator_for
+from components.core.types import Logits
+from components.models.attention.discover import attention_of
+from components.models.attention.scaling import attach_scales, detach_scales, fold_scales
+from components.train.objectives.base import Batch, LossOut, Objective, StatefulObjective, perturbed
+from components.train.objectives.inner import check_choice
+
+
+class ScaleAscent(ScaleSearch):
+    """The search of an attack always begins at S = 1; training goes on from where it was."""
+
+    def from_scales(self, model: nn.Module, net: nn.Module, batch: Batch, scales: Tensor) -> Tensor:
+        """S' after one mini-batch: the first `batch_size` items of a batch."""
+        items = Items(batch.images, batch.hard_labels, batch.item_ids, batch.seed)
+        part = items.take(torch.arange(min(len(items), self.batch_size), device=items.x.device))
+        generator = generator_for(batch.seed, "attention scales", batch.epoch, batch.step)
+        noise = self.noise * torch.randn(len(scales), generator=generator)
+        return self._ascend(model, net, part, scales=scales, delta=noise)
+
+
+@dataclass(slots=True)
+class AasTraining(StatefulObjective):
+    """`inner` on a network with attention scales; `max_batches` bounds what a search looks at."""
+
+    inner: Objective
+    every: int = 10
+    mode: str = "replace"
+    max_batches: int | None = None
+    search: ScaleAscent = field(default_factory=ScaleAscent)
+    _net: nn.Module | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_choice("train.objective.aas.mode", self.mode, ("replace", "augment"))
+        check_counts("train.objective.aas", every=self.every, max_batches=self.max_batches or 1)
+
+    def prepare(self, bare: nn.Module) -> None:
+        """Attach S = 1, which changes no bit."""
+        self._net = bare.get_submodule("net")
+        device = next(self._net.parameters()).device
+        attach_scales(self._net, torch.ones(len(attention_of(self._net)), device=device))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"attention_scales": self._scales.detach().clone()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._scales.copy_(state["attention_scales"])
+
+    def searches(self, epoch: int) -> bool:
+        """Whether S changes at the beginning of this epoch."""
+        return epoch > 0 and epoch % self.every == 0
+
+    def trains(self, epoch: int) -> bool:
+        return self.mode == "augment" or not self.searches(epoch)
+
+    def begin_epoch(self, bare: nn.Module, epoch: int, batches: Iterable[Batch]) -> None:
+        if not self.searches(epoch):
+            return
+        scales = self._scales
+        if _rank() == 0:
+            scales.copy_(self._found(bare, islice(batches, self.max_batches)))
+        if torch.distributed.is_initialized():
+            torch.distributed.broadcast(scales, src=0)
+
+    def _found(self, bare: nn.Module, batches: Iterable[Batch]) -> Tensor:
+        attached, net = self._scales, bare.get_submodule("net")
+        scales = kept = attached.detach().cpu().clone()
+        try:
+            attached.fill_(1)  # the search puts on its own; factors would multiply
+            with attack_mode(bare):
+                for batch in batches:
+                    scales = self.search.from_scales(bare, net, batch, scales)
+        finally:
+            attached.copy_(kept)
+        return scales
+
+    def finish(self, bare: nn.Module) -> None:
+        """Fold the scales of a model, which may be an average of this one, into its weights."""
+        net = bare.get_submodule("net")
+        fold_scales(net, detach_scales(net))
+
+    def perturbed(
+        self, wrapped: nn.Module, bare: nn.Module, batch: Batch
+    ) -> AbstractContextManager[Batch]:
+        return perturbed(self.inner, wrapped, bare, batch)
+
+    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
+        return self.inner.loss(wrapped, bare, batch)
+
+    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
+        return self.inner.validation_logits(bare, batch)
+
+    def eps_at(self, epoch: int) -> float | None:
+        return self.inner.eps_at(epoch)
+
+    @property
+    def _scales(self) -> Tensor:
+        if self._net is None:
+            raise ValueError("the objective has no network yet: call prepare first")
+        return self._net.get_buffer("attention_scales")
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -1,0 +1,123 @@
+"""Adversarial weight perturbation: the loss is minimised at the worst weights nearby.
+
+Wu et al. 2020, "Adversarial weight perturbation helps robust generalization", eq. 7 and 8: once the
+adversarial images are made, every layer moves along the gradient of the loss, by gamma times its
+own norm. The gradient at the moved weights updates the original ones.
+
+Symbols: w = a layer's weights, g = the gradient of the loss there, v = its perturbation.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from components.core.errors import CasemateError
+from components.core.types import Logits
+from components.train.objectives.base import Batch, LossOut, Objective, StatefulObjective
+from components.train.objectives.inner import AdversarialObjective
+
+TINY = 1e-20  # keeps a vanished gradient from dividing by zero
+
+
+@dataclass(frozen=True, slots=True)
+class Awp(Objective):
+    """`inner` with perturbed weights from `start_epoch` on; costs one more pass and its gradient.
+
+    Published: gamma 0.005 around TRADES, from epoch 10; 0.01 around adversarial training.
+    """
+
+    inner: Objective
+    gamma: float = 0.005
+    start_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            remedy = "moves no weight; write a number above 0, or leave awp out"
+            raise CasemateError("train.objective.awp.gamma", self.gamma, remedy)
+        if self.start_epoch < 0:
+            remedy = "is no epoch; they count from 0"
+            raise CasemateError("train.objective.awp.start_epoch", self.start_epoch, remedy)
+        if isinstance(self.inner, StatefulObjective):
+            raise TypeError("an objective with state goes around the perturbation, not into it")
+
+    @contextmanager
+    def perturbed(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> Iterator[Batch]:
+        """Inside, the weights are w + v; afterwards they are w again, bit for bit."""
+        if isinstance(self.inner, AdversarialObjective) and batch.adversarial is None:
+            batch = replace(batch, adversarial=self.inner.craft(bare, batch))
+        if batch.epoch < self.start_epoch:
+            yield batch
+            return
+        with frozen_statistics(bare):
+            loss = self.inner.loss(bare, bare, batch).loss
+        steps = weight_perturbations(bare, loss, gamma=self.gamma)
+        kept = [(weight, weight.detach().clone()) for weight, _ in steps]
+        try:
+            with torch.no_grad():
+                for weight, v in steps:
+                    weight.add_(v)
+            yield batch
+        finally:
+            with torch.no_grad():
+                for weight, value in kept:
+                    weight.copy_(value)  # subtracting v would leave a rounding error
+
+    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
+        if isinstance(self.inner, AdversarialObjective) and batch.adversarial is None:
+            raise ValueError("the loss belongs inside `perturbed`, on the batch that it gives")
+        return self.inner.loss(wrapped, bare, batch)
+
+    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
+        return self.inner.validation_logits(bare, batch)
+
+    def eps_at(self, epoch: int) -> float | None:
+        return self.inner.eps_at(epoch)
+
+
+def weight_perturbations(
+    model: nn.Module, loss: Tensor, *, gamma: float
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """v = gamma |w| g / |g| for the weight of every layer, equal on all workers.
+
+    Layers are parameters of two or more dimensions called `weight`: biases, norms, tokens,
+    position embeddings and temperatures stay. Gradients come by `autograd.grad`, so none is left
+    behind for the optimiser.
+    """
+    weights = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.ndim > 1 and "weight" in name and parameter.requires_grad
+    ]
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+    steps = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if gradient is not None:  # a layer that the loss does not meet stays
+            g = _mean_over_workers(gradient)
+            scale = gamma * weight.detach().norm() / (g.norm() + TINY)
+            steps.append((weight, scale * g))
+    return steps
+
+
+def _mean_over_workers(gradient: Tensor) -> Tensor:
+    if not torch.distributed.is_initialized():
+        return gradient
+    gradient = gradient.clone()
+    torch.distributed.all_reduce(gradient)
+    return gradient / torch.distributed.get_world_size()
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside, batch norms still normalise with the batch, but remember nothing of it."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    tracking = [(norm, norm.track_running_stats) for norm in norms if norm.training]
+    try:
+        for norm, _ in tracking:
+            norm.track_running_stats = False
+        yield
+    finally:
+        for norm, tracked in tracking:
+            norm.track_running_stats = tracked

@@ -1,0 +1,77 @@
+"""Label leaking: attacked images that are easier than clean ones (Kurakin et al. 2017, sec. 4.3).
+
+An attack can only do harm unless the model has learned to recognise it, so the null hypothesis is
+that an item which clean and attacked image do not share is as likely to be lost as won. A sign test
+on these items (McNemar 1947) rejects it; a smallest effect keeps the training from being stopped
+for what does not matter.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+import torch
+from scipy.stats import binom
+from torch import Tensor
+
+from components.core.errors import CasemateError
+
+
+class LeakDetector:
+    """Watches the last `window` probes of a training with `num_steps` attack steps.
+
+    Give it counts of all workers, so that all of them stop at the same step.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_steps: int,
+        window: int = 20,
+        smallest_leak: float = 0.02,
+        failure_prob: float = 1e-6,
+    ) -> None:
+        self.num_steps = num_steps
+        self.smallest_leak, self.failure_prob = smallest_leak, failure_prob
+        self._probes: deque[tuple[int, int, int]] = deque(maxlen=window)
+
+    def update(self, metrics: Mapping[str, float], *, num_items: int) -> None:
+        """Take the metrics of one step on `num_items` items, if the step was probed."""
+        if "rescued" in metrics:
+            rescued, broken = (round(metrics[key] * num_items) for key in ("rescued", "broken"))
+            self._probes.append((rescued, broken, num_items))
+
+    @property
+    def leak(self) -> float:
+        """Attacked minus clean accuracy over the window; 0 before the first probe."""
+        rescued, broken, items = self._totals()
+        return (rescued - broken) / items if items else 0.0
+
+    def found(self) -> bool:
+        """Whether the attack helps: P(Bin(n, 1/2) >= rescued) is below `failure_prob`."""
+        rescued, broken, _ = self._totals()
+        chance = float(binom.sf(rescued - 1, rescued + broken, 0.5))
+        return self.leak >= self.smallest_leak and chance < self.failure_prob
+
+    def check(self) -> None:
+        """Stop a training whose labels leak, with the cure."""
+        if not self.found():
+            return
+        cure = "use num_steps: 2" if self.num_steps == 1 else "use more steps or a smaller eps"
+        raise CasemateError(
+            "train.objective.num_steps",
+            self.num_steps,
+            f"lets labels leak: attacked training images are classified better than clean ones, by "
+            f"{100 * self.leak:.1f} points; {cure}",
+        )
+
+    def state(self) -> Tensor:
+        """(probes, 3) int64: what a checkpoint keeps."""
+        return torch.tensor(list(self._probes), dtype=torch.int64).view(-1, 3)
+
+    def restore(self, state: Tensor) -> None:
+        self._probes.clear()
+        self._probes.extend((int(r), int(b), int(n)) for r, b, n in state.tolist())
+
+    def _totals(self) -> tuple[int, int, int]:
+        rescued, broken, items = self.state().sum(dim=0).tolist()
+        return rescued, broken, items

@@ -1,0 +1,135 @@
+"""The optimiser, and how a gradient becomes a step: scaled, clipped, applied."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.optim import param_groups_weight_decay
+from torch import Tensor, nn
+
+from components.core.errors import CasemateError
+from components.models.pixels import PixelModel
+
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """`adamw` reads betas and eps, `sgd` momentum and nesterov."""
+
+    kind: str = "adamw"
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def make(self, model: PixelModel, *, learning_rate: float) -> torch.optim.Optimizer:
+        """The optimiser of a model; biases, norms, class token and position do not decay."""
+        groups = _decay_groups(model, self.weight_decay)
+        if self.kind == "adamw":
+            return torch.optim.AdamW(groups, lr=learning_rate, betas=self.betas, eps=self.eps)
+        if self.kind == "sgd":
+            return torch.optim.SGD(
+                groups, lr=learning_rate, momentum=self.momentum, nesterov=self.nesterov
+            )
+        remedy = "is unknown; choose adamw or sgd"
+        raise CasemateError("train.optimizer.kind", self.kind, remedy)
+
+
+def _decay_groups(model: PixelModel, weight_decay: float) -> list[dict[str, Any]]:
+    exempt: set[str] = getattr(model.net, "no_weight_decay", set)()
+    names = [f"net.{name}" for name in exempt]
+    groups: list[dict[str, Any]] = param_groups_weight_decay(
+        model, weight_decay, no_weight_decay_list=names
+    )
+    return groups
+
+
+class Updater:
+    """Takes gradients of scaled losses, and steps; the scale exists in fp16 only.
+
+    Half precision rounds small gradients to 0: losses are multiplied before the backward pass, and
+    a step whose gradients overflow is left out (Micikevicius et al. 2018, sec. 3.2).
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        *,
+        clip_norm: float | None,
+        precision: str = "float32",
+    ) -> None:
+        self.optimizer, self.model, self.clip_norm = optimizer, model, clip_norm
+        device = next(model.parameters()).device.type
+        self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the last step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, learning_rate: float) -> None:
+        """Apply the gradients and forget them."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        remedy = f"is unknown; choose {', '.join(PRECISIONS)}"
+        raise CasemateError("train.precision", precision, remedy)
+
+
+@contextmanager
+def autocast_passes(model: nn.Module, precision: str) -> Iterator[None]:
+    """Inside, passes of the model compute in reduced precision and return float32 logits.
+
+    So losses, pixels and weights stay float32. A pass in eval mode belongs to an attack: bf16
+    keeps the signs of its gradients, fp16 would not (its softmax saturates), so it stays float32.
+    The casts of one pass are not kept for the next: weights may have moved in between.
+    """
+    if precision == "float32":
+        yield
+        return
+    patched: Any = model
+    plain, dtype = model.forward, PRECISIONS[precision]
+
+    def forward(*args: Any) -> Tensor:
+        device = next(model.parameters()).device.type
+        enabled = model.training or dtype is torch.bfloat16
+        with torch.autocast(device, dtype=dtype, enabled=enabled):
+            logits: Tensor = plain(*args)
+        return logits.float()
+
+    patched.forward = forward
+    try:
+        yield
+    finally:
+        del patched.forward
+
+
+def without_sync(wrapped: nn.Module) -> AbstractContextManager[None]:
+    """Inside, backward passes add to the gradients of this worker only."""
+    no_sync = getattr(wrapped, "no_sync", None)
+    return nullcontext() if no_sync is None else no_sync()
