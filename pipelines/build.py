@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -287,10 +288,10 @@ def attack_list(section: s.AttackSection) -> list[ListedAttack]:
         for item in _listed(entry, section):
             if any((item.attack, item.scaling) == (x.attack, x.scaling) for x in listed):
                 continue
-            same = sum(item.attack.name == x.attack.name for x in listed)
-            if any(item.name == x.name for x in listed):  # other settings of the same family
-                item = replace(item, name=f"{item.name}-{same + 1}")
-            listed.append(item)
+            taken = {x.name for x in listed}  # by other settings of the same family
+            free = (f"{item.name}-{number}" for number in count(2))
+            name = next(n for n in chain([item.name], free) if n not in taken)
+            listed.append(replace(item, name=name))
     return listed
 
 

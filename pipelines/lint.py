@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipelines import build
 from pipelines import sections as s
 from pipelines.recipe import Recipe
 
@@ -77,6 +78,7 @@ def _rates(train: s.TrainSection) -> Iterator[LintWarning]:
 
 def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.attack.items():
+        build.attack_list(section)  # impossible settings are errors, not warnings
         for number, entry in enumerate(section.attacks):
             yield from _steps(f"attack.{name}.attacks.{number}", entry, section.eps)
         if all(isinstance(entry, s.FgsmAttack) for entry in section.attacks):

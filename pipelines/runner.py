@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from components.data.prepared import PreparedDataset
+from pipelines import build
 from pipelines.plan import PlannedStep
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
@@ -36,6 +37,8 @@ def execute(
     again: set[str],
 ) -> None:
     """Run the steps `todo`; `inputs` are all planned steps, `again` those to be made anew."""
+    for section in recipe.attack.values():
+        build.attack_list(section)  # impossible settings show before anything is trained
     if place := address or recipe.cluster.address:
         check_reachable(place)  # before a tracking store is made for a flow that cannot start
     with ThreadPoolExecutor(1) as pool:  # both take seconds: overlap them

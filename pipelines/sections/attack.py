@@ -145,7 +145,7 @@ class ScaleSearchSection(Section):
     objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
     distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
     num_draws: Count = 3  # one candidate each
-    num_steps: int = Field(default=10, ge=0)
+    num_steps: Count = 10
     step_size: float = Field(default=1.0, gt=0)
     noise: float = Field(default=1.0, gt=0)
     num_items: Count = 64  # the first test items: the factors are fixed for the whole run
@@ -161,7 +161,7 @@ class AasAttack(Section):
     kind: Literal["aas"]
     inner: Inner
     search: ScaleSearchSection | None = ScaleSearchSection()
-    scales: list[Budget] = []
+    scales: list[Budget] = [0.1, 0.01, 0.001]  # searched ones alone often leave nothing to attack
     surrogate: Literal["network", "gradient"] = "network"
 
     @model_validator(mode="after")
@@ -240,6 +240,13 @@ class AttackSection(Section):
         if value is None:
             raise PydanticCustomError("missing", "is missing")
         return as_number(value) if norm == "l2" else as_pixels(value)
+
+    @field_validator("models")
+    @classmethod
+    def _each_model_once(cls, models: list[str]) -> list[str]:
+        if len(set(models)) < len(models):
+            raise PydanticCustomError("models", "names a model twice")
+        return models
 
     @model_validator(mode="after")
     def _one_threat(self) -> Self:

@@ -134,6 +134,7 @@ def _protocol(table: pa.Table, scales: Sequence[Scales]) -> dict[str, Any]:
             }
             for i in range(len(scales) + 1)
         ],
+        "scaled_union_accuracy": accuracy(np.array(table["scaled_union_correct"].to_pylist())),
         "restarts_accuracy": accuracy(np.array(table["restarts_correct"].to_pylist())),
     }
 

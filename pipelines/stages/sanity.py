@@ -7,12 +7,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
+import torch
 
 from components.attacks.cascade import Standing
 from components.attacks.interface import Items
 from components.attacks.sanity.audit import audit
 from components.attacks.sanity.findings import Finding, verdict
-from components.attacks.sanity.outcomes import cascade_findings, never_rises
+from components.attacks.sanity.outcomes import (
+    cascade_findings,
+    list_is_strong,
+    never_rises,
+)
 from components.models.attention.gaps import EDGES, GapHistogram
 from components.models.pixels import PixelModel
 from pipelines.sections import AttackSection
@@ -32,6 +37,7 @@ def audit_table(
         "num_items": len(items),
         "findings": [asdict(finding) for finding in found.findings],
         "attention_gaps": _gaps(found.gaps),
+        "standing": list(found.standing),
     }
     return pa.table({"page": [json.dumps(page)]})
 
@@ -64,6 +70,7 @@ def summarise(
     findings = [
         *(Finding(**finding) for finding in page["findings"]),
         *_renamed(cascade_findings(standing), "attack list"),
+        *_strength(standing, page["standing"]),
         *_renamed(_curve_findings(curves), "curve"),
     ]
     label, reasons = verdict(findings)
@@ -74,6 +81,13 @@ def summarise(
         "findings": [_finite(asdict(finding)) for finding in findings],
         "attention_gaps": page["attention_gaps"],
     }
+
+
+def _strength(standing: Standing, suite_standing: Sequence[bool]) -> Iterable[Finding]:
+    """The list against the suite's own white box, on the items that both attacked."""
+    if suite_standing:
+        own = torch.tensor(suite_standing)
+        yield list_is_strong(standing.correct[: len(own)].cpu(), own)
 
 
 def _curve_findings(curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[Finding]:

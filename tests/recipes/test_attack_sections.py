@@ -83,3 +83,11 @@ def test_names_stay_apart():
     assert names[-1] == "aas-apgd-ce"
     assert isinstance(listed[-1].attack, Apgd)
     assert listed[-1].scaling is not None
+
+
+def test_many_settings_of_one_attack_have_names_of_their_own():
+    fgsm = {"kind": "fgsm"}, {"kind": "fgsm", "num_steps": 2}, {"kind": "fgsm", "step_size": 0.1}
+    plain = [x.name for x in attack_list(section(*fgsm))]
+    assert len(set(plain)) == 3
+    scaled = [x.name for x in attack_list(section(*({"kind": "aas", "inner": e} for e in fgsm)))]
+    assert len(set(scaled)) == 3

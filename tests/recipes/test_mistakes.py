@@ -66,6 +66,11 @@ def mistake(text: str, **options) -> str:
             "allowed: main, noisy",
         ),
         (
+            "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], models: [main, main]}}",
+            "my.yaml: attack.linf.models: ['main', 'main'] is wrong: ",
+            "twice",
+        ),
+        (
             "attack={linf: {eps: 8, attacks: [{kind: pgd}]}}",
             "my.yaml: attack.linf.eps: 8 is outside [0, 1]; ",
             "write e.g. 8/255",

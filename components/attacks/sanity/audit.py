@@ -53,6 +53,7 @@ class Audit:
     gaps: Mapping[str, GapHistogram]  # per attention module; empty where there is none to read
     accuracy_by_steps: Mapping[int, float]
     accuracy_by_eps: Mapping[float, float]
+    standing: tuple[bool, ...] = ()  # per item: right after the suite's white box; () if none ran
 
 
 def audit(
@@ -98,7 +99,8 @@ def audit(
             never_rises("larger eps", [*by_eps.values()], num_items=num_items),
             reaches_floor(by_eps[budgets[-1]], floor=floor, num_items=num_items),
         )
-    return Audit(state + outcome, gaps, by_steps, by_eps)
+    standing = tuple(white_box.correct.tolist())
+    return Audit(state + outcome, gaps, by_steps, by_eps, standing)
 
 
 def growing_budgets(x: Images, *, norm: str, eps: float) -> tuple[float, ...]:

@@ -15,7 +15,8 @@ from components.attacks.sanity.findings import Finding, finding
 ZERO_GRADIENTS = 0.01  # share of all gradients; above it, a point of accuracy may be blindness
 POINTS = 0.002
 ROUNDING = 1e-9  # 0.51 - 0.50 is a little more than 0.01
-BLACK_BOX = ("square",)
+BLACK_BOX = "square"  # a second one in a list is called square-2
+LIST_POINTS, LIST_ITEMS = 0.02, 2  # by which the suite's own attacks may beat a list
 
 
 def slack(num_items: int) -> float:
@@ -79,8 +80,24 @@ def cascade_findings(standing: Standing) -> tuple[Finding, ...]:
     num_items = len(standing.y)
     white_box_ran = False
     for tally in standing.tallies:
-        if tally.name not in BLACK_BOX:
+        if tally.name.partition("-")[0] != BLACK_BOX:
             white_box_ran = True
         elif white_box_ran:
             findings.append(_extra(tally.name, num_extra=tally.num_broken, num_items=num_items))
     return tuple(findings)
+
+
+def list_is_strong(list_standing: Tensor, suite_standing: Tensor) -> Finding:
+    """A list of attacks leaves little that the suite's own white box breaks.
+
+    (N,) bool over the same items. Few steps, tiny steps or a loss that does not fit the model's
+    output overstate robustness without any gradient being masked.
+    """
+    num_items = len(suite_standing)
+    missed = int((list_standing & ~suite_standing).sum())
+    limit = max(LIST_POINTS, LIST_ITEMS / num_items) + ROUNDING
+    text = (
+        f"{missed} of {num_items} items stand after the list but fall to the suite's PGD "
+        f"(cross-entropy, then margin): add stronger attacks to the list"
+    )
+    return finding("suite against attack list", value=missed / num_items, limit=limit, text=text)

@@ -26,6 +26,7 @@ from components.attacks.sanity.outcomes import (
     adds_nothing,
     cascade_findings,
     gradients_alive,
+    list_is_strong,
     never_rises,
     reaches_floor,
     slack,
@@ -209,3 +210,22 @@ def test_grey_accuracy_is_the_share_of_the_class_that_grey_gets():
     y = torch.full((12,), (grey + 1) % 4)
     y[:3] = grey
     assert grey_accuracy(model, Items(X, y, tuple(map(str, range(12))), run_seed=0)) == 0.25
+
+
+def test_a_list_that_the_suite_beats_is_weak():
+    suite = torch.zeros(100, dtype=torch.bool)
+    for missed, ok in ((0, True), (2, True), (3, False)):
+        listed = torch.arange(100) < missed
+        found = list_is_strong(listed, suite)
+        assert (found.ok, found.value) == (ok, missed / 100)
+    assert list_is_strong(suite, ~suite).ok  # a list that breaks more is no contradiction
+
+
+@pytest.mark.parametrize("name", ["square", "square-2"])
+def test_every_square_of_a_list_is_a_black_box(name):
+    y = torch.zeros(10, dtype=torch.int64)
+    standing = before_attacks(y, y)
+    wrong = torch.ones(10, dtype=torch.int64)
+    none, all_ = Outcome(y, y, y, y, y), Outcome(y, wrong, y, y, y)
+    standing = after_attack(after_attack(standing, "pgd-20-ce", none), name, all_)
+    assert not all(found.ok for found in cascade_findings(standing))

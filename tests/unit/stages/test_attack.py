@@ -194,6 +194,9 @@ def test_scaled_attention_is_judged_by_the_model_itself(run_attack):
     best = min(c["original_accuracy"]["value"] for c in protocol["candidates"])
     assert step["num_items"] - step["num_broken"] <= best * step["num_items"]
     assert protocol["restarts_accuracy"]["value"] <= unscaled["original_accuracy"]["value"]
+    apart = [protocol[key]["value"] for key in ("scaled_union_accuracy", "restarts_accuracy")]
+    left = step["num_items"] - step["num_broken"]
+    assert left <= min(apart) * step["num_items"] + 1e-9  # what restarts break is broken, too
     assert "attack/a/main/paper_protocol/aas-pgd-5-ce/1/scaled_accuracy" in out.run.logged
 
 
@@ -244,3 +247,11 @@ def test_what_cannot_be_attacked_is_one_clear_line(run_attack, models, tmp_path)
         run_attack(section, folders=saved("large", image_size=16))
     with pytest.raises(CasemateError, match=r"item '.*' gets logits that are not finite"):
         run_attack(section, folders=saved("broken"))
+
+
+def test_a_list_of_tiny_steps_is_suspect(run_attack):
+    weak = [{"kind": "pgd", "num_steps": 1, "step_size": 1e-6, "random_start": False}]
+    out = run_attack({"attacks": weak, "sanity": {"num_items": 32}})
+    found = summary_of(out)["models"]["main"]["sanity"]
+    assert found["verdict"] == "suspect"
+    assert any("suite against attack list" in reason for reason in found["reasons"])
