@@ -14,11 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from components.certify.ablations import num_touched
 from components.certify.bounds import max_radius
+from components.certify.claim_rows import ITEM_FIELDS, Derived, item_fields
 from components.certify.gaussian import certify_counts, check_can_certify
-from components.certify.patch import RULES, certify_columns
-from components.certify.votes import VOTES_NAME, ItemVotes, Votes, replace_file, write_table
+from components.certify.patch_certificate import (
+    check_patch_claim,
+    derive_patch,
+    is_sound,
+    patch_settings,
+)
+from components.certify.patch_evidence import PATCH_KINDS
+from components.certify.votes import VOTES_NAME, Votes, replace_file, write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.threats import L2Threat, PatchThreat, describe
@@ -27,69 +33,37 @@ from components.evaluate.accuracy import accuracy
 FORMAT_VERSION = 1
 CERTIFICATES_NAME = "certificates.parquet"
 CERTIFICATE_NAME = "certificate.json"
-SETTINGS = {"columns": ("patch_sizes", "rule"), "gaussian": ("failure_prob", "radii")}
-ITEM_FIELDS = [
-    ("item_id", pa.string()),
-    ("label", pa.int32()),
-    ("image_sha256", pa.string()),
-    ("prediction", pa.int32()),
-    ("abstain", pa.bool_()),
-    ("correct", pa.bool_()),
-]
-SCHEMAS = {
-    "columns": pa.schema(
-        [
-            *ITEM_FIELDS,
-            ("top_votes", pa.int32()),
-            ("runner_up", pa.int32()),
-            ("runner_up_votes", pa.int32()),
-            ("margin", pa.int32()),
-            ("certified_patch_sizes", pa.list_(pa.int32())),
-        ]
-    ),
-    "gaussian": pa.schema(
-        [
-            *ITEM_FIELDS,
-            ("n0", pa.int32()),
-            ("n", pa.int32()),
-            ("k", pa.int32()),
-            ("p_lower", pa.float64()),
-            ("radius", pa.float64()),
-        ]
-    ),
-}
+GAUSSIAN_SETTINGS = ("failure_prob", "radii")
+GAUSSIAN_SCHEMA = pa.schema(
+    [
+        *ITEM_FIELDS,
+        ("n0", pa.int32()),
+        ("n", pa.int32()),
+        ("k", pa.int32()),
+        ("p_lower", pa.float64()),
+        ("radius", pa.float64()),
+    ]
+)
 Summary = dict[str, Any]
 
 
 def check_settings(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a claim in their one written form, or an error that names the bad one.
 
-    Columns take `patch_sizes` and `rule`; gaussian takes `failure_prob` and `radii`. A setting of
-    the other kind would be ignored, so it is refused.
+    Ablations take `patch_sizes`, `rule` and, if wanted, `delta_rule` and `second_rule`; double
+    masking takes `patch_sizes`; gaussian takes `failure_prob` and `radii`. A setting of another
+    kind would be ignored, so it is refused.
     """
     kind = header["kind"]
+    patch = kind in PATCH_KINDS
+    needed, optional = patch_settings(header) if patch else (GAUSSIAN_SETTINGS, ())
     for name in settings:
-        if name not in SETTINGS[kind]:
+        if name not in (*needed, *optional):
             raise CasemateError(f"certify.{name}", settings[name], f"does not apply to {kind}")
-    for name in SETTINGS[kind]:
+    for name in needed:
         if name not in settings:
             raise CasemateError(f"certify.{name}", "nothing", f"was given, but {kind} needs it")
-    return (
-        _check_columns(header, settings) if kind == "columns" else _check_gaussian(header, settings)
-    )
-
-
-def _check_columns(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    side = min(header["image"]["height"], header["image"]["width"])
-    sizes = settings["patch_sizes"]
-    if not isinstance(sizes, Sequence) or not sizes:
-        raise CasemateError("certify.patch_sizes", sizes, "is not a list of sizes in pixels")
-    for size in sizes:
-        if not isinstance(size, int) or not 1 <= size <= side:
-            raise CasemateError("certify.patch_sizes", size, f"is not in 1..{side} pixels")
-    if settings["rule"] not in RULES:
-        raise CasemateError("certify.rule", settings["rule"], f"is not one of {', '.join(RULES)}")
-    return {"patch_sizes": sorted(set(sizes)), "rule": settings["rule"]}
+    return check_patch_claim(header, settings) if patch else _check_gaussian(header, settings)
 
 
 def _check_gaussian(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,63 +80,17 @@ def _check_gaussian(header: Mapping[str, Any], settings: Mapping[str, Any]) -> d
 
 
 def derive(votes: Votes, **settings: Any) -> tuple[pa.Table, Summary]:
-    """The certificate table and its summary: `patch_sizes=, rule=` or `failure_prob=, radii=`.
+    """The certificate table and its summary; settings as `check_settings` takes them.
 
     Accuracies divide by all items, abstentions included; each carries its exact 95% interval.
     """
     checked = check_settings(votes.header, settings)
-    derive_kind = _derive_columns if votes.header["kind"] == "columns" else _derive_gaussian
-    rows, summary = derive_kind(votes, checked)
-    schema = SCHEMAS[votes.header["kind"]]
-    columns = [pa.array([row[field.name] for row in rows], field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema), summary
+    kind_of = derive_patch if votes.header["kind"] in PATCH_KINDS else _derive_gaussian
+    derived = kind_of(votes, checked)
+    return derived.table, derived.summary
 
 
-def _derive_columns(
-    votes: Votes, settings: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], Summary]:
-    header, sizes = votes.header, settings["patch_sizes"]
-    shape = {"image_width": header["image"]["width"]} | {
-        name: header["settings"][name] for name in ("band", "stride")
-    }
-    items = list(votes.items())
-    claims = certify_columns(
-        np.stack([item.streams["columns"] for item in items]),
-        num_classes=header["num_classes"],
-        patch_sizes=sizes,
-        rule=settings["rule"],
-        **shape,
-    )
-    rows = [
-        _item_fields(item, int(claims.prediction[i]))
-        | {
-            "top_votes": claims.top_votes[i],
-            "runner_up": claims.runner_up[i],
-            "runner_up_votes": claims.runner_up_votes[i],
-            "margin": claims.margin[i],
-            "certified_patch_sizes": np.array(sizes)[claims.certified[i]].tolist(),
-        }
-        for i, item in enumerate(items)
-    ]
-    correct = np.array([row["correct"] for row in rows])
-    certified = [
-        {
-            "patch_size": size,
-            "num_touched": num_touched(patch=size, **shape),
-            "accuracy": accuracy(correct & claims.certified[:, column]),
-        }
-        for column, size in enumerate(sizes)
-    ]
-    return rows, {
-        "num_items": len(rows),
-        "standard_accuracy": accuracy(correct),
-        "certified": certified,
-    }
-
-
-def _derive_gaussian(
-    votes: Votes, settings: Mapping[str, Any]
-) -> tuple[list[dict[str, Any]], Summary]:
+def _derive_gaussian(votes: Votes, settings: Mapping[str, Any]) -> Derived:
     """certified accuracy(r) = mean[correct and radius >= r]; ACR = mean[radius * correct]."""
     header, alpha = votes.header, settings["failure_prob"]
     sigma, num_classes = float(header["settings"]["sigma"]), header["num_classes"]
@@ -174,7 +102,7 @@ def _derive_gaussian(
         )
         claim = certify_counts(select, estimate, sigma=sigma, alpha=alpha)
         rows.append(
-            _item_fields(item, claim.prediction)
+            item_fields(item, claim.prediction)
             | {name: getattr(claim, name) for name in ("n0", "n", "k", "p_lower", "radius")}
         )
     correct = np.array([row["correct"] for row in rows])
@@ -182,7 +110,7 @@ def _derive_gaussian(
     certified = [
         {"radius": r, "accuracy": accuracy(correct & (radius >= r))} for r in settings["radii"]
     ]
-    return rows, {
+    summary = {
         "num_items": len(rows),
         "standard_accuracy": accuracy(correct),  # at radius 0: correct and not abstained
         "abstain_rate": accuracy(np.array([row["abstain"] for row in rows])),
@@ -190,17 +118,7 @@ def _derive_gaussian(
         "max_radius": max_radius(sigma=sigma, n=header["settings"]["num_estimate"], alpha=alpha),
         "certified": certified,
     }
-
-
-def _item_fields(item: ItemVotes, prediction: int) -> dict[str, Any]:
-    return {
-        "item_id": item.item_id,
-        "label": item.label,
-        "image_sha256": item.image_sha256,
-        "prediction": prediction,
-        "abstain": prediction < 0,
-        "correct": prediction == item.label,
-    }
+    return Derived(GAUSSIAN_SCHEMA, rows, summary)
 
 
 def describe_certificate(
@@ -210,7 +128,7 @@ def describe_certificate(
     header = votes.header
     threat = (
         PatchThreat(patch_sizes=tuple(settings["patch_sizes"]))
-        if header["kind"] == "columns"
+        if header["kind"] in PATCH_KINDS
         else L2Threat(sigma=float(header["settings"]["sigma"]))
     )
     return {
@@ -221,7 +139,7 @@ def describe_certificate(
         "evidence": header,
         "votes_sha256": votes.sha256,
         "certificates_sha256": certificates_sha256,
-        "sound": True,  # every rule on offer is proven; an unsound one would have to say False
+        "sound": is_sound(settings),
         "summary": summary,
     }
 

@@ -6,7 +6,6 @@ column.
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,8 @@ from components.certify.certificate import (
     describe_certificate,
     write_certificate,
 )
+from components.certify.patch_evidence import PATCH_KINDS
+from components.certify.patch_verify import audit_patch
 from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
@@ -65,8 +66,8 @@ def verify(path: Path) -> VerifyReport:
         return VerifyReport(table.num_rows, problems)
     rows = stored.to_pylist()
     problems += _compare_rows(rows, table.to_pylist())
-    if votes.header["kind"] == "columns":
-        problems += _audit_columns(votes, settings, summary, rows)
+    if votes.header["kind"] in PATCH_KINDS:
+        problems += audit_patch(votes, settings, summary, rows)
     else:
         problems += _audit_gaussian(votes, settings, document["threat"], rows)
     return VerifyReport(table.num_rows, problems)
@@ -80,6 +81,8 @@ def recertify(
     radii: list[float] | None = None,
     patch_sizes: list[int] | None = None,
     rule: str | None = None,
+    delta_rule: str | None = None,
+    second_rule: str | None = None,
 ) -> dict[str, Any]:
     """Write another certificate from the same votes into the folder `out`; return its JSON content.
 
@@ -102,6 +105,8 @@ def recertify(
         "radii": radii,
         "patch_sizes": patch_sizes,
         "rule": rule,
+        "delta_rule": delta_rule,
+        "second_rule": second_rule,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings = check_settings(votes.header, document["claim"] | changes)
@@ -173,47 +178,6 @@ def _compare_rows(stored: Rows, expected: Rows) -> Iterator[str]:
         for column, value in row.items():
             if (claimed := claims[item_id][column]) != value:
                 yield f"item {item_id}: {column} is {claimed!r}, the votes give {value!r}"
-
-
-def _audit_columns(
-    votes: Votes, settings: Mapping[str, Any], summary: Mapping[str, Any], rows: Rows
-) -> Iterator[str]:
-    """Touched bands and margins again, by sets and loops that share no code with the claims."""
-    deltas = {size: _recount_touched(votes.header, size) for size in settings["patch_sizes"]}
-    for entry in summary["certified"]:
-        size, counted = entry["patch_size"], entry["num_touched"]
-        if counted != deltas[size]:
-            yield f"patch size {size}: {counted} touched bands, sets give {deltas[size]}"
-    claims = {row["item_id"]: row for row in rows}
-    for item in votes.items():
-        if (row := claims.get(item.item_id)) is None:
-            continue  # named by the comparison of rows
-        best, margin = _recount_margin(
-            item.streams["columns"].tolist(), votes.header["num_classes"]
-        )
-        if (row["prediction"], row["margin"]) != (best, margin):
-            yield f"item {item.item_id}: margin by hand is {margin} for class {best}"
-        allowed = {size for size, delta in deltas.items() if margin >= 2 * delta}
-        beyond = sorted(set(row["certified_patch_sizes"]) - allowed)
-        if beyond and settings["rule"] != "loc":  # `loc` rightly sees more than counts show
-            yield f"item {item.item_id}: certified_patch_sizes {beyond} exceed margin {margin}"
-
-
-def _recount_margin(predictions: list[int], num_classes: int) -> tuple[int, int]:
-    counts = Counter(predictions)
-    best = min(counts, key=lambda c: (-counts[c], c))
-    rivals = (c for c in range(num_classes) if c != best)
-    return best, min(counts[best] - counts[c] - (c < best) for c in rivals)
-
-
-def _recount_touched(header: Mapping[str, Any], size: int) -> int:
-    width, settings = header["image"]["width"], header["settings"]
-    bands = [
-        {(start + offset) % width for offset in range(settings["band"])}
-        for start in range(0, width, settings["stride"])
-    ]
-    patches = (set(range(left, left + size)) for left in range(width - size + 1))
-    return max(sum(not patch.isdisjoint(band) for band in bands) for patch in patches)
 
 
 def _audit_gaussian(

@@ -1,9 +1,9 @@
 """The votes file: every single prediction, the evidence from which certificates are derived.
 
-One row is a block: predictions of the draws (or bands) start, ..., stop - 1 of one item and
-stream. The header, stored in the Parquet schema, says which model voted on which data under which
-settings. A file that is not whole, or not what its header promises, is refused on writing and on
-reading alike.
+One row is a block: predictions of the draws (or ablations, or pairs of masks) start, ..., stop - 1
+of one item and stream. The header, stored in the Parquet schema, says which model voted on which
+data under which settings. A file that is not whole, or not what its header promises, is refused on
+writing and on reading alike.
 """
 
 import json
@@ -21,9 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.certify.patch_evidence import (
+    PATCH_KINDS,
+    PATCH_SETTINGS,
+    check_patch_header,
+    patch_streams,
+    unknown_votes,
+)
 from components.core.digests import canonical_json, digest_bytes, digest_file
 from components.core.errors import CasemateError
-from components.data.ablation import column_starts
 
 VOTES_NAME = "votes.parquet"
 HEADER_KEY = b"casemate"
@@ -46,13 +52,13 @@ HEADER_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "num_classes": int,
     "image": dict,
     "settings": dict,
-    "noise_impl": (str, type(None)),  # bands are not random: None there
+    "noise_impl": (str, type(None)),  # patch votes are not random: None there
     "num_items": int,
     "software": dict,
 }
 IMAGE_FIELDS: Mapping[str, type] = {"channels": int, "height": int, "width": int}
 SETTINGS_OF_KIND: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "columns": {"band": int, "stride": int},
+    **PATCH_SETTINGS,
     "gaussian": {
         "sigma": (int, float),
         "num_select": int,
@@ -69,7 +75,7 @@ class VoteRow:
     item_id: str
     label: int
     image_sha256: str
-    stream: str  # "columns", or "select" and "estimate"
+    stream: str  # the kind of ablation, "pairs", or "select" and "estimate"
     start: int
     stop: int
     predictions: NDArray[np.uint16]  # (stop - start,)
@@ -77,7 +83,7 @@ class VoteRow:
 
 @dataclass(frozen=True, slots=True)
 class ItemVotes:
-    """All predictions of one item, one array per stream, in the order of draws or bands."""
+    """All predictions of one item, one array per stream, in the order of draws or ablations."""
 
     item_id: str
     label: int
@@ -113,9 +119,9 @@ def image_digest(image: Tensor) -> str:
 
 def stream_sizes(header: Mapping[str, Any]) -> dict[str, int]:
     """How many predictions every item must have, per stream, under this header."""
+    if header["kind"] in PATCH_KINDS:
+        return patch_streams(header)
     settings = header["settings"]
-    if header["kind"] == "columns":
-        return {"columns": len(column_starts(header["image"]["width"], settings["stride"]))}
     return {"estimate": settings["num_estimate"], "select": settings["num_select"]}
 
 
@@ -195,17 +201,19 @@ def check_header(header: Any, path: Path) -> None:
         raise _refusal(path, f"has unknown kind {header['kind']!r}")
     _check_fields(header["settings"], SETTINGS_OF_KIND[header["kind"]], "settings.", path)
     _check_fields(header["image"], IMAGE_FIELDS, "image.", path)
+    settings, valid = header["settings"], True
     counts = [header["num_classes"] - 1, header["num_items"]]
     counts += [header["image"][name] for name in IMAGE_FIELDS]
-    if header["kind"] == "columns":
-        width, settings = header["image"]["width"], header["settings"]
-        valid = all(1 <= settings[name] <= width for name in ("band", "stride"))
-    else:
-        settings = header["settings"]
+    if header["kind"] == "gaussian":
         counts += [settings["num_select"], settings["num_estimate"]]
         valid = 0 < settings["sigma"] < np.inf
     if not valid or min(counts) < 1 or header["num_classes"] > 2**16:
         raise _refusal(path, f"has impossible settings: {header}")
+    if header["kind"] in PATCH_KINDS:
+        try:
+            check_patch_header(header)
+        except CasemateError as error:
+            raise _refusal(path, f"has impossible settings: {error}") from error
 
 
 def _check_fields(
@@ -228,7 +236,7 @@ def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) 
         reached = dict.fromkeys(sizes, 0)
         identity = None
         for row in item_rows:
-            _check_block(row, reached, header["num_classes"], path)
+            _check_block(row, reached, header, path)
             if identity not in (None, (row.label, row.image_sha256)):
                 raise _refusal(path, f"gives item {item_id} two labels or two images")
             identity = (row.label, row.image_sha256)
@@ -239,8 +247,11 @@ def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) 
         raise _refusal(path, f"holds {num_items} items, its header says {header['num_items']}")
 
 
-def _check_block(row: VoteRow, reached: Mapping[str, int], num_classes: int, path: Path) -> None:
+def _check_block(
+    row: VoteRow, reached: Mapping[str, int], header: Mapping[str, Any], path: Path
+) -> None:
     where = f"item {row.item_id}, {row.stream} {row.start}..{row.stop}"
+    num_classes = header["num_classes"]
     if row.stream not in reached:
         raise _refusal(path, f"has a stream its kind does not know: {where}")
     if row.start != reached[row.stream]:
@@ -248,7 +259,11 @@ def _check_block(row: VoteRow, reached: Mapping[str, int], num_classes: int, pat
         raise _refusal(path, f"has a {found} at {where}")
     if row.stop <= row.start or len(row.predictions) != row.stop - row.start:
         raise _refusal(path, f"has {len(row.predictions)} predictions at {where}")
-    if int(row.predictions.max()) >= num_classes or not 0 <= row.label < num_classes:
+    try:
+        known = row.predictions[~unknown_votes(row.predictions, header)]
+    except ValueError as error:
+        raise _refusal(path, f"{error} at {where}") from error
+    if int(known.max()) >= num_classes or not 0 <= row.label < num_classes:
         raise _refusal(path, f"has a class outside [0, {num_classes}) at {where}")
 
 

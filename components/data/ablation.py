@@ -1,14 +1,76 @@
-"""Column ablations: copies of an image that keep one vertical band and black out the rest.
+"""Ablations: copies of an image that keep one band or square of pixels and black out the rest.
 
-Levine & Feizi 2020, sec. 3.2, as used by Salman et al. 2022. Bands wrap around the right edge, so
-that every column is kept by equally many bands whenever the stride divides the width. Black is 0
-before normalisation.
+Levine & Feizi 2020, sec. 3.2, as used by Salman et al. 2022. Bands wrap around the edges, so that
+every pixel is kept equally often whenever the stride divides the side. Black is 0 before
+normalisation.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from components.core.errors import CasemateError
 from components.core.types import Images
+
+KINDS = ("columns", "rows", "blocks", "both")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ablations:
+    """All ablations of one kind on images of one size; their order is the order of votes.
+
+    `columns` keep `band` columns, `rows` as many rows, `blocks` a square of that side (row by row
+    of the grid of starts); `both` are the columns, then the rows.
+    """
+
+    kind: str
+    image_size: tuple[int, int]  # height, width
+    band: int
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise CasemateError("certify.kind", self.kind, f"is not one of {', '.join(KINDS)}")
+        side = min(axis for family in self.families for axis in family if axis is not None)
+        if side < 1:
+            raise CasemateError("image_size", self.image_size, "is not a height and a width")
+        for name, value in (("band", self.band), ("stride", self.stride)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise CasemateError(f"certify.{name}", value, "is not a whole number above 0")
+            if value > side:
+                raise CasemateError(f"certify.{name}", value, f"is larger than the image ({side})")
+
+    @property
+    def families(self) -> tuple[tuple[int | None, int | None], ...]:
+        """Per family the height and width that its bands divide; None where they keep all."""
+        height, width = self.image_size
+        columns, rows = (None, width), (height, None)
+        of_kind = {"columns": (columns,), "rows": (rows,), "blocks": ((height, width),)}
+        return of_kind.get(self.kind, (columns, rows))
+
+    def __len__(self) -> int:
+        """K: how many votes every image gets."""
+        return sum(len(self.starts(rows)) * len(self.starts(cols)) for rows, cols in self.families)
+
+    def starts(self, side: int | None) -> tuple[int, ...]:
+        """First pixels of all bands along one side; a side that is not divided has one band."""
+        return (0,) if side is None else column_starts(side, self.stride)
+
+    def masks(self) -> Tensor:
+        """(K, H, W) bool: the visible pixels of every ablation."""
+        height, width = self.image_size
+        parts = []
+        for rows, columns in self.families:
+            kept_rows, kept_columns = self._bands(rows, height), self._bands(columns, width)
+            grid = kept_rows[:, None, :, None] & kept_columns[None, :, None, :]
+            parts.append(grid.flatten(0, 1))
+        return torch.cat(parts)
+
+    def _bands(self, divided: int | None, side: int) -> Tensor:
+        if divided is None:
+            return torch.ones(1, side, dtype=torch.bool)
+        return torch.stack([column_mask(side, start, self.band) for start in self.starts(side)])
 
 
 def column_starts(image_width: int, stride: int) -> tuple[int, ...]:

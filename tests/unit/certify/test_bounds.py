@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from components.certify.bounds import clopper_pearson_lower, max_radius, radius_lower
+from components.certify.bounds import (
+    clopper_pearson_lower,
+    draws_needed,
+    max_radius,
+    probability_needed,
+    radius_lower,
+    randomized_lower,
+)
 
 ALPHA = 0.001
 
@@ -112,3 +119,86 @@ def test_impossible_counts_are_refused(k, n, alpha):
 def test_impossible_radii_are_refused(p, sigma):
     with pytest.raises(ValueError, match=r"radius|sigma"):
         radius_lower(p, sigma)
+
+
+@settings(deadline=None)
+@given(st.floats(0, 4.0), st.sampled_from([0.12, 0.25, 0.5, 1.0, 1 / 3]))
+def test_needed_probability_and_radius_never_disagree(radius, sigma):
+    p = probability_needed(radius, sigma)
+    if p == 1:
+        assert radius / sigma > 8
+        return
+    assert p > 0.5
+    assert radius_lower(p, sigma) >= radius
+    below = math.nextafter(p, 0.0)
+    assert below == 0.5 or radius_lower(below, sigma) < radius
+    with mpmath.workdps(60):
+        truth = mpmath.ncdf(mpmath.mpf(radius) / mpmath.mpf(sigma))
+        assert truth <= mpmath.mpf(p)
+        assert mpmath.mpf(below) < truth + mpmath.mpf("1e-38")
+
+
+def test_needed_probability_at_the_ends():
+    assert probability_needed(0.0, 0.5) == math.nextafter(0.5, 1)  # an answer needs more than half
+    assert probability_needed(1e6, 0.5) == 1.0  # no bound reaches it
+    for radius, sigma in [(-0.1, 0.5), (math.inf, 0.5), (0.5, 0.0)]:
+        with pytest.raises(ValueError, match=r"radius|sigma"):
+            probability_needed(radius, sigma)
+
+
+@pytest.mark.parametrize("p", [0.5000001, 0.9, 0.999, 0.99993])
+def test_fewest_unanimous_draws(p):
+    n = draws_needed(p, ALPHA)
+    below = clopper_pearson_lower(n - 1, n - 1, ALPHA)
+    assert below < p <= clopper_pearson_lower(n, n, ALPHA)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(1, n), st.just(n))),
+    st.sampled_from([0.04, 0.001]),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_randomised_bound_solves_its_equation_in_exact_arithmetic(case, alpha, uniform):
+    k, n = case
+    bound = randomized_lower(k, n, alpha, uniform=uniform)
+    p, u = Fraction(bound), Fraction(max(uniform, 0.05))
+    mass = [comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1)]
+    failure = sum(mass[1:]) + u * mass[0]
+    assert failure == pytest.approx(alpha, rel=1e-4)
+    assert failure <= Fraction(alpha) * (1 + Fraction(1, 10**11))  # rounding of two tails
+    assert bound >= clopper_pearson_lower(k, n, alpha)
+
+
+@pytest.mark.parametrize(("n", "gain"), [(100, 0.0386), (10**5, 0.0195)])
+def test_mean_gain_of_the_randomised_bound(n, gain):
+    # Unanimous draws: u p^n = alpha. Raising u to 0.05 costs a tenth of the gain, 0.043 and 0.022.
+    plain = radius_lower(clopper_pearson_lower(n, n, ALPHA), 0.5)
+    numbers = [(i + 0.5) / 100 for i in range(100)]
+    found = [0.5 * special.ndtri(randomized_lower(n, n, ALPHA, uniform=u)) for u in numbers]
+    assert math.fsum(found) / 100 - plain == pytest.approx(gain, abs=6e-5)
+    exact = [0.5 * special.ndtri((ALPHA / max(u, 0.05)) ** (1 / n)) for u in numbers]
+    assert found == pytest.approx(exact, abs=1e-9)
+
+
+def test_randomised_bound_fails_as_often_as_it_says():
+    # Exact over k, a fine grid over u: P(q <= bound) is alpha, less what u >= 0.05 gives away.
+    n, q, alpha, grid = 30, 0.7, 0.04, 50
+    failed = 0.0
+    for k in range(n + 1):
+        mass = comb(n, k) * q**k * (1 - q) ** (n - k)
+        if clopper_pearson_lower(min(k + 1, n), n, alpha) < q and k < n:
+            continue  # no u brings the bound up to q
+        hits = sum(
+            randomized_lower(k, n, alpha, uniform=(i + 0.5) / grid) >= q for i in range(grid)
+        )
+        failed += mass * hits / grid
+    assert 0.9 * alpha < failed <= alpha + 1 / grid * 0.15  # no count has a probability above 0.15
+
+
+def test_randomised_bound_refuses_wrong_calls():
+    assert randomized_lower(0, 10, ALPHA, uniform=0.5) == 0.0
+    with pytest.raises(ValueError, match="u must"):
+        randomized_lower(5, 10, ALPHA, uniform=1.0)
+    with pytest.raises(ValueError, match=r"alpha < 0\.05"):
+        randomized_lower(5, 10, 0.05, uniform=0.5)

@@ -1,4 +1,6 @@
-"""CERTIFY and PREDICT from counts."""
+"""CERTIFY from counts, and what it refuses before a draw is made."""
+
+import re
 
 import numpy as np
 import pytest
@@ -7,7 +9,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from components.certify.bounds import max_radius
-from components.certify.gaussian import certify_counts, check_can_certify, predict_counts
+from components.certify.gaussian import (
+    certified_radius,
+    certify_counts,
+    check_can_certify,
+    check_can_reach,
+    check_randomized,
+    registered_uniform,
+)
 from components.core.errors import CasemateError
 
 
@@ -53,35 +62,6 @@ def test_claims_fail_no_more_often_than_promised():
     assert false > 0  # the test would notice a bound that never claims anything
 
 
-@pytest.mark.parametrize(
-    ("top", "other", "p_value"),
-    [
-        (60, 40, 0.0568879336),
-        (66, 34, 0.0017899304),
-        (67, 33, 0.0008737198),
-        (10, 0, 0.001953125),
-        (11, 0, 0.0009765625),
-    ],
-)
-def test_published_prediction_p_values(top, other, p_value):
-    # 1e-10: the values are printed with ten decimals
-    assert predict_counts(counts(other, top), alpha=p_value + 1e-10) == 1
-    assert predict_counts(counts(other, top), alpha=p_value - 1e-10) == -1
-
-
-@pytest.mark.parametrize(
-    ("n", "smallest"), [(20, 18), (100, 67), (1000, 553), (10000, 5166), (100000, 50521)]
-)
-def test_smallest_top_count_that_predicts(n, smallest):
-    assert predict_counts(counts(n - smallest, smallest), alpha=0.001) == 1
-    assert predict_counts(counts(n - smallest + 1, smallest - 1), alpha=0.001) == -1
-
-
-def test_prediction_compares_the_two_leaders_only():
-    assert predict_counts(counts(40, 0, 11), alpha=0.001) == 0
-    assert predict_counts(counts(5, 5), alpha=0.9) == -1  # a tie is never significant
-
-
 def test_settings_that_can_never_certify_are_refused():
     check_can_certify(n=10, alpha=0.001)
     with pytest.raises(CasemateError, match="use 10 or more") as caught:
@@ -94,5 +74,69 @@ def test_settings_that_can_never_certify_are_refused():
 def test_wrong_calls_are_refused():
     with pytest.raises(ValueError, match="draws in both"):
         certify_counts(counts(0, 0), counts(1, 2), sigma=0.5, alpha=0.1)
-    with pytest.raises(ValueError, match="at least"):
-        predict_counts(counts(0, 0), alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "radius"),
+    [
+        (100, 100, 0.7502375),
+        (99, 100, 0.6746295),
+        (60, 100, 0.0),
+        (0, 100, 0.0),
+        (9000, 10000, 0.6143550),
+        (100000, 100000, 1.9057283),
+    ],
+)
+def test_published_radii(k, n, radius):
+    found = certified_radius(k, n, sigma=0.5, failure_prob=0.001)
+    assert found == pytest.approx(radius, abs=6e-8)  # printed with 7 decimals
+    assert found == certified_radius(successes=k, draws=n, sigma=0.5, failure_prob=0.001)
+
+
+@given(st.integers(0, 200), st.sampled_from([0.25, 0.5, 1.0]))
+def test_the_radius_is_that_of_the_claim(k, sigma):
+    claim = certify_counts(counts(0, 9), counts(200 - k, k), sigma=sigma, alpha=0.001)
+    assert certified_radius(k, 200, sigma=sigma, failure_prob=0.001) == claim.radius
+
+
+@pytest.mark.parametrize(
+    ("sigma", "n", "radius"), [(0.5, 100, 0.76), (0.25, 1000, 1.0), (0.5, 10000, 1.6)]
+)
+def test_a_radius_out_of_reach_is_refused_with_the_draws_it_needs(sigma, n, radius):
+    with pytest.raises(CasemateError, match="is above") as caught:
+        check_can_reach([0.1, radius], sigma=sigma, n=n, alpha=0.001)
+    assert (caught.value.key, caught.value.value) == ("certify.radii", radius)
+    needed = int(re.search(r"num_estimate to (\d+)", caught.value.remedy)[1])
+    check_can_reach([radius], sigma=sigma, n=needed, alpha=0.001)
+    with pytest.raises(CasemateError):
+        check_can_reach([radius], sigma=sigma, n=needed - 1, alpha=0.001)
+
+
+def test_a_radius_that_no_number_of_draws_reaches_is_refused_at_once():
+    with pytest.raises(CasemateError, match="no practical number"):
+        check_can_reach([9.0], sigma=0.5, n=1000, alpha=0.001)
+
+
+def test_the_randomised_claim_is_never_below_the_plain_one():
+    for item in range(20):
+        u = registered_uniform(run_seed=3, item_id=f"item-{item}")
+        for k in (0, 30, 60, 99, 100):
+            plain, randomised = (
+                certify_counts(counts(0, 1), counts(100 - k, k), sigma=0.5, alpha=0.001, uniform=v)
+                for v in (None, u)
+            )
+            assert plain.p_lower <= randomised.p_lower < 1
+            assert (plain.k, plain.n) == (randomised.k, randomised.n)
+
+
+def test_the_uniform_number_belongs_to_the_item():
+    numbers = [registered_uniform(run_seed=0, item_id=f"i{i}") for i in range(400)]
+    assert numbers == [registered_uniform(run_seed=0, item_id=f"i{i}") for i in range(400)]
+    assert registered_uniform(run_seed=1, item_id="i0") != numbers[0]
+    assert stats.kstest(numbers, "uniform").pvalue > 1e-3
+
+
+def test_the_randomised_bound_refuses_a_failure_probability_it_cannot_honour():
+    check_randomized(0.001)
+    with pytest.raises(CasemateError, match="randomised"):
+        check_randomized(0.05)

@@ -200,8 +200,8 @@ def test_unknown_noise_is_named(gaussian_folder, gaussian_evidence):
 
 def test_recount_catches_a_wrong_number_of_touched_bands(columns_folder, monkeypatch):
     # As if the certificate code itself forgot the band: the audit shares nothing with it.
-    for module in ("patch", "certificate"):
-        monkeypatch.setattr(f"components.certify.{module}.num_touched", lambda **_: 0)
+    for module in ("patch", "patch_certificate"):
+        monkeypatch.setattr(f"components.certify.{module}.num_touched", lambda *_, **__: 0)
     problems = verify(columns_folder).problems
     assert "patch size 1: 0 touched bands, sets give 1" in problems
 

@@ -1,0 +1,45 @@
+"""What the rows of every certificate share, whichever way the claim was derived."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from components.certify.votes import ItemVotes
+
+ITEM_FIELDS = [
+    ("item_id", pa.string()),
+    ("label", pa.int32()),
+    ("image_sha256", pa.string()),
+    ("prediction", pa.int32()),
+    ("abstain", pa.bool_()),
+    ("correct", pa.bool_()),
+]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A certificate before it is written: columns, one row per item, accuracies."""
+
+    schema: pa.Schema
+    rows: list[Row]
+    summary: dict[str, Any]
+
+    @property
+    def table(self) -> pa.Table:
+        """The rows as certificates.parquet holds them."""
+        columns = [pa.array([row[f.name] for row in self.rows], f.type) for f in self.schema]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def item_fields(item: ItemVotes, prediction: int) -> Row:
+    """The values of ITEM_FIELDS; a negative prediction abstains."""
+    return {
+        "item_id": item.item_id,
+        "label": item.label,
+        "image_sha256": item.image_sha256,
+        "prediction": prediction,
+        "abstain": prediction < 0,
+        "correct": prediction == item.label,
+    }

@@ -1,0 +1,227 @@
+"""What certifying will cost, before it is paid: passes, FLOPs, hours, memory.
+
+seconds = items * passes * flops / rate / workers / eta + start + one unit as tail. The rate is best
+measured on the real device; without one it is a share of the accelerator's peak, taken from
+published timings on an A100. Such an estimate is good to about a factor of two.
+
+Symbols: d width, L tokens of a sequence, K bands. One multiply-accumulate is two FLOPs here, as on
+hardware sheets: double what `components.models.costs` counts.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from components.core.errors import CasemateError
+from components.data.ablation import column_mask, column_starts
+
+EFFICIENCY = 0.95  # eta: of workers kept busy by independent units
+VOTE_BYTES = 2  # one uint16 per draw or band, always kept
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """Dense peaks of the vendor's sheet in TFLOP/s (no sparsity), and memory in GB."""
+
+    memory_gb: float
+    peak_tflops: Mapping[str, float]
+
+
+ACCELERATORS: Mapping[str, Accelerator] = {
+    "T4": Accelerator(16, {"fp32": 8.1, "fp16": 65}),
+    "V100": Accelerator(32, {"fp32": 15.7, "fp16": 125}),
+    "L4": Accelerator(24, {"fp32": 30.3, "tf32": 60, "fp16": 121, "bf16": 121}),
+    "A10": Accelerator(24, {"fp32": 31.2, "tf32": 62.5, "fp16": 125, "bf16": 125}),
+    "A100": Accelerator(80, {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}),
+    "H100": Accelerator(80, {"fp32": 67, "tf32": 494, "fp16": 989, "bf16": 989}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A job, independent of where it runs."""
+
+    num_items: int
+    passes_per_item: int  # forward passes = votes kept
+    flops_per_item: float
+
+    @property
+    def passes(self) -> int:
+        """Of the whole job."""
+        return self.num_items * self.passes_per_item
+
+    @property
+    def flops(self) -> float:
+        """Of the whole job."""
+        return self.num_items * self.flops_per_item
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Useful FLOPs per second of one worker, and where the number comes from."""
+
+    flops_per_second: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Hours as a range: how early items stop is not known beforehand, never a promise."""
+
+    passes: int
+    flops: float
+    rate: Rate
+    num_workers: int
+    hours_low: float
+    hours_high: float
+    votes_bytes: int
+
+
+def l2_work(
+    *,
+    num_items: int,
+    num_select: int,
+    num_estimate: int,
+    classifier_flops: float,
+    denoiser_flops: float = 0.0,
+    denoiser_calls: int = 1,
+) -> Work:
+    """Randomised smoothing: n0 + n draws per item, each through the denoiser, then the classifier.
+
+    One call of the denoiser is one-shot denoising, 35 the deterministic sampler with 18 levels.
+    """
+    draws = num_select + num_estimate
+    return Work(num_items, draws, draws * (denoiser_calls * denoiser_flops + classifier_flops))
+
+
+def patch_work(
+    *,
+    num_items: int,
+    bands_of_length: Mapping[int, int],
+    width: int,
+    depth: int,
+    num_classes: int,
+    token_inputs: int,
+    embedded: int | Literal["kept"] = "kept",
+    num_prefix: int = 1,
+    last_block: Literal["full", "class"] = "full",
+) -> Work:
+    """Votes over ablations by a vision transformer that drops hidden tokens.
+
+    `bands_of_length`: kept tokens without prefix -> number of bands (`column_lengths`);
+    `token_inputs`: values that embed into one token, 3 * 16 * 16 for patches of 16; `embedded`:
+    tokens embedded per item, by default those that are kept.
+    """
+    tokens = sum(length * bands for length, bands in bands_of_length.items())
+    embedding = 2 * token_inputs * width * (tokens if embedded == "kept" else embedded)
+    bands = sum(bands_of_length.values())
+    blocks = sum(
+        number * vit_flops(length + num_prefix, width=width, depth=depth, last_block=last_block)
+        for length, number in bands_of_length.items()
+    )
+    return Work(num_items, bands, embedding + blocks + 2 * width * num_classes * bands)
+
+
+def vit_flops(
+    length: int, *, width: int, depth: int, last_block: Literal["full", "class"] = "full"
+) -> float:
+    """Blocks of a ViT on one sequence: depth * (24 L d^2 + 4 L^2 d).
+
+    With `class` the last block computes keys and values of all tokens, the rest for one token.
+    """
+    block = 24 * length * width**2 + 4 * length**2 * width
+    if last_block == "full":
+        return depth * block
+    return (depth - 1) * block + 4 * length * width**2 + 20 * width**2 + 4 * length * width
+
+
+def column_lengths(
+    *, image_width: int, band: int, stride: int, token_side: int, upsampling: int = 1
+) -> dict[int, int]:
+    """Kept tokens -> number of column bands that keep so many, for a square image.
+
+    A token is kept if its cell shows any pixel of the band.
+    """
+    rows, remainder = divmod(image_width * upsampling, token_side)
+    if remainder:
+        raise ValueError(f"tokens of {token_side} do not tile {image_width} x {upsampling} pixels")
+    lengths: Counter[int] = Counter()
+    for start in column_starts(image_width, stride):
+        shown = column_mask(image_width, start, band).repeat_interleave(upsampling)
+        lengths[rows * int(shown.view(-1, token_side).any(dim=1).sum())] += 1
+    return dict(sorted(lengths.items()))
+
+
+def nominal_rate(accelerator: str, *, dtype: str, width: int) -> Rate:
+    """Peak times the share that published runs reached: small matrices fill a device badly.
+
+    Shares of the TF32 peak of an A100, from smoothed and plain ViT-T / S / B timings.
+    """
+    if accelerator not in ACCELERATORS:
+        names = ", ".join(ACCELERATORS)
+        raise CasemateError("accelerator", accelerator, f"is not one of {names}; or give a rate")
+    peaks = ACCELERATORS[accelerator].peak_tflops
+    if dtype not in peaks:
+        remedy = f"is not computed by {accelerator}, which has {', '.join(peaks)}"
+        raise CasemateError("dtype", dtype, remedy)
+    share = 0.25 if width >= 768 else 0.15 if width >= 384 else 0.08
+    source = f"{share:.0%} of the {dtype} peak of one {accelerator}, not measured"
+    return Rate(share * peaks[dtype] * 1e12, source)
+
+
+def measured_rate(*, flops_per_pass: float, passes_per_second: float, where: str) -> Rate:
+    """The rate of timed passes of the real networks on the real device."""
+    if not (flops_per_pass > 0 and passes_per_second > 0):
+        raise ValueError(f"need positive numbers, got {flops_per_pass=}, {passes_per_second=}")
+    return Rate(flops_per_pass * passes_per_second, f"measured: {passes_per_second:g}/s {where}")
+
+
+def estimate(
+    work: Work,
+    rate: Rate,
+    *,
+    num_workers: int = 1,
+    least_share: float = 1.0,
+    start_seconds: float = 0.0,
+    unit_seconds: float = 0.0,
+) -> Estimate:
+    """Hours of the job; `least_share` is the hoped-for share of the passes when items stop early.
+
+    `start_seconds`: loading and compiling, once per worker; `unit_seconds`: one unit of work, which
+    the others wait for at the end.
+    """
+    if num_workers < 1 or not 0 < least_share <= 1:
+        raise ValueError(f"need a worker and a share in (0, 1], got {num_workers=}, {least_share=}")
+    busy = work.flops / rate.flops_per_second / num_workers / EFFICIENCY
+    idle = start_seconds + unit_seconds
+    return Estimate(
+        passes=work.passes,
+        flops=work.flops,
+        rate=rate,
+        num_workers=num_workers,
+        hours_low=(least_share * busy + idle) / 3600,
+        hours_high=(busy + idle) / 3600,
+        votes_bytes=VOTE_BYTES * work.passes,
+    )
+
+
+def device_bytes(*, params: int, activation_bytes: int, micro_batch: int, dtype: str) -> int:
+    """Memory of one worker: the weights, and at most what autograd would keep of a micro-batch.
+
+    `activation_bytes` is that of one float32 image, as `components.models.costs` counts it; passes
+    without gradient stay below it, so this is an upper bound but for the libraries' own workspace.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise CasemateError("dtype", dtype, f"is not one of {', '.join(DTYPE_BYTES)}")
+    width = DTYPE_BYTES[dtype]
+    return params * width + micro_batch * activation_bytes * width // DTYPE_BYTES["fp32"]
+
+
+def fits(memory_bytes: int, accelerator: str) -> bool:
+    """Whether so much fits beside a tenth of the memory that libraries take for themselves."""
+    if accelerator not in ACCELERATORS:
+        names = ", ".join(ACCELERATORS)
+        raise CasemateError("accelerator", accelerator, f"is not one of {names}")
+    return memory_bytes <= 0.9 * ACCELERATORS[accelerator].memory_gb * 1e9
