@@ -6,7 +6,7 @@ STORAGE ?= runs
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check fix lock bench ui clean browser
+.PHONY: help setup demo smoke test test-fast check fix lock bench ui clean browser
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,11 +30,12 @@ demo: setup ## run the demo recipe end to end into $(STORAGE)
 	@echo "demo: casemate run demo --storage $(STORAGE)"
 	@$(BIN)/casemate run demo --storage $(STORAGE)
 
+smoke: setup ## run every ready recipe, shrunk, on images made on the spot
+	@$(BIN)/python -m tests.benchmarks.smoke
+
 test: setup browser ## run every test (unit, ray, e2e)
-	@echo "test: unit tests, on all cores"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"
-	@echo "test: tests with Ray, one after the other"
-	@$(BIN)/python -m pytest -q -m "ray or e2e"
+	@echo "test: tests with Ray one after the other, the others beside them"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadgroup
 
 test-fast: setup ## run the unit tests only
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from components.attacks.suite import autoattack, make_attack
 from components.core.errors import CasemateError
 from components.data.augment import Augmentation, Mixing
 from components.data.prepared import PreparedDataset
+from components.denoising.samplers import OneShot
 from components.models.pretrained import TIMM, check_descent, read_parent
 from components.models.spec import ModelSpec
 from components.train.averaging import AverageSettings
@@ -26,16 +28,18 @@ from components.train.objectives.ablation import AblationTraining
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import Objective
+from components.train.objectives.denoiser import DenoiserTraining
 from components.train.objectives.inner import AdversarialObjective, InnerAttack
 from components.train.objectives.leak import LeakDetector
 from components.train.objectives.mart import Mart
-from components.train.objectives.noise import GaussianNoise
+from components.train.objectives.noise import DenoisedFineTuning, GaussianNoise
 from components.train.objectives.standard import Standard
 from components.train.objectives.trades import Trades
 from components.train.optim import OptimizerSettings
 from components.train.schedules import RateSchedule, epsilon_at, peak_rate
 from components.train.selection import Selection
 from components.train.validation import TrainingAttack, ValidationAttack
+from pipelines import denoisers
 from pipelines import sections as s
 from pipelines.recipe import Recipe
 
@@ -48,7 +52,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
             f"{dataset.height}x{dataset.width}",
             "is not square; set data.image_size",
         )
-    section = recipe.model
+    section = recipe.model_of(model)
     for key, values in (("mean", section.mean), ("std", section.std)):
         if values is not None and len(values) != dataset.channels:
             raise CasemateError(
@@ -75,19 +79,34 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
         mean=tuple(section.mean or usual["mean"]),
         std=tuple(section.std or usual["std"]),
         options=section.options,
-        trained_for=recipe.objective_of(model).model_dump(),
+        trained_for=denoisers.trained_for(recipe.objective_of(model)),
     )
     if parent:
         check_descent(spec, parent)
     return spec
 
 
-def on_this_machine(recipe: Recipe) -> Recipe:
-    """The recipe with its model folder as an absolute path: workers start in other folders."""
-    start = recipe.model.pretrained
-    if start in (None, TIMM):
-        return recipe
-    return recipe.with_values({"model.pretrained": str(Path(start).expanduser().absolute())})
+def on_this_machine(recipe: Recipe, inputs: Mapping[str, Path] = MappingProxyType({})) -> Recipe:
+    """The recipe with absolute paths, since workers start in other folders.
+
+    Denoisers that it trains are named by their folders, as far as `inputs` holds them.
+    """
+    changes: dict[str, str] = {}
+    parts: list[tuple[str, Any]] = [("model", recipe.model)]
+    objectives: list[tuple[str, Any]] = []
+    if recipe.train:
+        variants = recipe.train.variants.items()
+        parts += [(f"train.variants.{name}.model", v.model) for name, v in variants if v.model]
+        objectives = [("train.objective", recipe.train.objective)]
+        objectives += [(f"train.variants.{name}.objective", v.objective) for name, v in variants]
+    for key, section in parts:
+        if section.pretrained not in (None, TIMM):
+            start = Path(section.pretrained).expanduser().absolute()
+            changes[f"{key}.pretrained"] = str(start)
+    for key, section in objectives:
+        if isinstance(section, s.DenoisedObjective):
+            changes[f"{key}.denoiser"] = denoisers.placed(section.denoiser, inputs)
+    return recipe.with_values(changes) if changes else recipe
 
 
 def objective(recipe: Recipe, model: str) -> Objective:
@@ -103,6 +122,10 @@ def objective(recipe: Recipe, model: str) -> Objective:
             return AblationTraining(o.size, smoothing, o.shape, o.position)
         case s.GaussianObjective() as o:
             return GaussianNoise(o.sigma, smoothing)
+        case s.DenoiserObjective() as o:
+            return DenoiserTraining(denoisers.diffusion(o), tuple(o.sigmas), o.range, o.sampling)
+        case s.DenoisedObjective() as o:
+            return DenoisedFineTuning(OneShot(denoisers.denoiser(o)), o.sigma, smoothing)
         case s.StandardObjective() as o:
             return Standard(smoothing, o.criterion)
 

@@ -9,7 +9,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines import cli_attack, cli_data, cli_import, cli_jobs, cli_models
-from pipelines.cli_flow import run_and_show
+from pipelines.cli_flow import check_resumable, run_and_show
 from pipelines.cli_options import (
     AddressOpt,
     ForceOpt,
@@ -57,6 +57,26 @@ def _flow_command(name: str, help_: str, *, until: str | None) -> None:
     )
 
 
+def _train(
+    recipe: RecipeArg,
+    set_: SetOpt = None,
+    storage: StorageOpt = None,
+    smoke: SmokeOpt = False,
+    force: ForceOpt = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only go on with an unfinished training.")
+    ] = False,
+    address: AddressOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    loaded = load_recipe(recipe, set_, smoke)
+    if resume:
+        check_resumable(loaded, storage=storage, force=force)
+    run_and_show(
+        loaded, storage=storage, force=force, address=address, as_json=as_json, until="train"
+    )
+
+
 _flow_command("run", "Run a recipe's whole chain; what is already finished is skipped.", until=None)
 for _stage, _help in {
     "prepare": "Prepare the recipe's dataset.",
@@ -68,6 +88,8 @@ for _stage, _help in {
 }.items():
     if _stage == "attack":
         app.command(epilog=cli_attack.EXAMPLE)(cli_attack.attack)
+    elif _stage == "train":
+        app.command("train", help=_help, epilog="Example: casemate train demo --resume")(_train)
     else:
         _flow_command(_stage, _help, until=_stage)
 

@@ -51,7 +51,7 @@ def attack(
         typer.Option(help="E.g. fgsm,pgd-20,apgd-ce,square-1000; default: autoattack."),
     ] = None,
     num_items: Annotated[
-        int | None, typer.Option(min=1, help="How many test items; default: all.")
+        int | None, typer.Option(help="How many test items, at least 1; default: all.")
     ] = None,
     set_: SetOpt = None,
     storage: StorageOpt = None,
@@ -78,6 +78,8 @@ def attack(
         if missing:
             remedy = "is missing; name a RECIPE, or --model, --data and --eps"
             raise CasemateError("attack", missing[0], remedy)
+        if num_items is not None and num_items < 1:
+            raise CasemateError("--num-items", num_items, "must be at least 1")
         assert model is not None
         assert data is not None
         prepared = _prepared(data, data_path=data_path, fit=fit)
@@ -139,9 +141,16 @@ def _recipe(
         "model": {"pretrained": str(folder)},
         "attack": {section["norm"]: section},
     }
-    return recipe.loads(
+    loaded = recipe.loads(
         yaml.safe_dump(values), source="casemate attack", overrides=overrides, smoke=smoke
     )
+    if prepared is None:  # before thousands of images are prepared for a model that cannot fit
+        from components.data.sources import open_source
+
+        chosen = loaded.data
+        opened = open_source(chosen.source, path=chosen.path, options=chosen.options)
+        spec.check_classes(len(opened.classes))
+    return loaded
 
 
 def _data(source: dict[str, Any], spec: "ModelSpec", prepared: Path | None) -> dict[str, Any]:
@@ -161,7 +170,11 @@ def listed(text: str) -> list[dict[str, Any]]:
 
     A number is that of the steps, or of the queries of square.
     """
-    return [_entry(part.strip()) for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
+    if "" in parts:
+        remedy = "has an empty entry; write names with one comma between, e.g. pgd-20,apgd-ce"
+        raise CasemateError("--attacks", repr(text), remedy)
+    return [_entry(part) for part in parts]
 
 
 def _entry(text: str) -> dict[str, Any]:

@@ -1,8 +1,12 @@
 """What every command that runs a flow does: load, run, and say where everything is."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from components.core.errors import CasemateError
 
 if TYPE_CHECKING:
     from pipelines.recipe import Recipe
@@ -34,6 +38,24 @@ def run_and_show(
         "summary": flow.summary(steps),
     }
     print(json.dumps(found, indent=2)) if as_json else _show(found)
+
+
+def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> None:
+    """Refuse `--resume` where a training would begin anew, or where none is left to do."""
+    from pipelines.plan import plan, select
+    from pipelines.runtime.artifacts import SCRATCH
+    from pipelines.stages.train_worker import has_checkpoint
+
+    if force:
+        raise CasemateError("--resume", "--force", "begins anew; leave one of the two out")
+    root = Path(storage or recipe.storage.root)
+    steps = [s for s in select(plan(recipe, root), "train") if s.step.stage == "train"]
+    left = [step for step in steps if not step.finished]
+    if any(has_checkpoint(step.folder / SCRATCH) for step in left):
+        return
+    why = "holds no checkpoint of these trainings" if left else "holds these trainings finished"
+    command = shlex.join(["casemate", *(word for word in sys.argv[1:] if word != "--resume")])
+    raise CasemateError("--resume", root / recipe.name, f"{why}; start without it: {command}")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from components.core.errors import CasemateError
 from pipelines import build
 from pipelines import sections as s
 from pipelines.recipe import Recipe
@@ -34,12 +35,28 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
         average = recipe.train.average
         if average and getattr(average, "start_epoch", 0) >= epochs:
             yield LintWarning("train.average.start_epoch", f"no epoch of model {model} is averaged")
-        if trained_band(objective) and recipe.model.token_policy == "mask":
+        if trained_band(objective) and recipe.model.token_policy == "mask" and _can_drop(recipe):
             yield LintWarning(
                 "model.token_policy",
                 f"mask: `drop` trains and certifies model {model} several times faster",
             )
     yield from _rates(recipe.train)
+
+
+def _can_drop(recipe: Recipe) -> bool:
+    """Whether the network could leave tokens out; most that are not plain transformers cannot."""
+    from components.models.costs import network_of_shapes
+    from components.models.tokens import check_droppable
+
+    size = recipe.model.upsample or recipe.data.image_size or 32  # 32: any size will do to ask
+    net = network_of_shapes(
+        recipe.model.architecture, image_size=size, num_classes=2, options=recipe.model.options
+    )
+    try:
+        check_droppable(net)
+    except CasemateError:
+        return False
+    return True
 
 
 def _adversarial(key: str, objective: s.AdversarialSection, epochs: int) -> Iterator[LintWarning]:
@@ -131,7 +148,7 @@ def _gaussian(
 ) -> Iterator[LintWarning]:
     from components.certify.bounds import max_radius
 
-    if not isinstance(objective, s.GaussianObjective):
+    if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
         yield LintWarning(
             f"{key}.model",
             f"{section.model} was not trained on Gaussian noise: expect many abstentions",
@@ -172,15 +189,7 @@ def _columns(
 
 
 def _tuning(recipe: Recipe) -> Iterator[LintWarning]:
-    if recipe.tune and recipe.train:
-        epochs = recipe.tune.epochs or recipe.train.epochs
-        warmups = recipe.tune.space.get("train.objective.eps_warmup_epochs", [])
-        if (
-            warmups
-            and max(warmups) > recipe.tune.grace_epochs
-            and recipe.tune.grace_epochs < epochs
-        ):
-            yield LintWarning(
-                "tune.grace_epochs",
-                "trials may be stopped while their epsilon still warms up, on easier images",
-            )
+    from pipelines.stages.tune_points import tune_warnings
+
+    for key, message in tune_warnings(recipe):
+        yield LintWarning(key, message)

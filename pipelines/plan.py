@@ -7,6 +7,7 @@ from typing import Any
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from pipelines import sections as s
 from pipelines.recipe import MAIN, Recipe
 from pipelines.runtime.artifacts import is_finished
 
@@ -17,7 +18,7 @@ VERSIONS = {
     "prepare": 2,
     "model": 1,
     "train": 2,
-    "tune": 2,
+    "tune": 3,
     "attack": 2,
     "certify": 1,
     "report": 2,
@@ -36,6 +37,11 @@ class Step:
     @property
     def name(self) -> str:
         return f"{self.stage}.{self.part}" if self.part else self.stage
+
+    @property
+    def waits(self) -> bool:
+        """Whether it needs another step of its own stage."""
+        return any(need.startswith(f"{self.stage}.") for need in self.needs)
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,19 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
     steps = [Step("prepare", identity={"data": _data_identity(recipe, prepared)})]
     if given := recipe.given_model():
         steps.append(Step("model", MAIN, identity={"digest": _model_digest(given)}))
-    shared = {"model": _model_identity(recipe), "seed": recipe.seed}
+    shared = {"model": _model_identity(recipe.model), "seed": recipe.seed}
     if recipe.train:
         common = recipe.train.model_dump(mode="json", exclude={"objective", "variants", "epochs"})
-        for model in recipe.model_names():
+        # what is trained behind a denoiser of the recipe comes after all that is not
+        for model in sorted(recipe.model_names(), key=lambda m: recipe.denoiser_of(m) is not None):
             own = {
-                "objective": recipe.objective_of(model).model_dump(mode="json"),
+                "model": _model_identity(recipe.model_of(model)),
+                "objective": _objective_identity(recipe.objective_of(model)),
                 "epochs": recipe.epochs_of(model),
             }
-            steps.append(Step("train", model, ("prepare",), {**shared, "train": common, **own}))
+            behind = recipe.denoiser_of(model)
+            needs = ("prepare", *([f"train.{behind}"] if behind else []))
+            steps.append(Step("train", model, needs, {**shared, "train": common, **own}))
     if recipe.tune:
         train = recipe.train.model_dump(mode="json", exclude={"variants"}) if recipe.train else None
         identity = {**shared, "train": train, "tune": recipe.tune.model_dump(mode="json")}
@@ -110,10 +120,20 @@ def stages_of(recipe: Recipe) -> list[str]:
     return [stage for stage in STAGES if asked.get(stage, True)]
 
 
-def _model_identity(recipe: Recipe) -> dict[str, Any]:
+def _objective_identity(objective: s.Objective) -> dict[str, Any]:
+    """The objective section; a denoiser on disk counts by its content, not by its place."""
+    values = objective.model_dump(mode="json")
+    if isinstance(objective, s.DenoisedObjective) and s.is_on_disk(objective.denoiser):
+        from components.denoising.loading import source_digest
+
+        values["denoiser"] = source_digest(objective.denoiser)
+    return values
+
+
+def _model_identity(section: s.ModelSection) -> dict[str, Any]:
     """The model section; a folder of pretrained weights counts by its digest, not by its place."""
-    values = recipe.model.model_dump(mode="json")
-    start = recipe.model.pretrained
+    values = section.model_dump(mode="json")
+    start = section.pretrained
     if start and start != "timm":
         values["pretrained"] = _model_digest(Path(start).expanduser())
     return values

@@ -1,6 +1,8 @@
 """Recipes: the only door for YAML. One file says everything about a result."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from pipelines import sections as s
+from pipelines import smoke as smoking
 from pipelines.hints import did_you_mean
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -19,7 +22,9 @@ RULES = (
     *("path", "fractions", "hopeless", "blocks", "main", "tune", "certify", "model"),
     *("scales", "curves", "threat", "train"),
 )
-OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
+EXTENDS = "extends"  # a recipe whose values hold where this one says nothing
+logger = logging.getLogger("casemate.recipe")  # without a handler: one line on stderr
+
 MAIN = "main"  # the model of `train.objective`; variants have names of their own
 
 
@@ -64,6 +69,34 @@ class Recipe(s.Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _denoisers_fit(self) -> Self:
+        if self.train is None:
+            return self
+        denoisers = self.denoisers()
+        for name in self.model_names():
+            key = "train" if name == MAIN else f"train.variants.{name}"
+            section = self.model_of(name)
+            architecture = section.architecture
+            plain = s.ModelSection(architecture=architecture, options=section.options)
+            if name in denoisers and section != plain:
+                remedy = "takes architecture and options alone; its pixels are those of the data"
+                raise PydanticCustomError("model", f"{key}.model: a denoiser {remedy}")
+            if (name in denoisers) != (architecture in s.ARCHITECTURES):
+                wanted = "a denoiser" if name in denoisers else "a classifier"
+                remedy = f"is no network for {wanted}; denoisers are {', '.join(s.ARCHITECTURES)}"
+                raise PydanticCustomError("model", f"{key}.model: {architecture} {remedy}")
+            behind = self.denoiser_of(name)
+            if behind is not None and behind not in denoisers:
+                remedy = "is no variant with objective kind: denoiser, nor diffusers:PATH"
+                raise PydanticCustomError("model", f"{key}.objective.denoiser: {behind} {remedy}")
+        used = [(f"attack.{k}.models", m) for k, a in self.attack.items() for m in a.models]
+        used += [(f"certify.{k}.model", c.model) for k, c in self.certify.items()]
+        for key, name in used:
+            if name in denoisers:
+                raise PydanticCustomError("model", f"{key}: {name} is a denoiser, no classifier")
+        return self
+
     def model_names(self) -> list[str]:
         """The models that the train section makes, `main` first; without it the given one."""
         if self.train:
@@ -79,6 +112,25 @@ class Recipe(s.Section):
         """The training objective of a model of this recipe."""
         assert self.train is not None
         return self.train.objective if model == MAIN else self.train.variants[model].objective
+
+    def model_of(self, model: str) -> s.ModelSection:
+        """The architecture of a model of this recipe: its own, else the recipe's."""
+        variant = self.train.variants.get(model) if self.train else None
+        return (variant.model if variant else None) or self.model
+
+    def denoisers(self) -> list[str]:
+        """The models that estimate images instead of telling classes apart."""
+        if self.train is None:
+            return []
+        made = [(name, self.objective_of(name)) for name in self.model_names()]
+        return [name for name, own in made if isinstance(own, s.DenoiserObjective)]
+
+    def denoiser_of(self, model: str) -> str | None:
+        """The model of this recipe that a model is trained behind, if there is one."""
+        own = self.objective_of(model)
+        if not isinstance(own, s.DenoisedObjective) or s.is_on_disk(own.denoiser):
+            return None
+        return own.denoiser
 
     def epochs_of(self, model: str) -> int:
         """How many epochs a model of this recipe is trained for."""
@@ -125,39 +177,48 @@ def _refuse_repeated_keys(node: yaml.Node | None, *, source: str, path: str = ""
 
 def available() -> list[str]:
     """Names of the ready recipes: the folder is the registry."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    return sorted(_ready())
+
+
+def _ready() -> dict[str, Path]:
+    return {path.stem: path for path in RECIPES.rglob("*.yaml")}
 
 
 def headline(name: str) -> str:
     """What a ready recipe is, from the first comment line of its file."""
-    first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    first = _ready()[name].read_text(encoding="utf-8").splitlines()[0]
     return first.removeprefix("#").strip()
 
 
-def find(name_or_path: str) -> Path:
-    """The file of a ready recipe's name or of a path."""
+def find(name_or_path: str, *, key: str = "recipe", base: Path = Path()) -> Path:
+    """The file of a ready recipe's name, or of a path as seen from `base`."""
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        path = base / path
         if not path.is_file():
-            raise CasemateError("recipe", path, "is not a file; check the path")
+            raise CasemateError(key, path, "is not a file; check the path")
         return path
-    if name_or_path in available():
-        return RECIPES / f"{name_or_path}.yaml"
-    raise CasemateError("recipe", name_or_path, did_you_mean(name_or_path, available()))
+    ready = _ready()
+    if name_or_path in ready:
+        return ready[name_or_path]
+    raise CasemateError(key, name_or_path, did_you_mean(name_or_path, sorted(ready)))
 
 
 def load(name_or_path: str, *, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
     """A validated recipe from a ready name or a YAML path, with `key=value` overrides applied."""
     path = find(name_or_path)
+    return loads(_text(path), source=str(path), overrides=overrides, smoke=smoke, base=path.parent)
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CasemateError("recipe", path, f"cannot be read as UTF-8 text: {error}") from error
-    return loads(text, source=str(path), overrides=overrides, smoke=smoke)
 
 
-def loads(text: str, *, source: str, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
-    """The same from YAML text; `source` is what errors name."""
+def _values(text: str, *, source: str, base: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The plain values of a recipe's text, on top of those of the recipe that it extends."""
     try:
         _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), source=source)
         values = yaml.safe_load(text)
@@ -165,6 +226,45 @@ def loads(text: str, *, source: str, overrides: Sequence[str] = (), smoke: bool 
         raise CasemateError("recipe", source, f"is not valid YAML: {_one_line(error)}") from error
     if not isinstance(values, dict):
         raise CasemateError("recipe", source, "must be a mapping with at least `name` and `data`")
+    if EXTENDS not in values:
+        return values
+    key, parent = f"{source}: {EXTENDS}", values.pop(EXTENDS)
+    if not isinstance(parent, str):
+        raise CasemateError(key, parent, "is no ready recipe's name and no YAML path")
+    path = find(parent, key=key, base=base).resolve()
+    if path in below:
+        raise CasemateError(key, parent, "leads back to itself; recipes extend in one direction")
+    extended = _values(_text(path), source=str(path), base=path.parent, below=(*below, path))
+    extended.pop("name", None)  # two recipes of one name would share their folders
+    return merged(extended, values)
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` on top of `under`, section by section.
+
+    Lists are replaced whole, and so are sections of another `kind`, whose keys are not shared.
+    """
+    result = deepcopy(dict(under))
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            same = value.get("kind", below.get("kind")) == below.get("kind")
+            result[key] = merged(below, value) if same else value
+        else:
+            result[key] = value
+    return result
+
+
+def loads(
+    text: str,
+    *,
+    source: str,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    base: Path = Path(),
+) -> Recipe:
+    """The same from YAML text; errors name `source`, paths of `extends` are seen from `base`."""
+    values = _values(text, source=source, base=base)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
@@ -212,66 +312,11 @@ def set_key(values: dict[str, Any], key: str, value: object) -> None:
 
 
 def shrink(recipe: Recipe) -> Recipe:
-    """`--smoke`: the same chain on few items, draws and steps; seconds instead of hours."""
+    """`--smoke`: the same chain in seconds; says what it put in the place of something else."""
     values = recipe.resolved()
-    limits = {"train": 192, "val": 48, "test": 24}
-    given = values["data"]["limits"]
-    values["data"]["limits"] = {k: min(v, given.get(k, v)) for k, v in limits.items()}
-    if values["model"]["architecture"].startswith("tiny_"):
-        values["model"]["options"] |= {"depth": 2, "embed_dim": 32, "num_heads": 2}
-    caps = {
-        "epochs": 2,
-        "val_items": 16,
-        "val_steps": 2,
-        "eps_warmup_epochs": 1,
-        "eps_zero_epochs": 0,
-        "cooldown_epochs": 1,
-        "start_epoch": 0,
-        "every": 1,
-        "max_batches": 2,
-        "warmup_epochs": 1,
-        "batch_size": 64,
-        "num_steps": 3,
-        "num_items": 16,
-        "num_select": 20,
-        "num_estimate": 200,
-        "num_positions": 2,
-        "num_draws": 4,
-        "num_predict": 50,
-        "block_size": 100,
-        "micro_batch": 50,
-        "train_items": 96,
-        "grace_epochs": 1,
-        "num_queries": 50,
-        "num_targets": 2,
-        "num_restarts": 2,
-        "num_angles": 3,
-    }
-    for section in ("train", "tune", "attack", "certify"):
-        _cap(values[section], caps)
-    for certify in values["certify"].values():
-        if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
-            certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
-    for attack in values["attack"].values():
-        if attack["curves"]:
-            steps = attack["curves"]["steps"]
-            attack["curves"]["steps"] = sorted({min(n, caps["num_steps"]) for n in steps})
+    if notes := smoking.shrink(values):
+        logger.warning("smoke: %s", "; ".join(notes))
     return parse(values, source=f"{recipe.name} --smoke")
-
-
-def _cap(values: object, caps: Mapping[str, int]) -> None:
-    """Lower every listed number inside nested values to its cap; what was left open gets it."""
-    for inner in values if isinstance(values, list) else ():
-        _cap(inner, caps)
-    if not isinstance(values, dict):
-        return
-    for key, value in values.items():
-        if key in caps and isinstance(value, int):
-            values[key] = min(value, caps[key])
-        elif key in OPEN and value is None:
-            values[key] = caps[key]
-        else:
-            _cap(value, caps)
 
 
 def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, str, str]:

@@ -1,4 +1,7 @@
-"""Running the missing steps of a flow: tracking and Ray connected once, stage after stage."""
+"""Running the missing steps of a flow: tracking and Ray connected once, stage after stage.
+
+Light to import: Ray starts while a thread loads torch, timm and MLflow.
+"""
 
 import importlib
 import os
@@ -12,16 +15,17 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from components.data.prepared import PreparedDataset
-from pipelines import build
 from pipelines.plan import PlannedStep
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import check_reachable, ray_cluster, total_cpus
 from pipelines.runtime.shards import release_workers
-from pipelines.runtime.tracking import StepRun, Tracker, status_of
+
+if TYPE_CHECKING:
+    from pipelines.runtime.tracking import StepRun, Tracker
 
 CONTEXTS = {"train": "training", "tune": "tuning", "prepare": "preparation"}  # others: testing
 
@@ -37,14 +41,12 @@ def execute(
     again: set[str],
 ) -> None:
     """Run the steps `todo`; `inputs` are all planned steps, `again` those to be made anew."""
-    for section in recipe.attack.values():
-        build.attack_list(section)  # impossible settings show before anything is trained
     if place := address or recipe.cluster.address:
         check_reachable(place)  # before a tracking store is made for a flow that cannot start
-    with ThreadPoolExecutor(1) as pool:  # both take seconds: overlap them
-        tracking = pool.submit(_open_tracking, recipe, root)
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_check_and_track, recipe, root)
         with ray_cluster(recipe.cluster, address=address), _stop_signals():
-            tracker = tracking.result()
+            tracker = loading.result()
             for step in todo:
                 if step.name in again:
                     tracker.supersede(step.name, step.fingerprint)
@@ -52,10 +54,10 @@ def execute(
             parent = tracker.flow_run(recipe, flow)
             runner = _Runner(recipe, tracker, parent, inputs)
             try:
-                for _, batch in groupby(todo, key=lambda step: step.step.stage):
+                for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
                     runner.run_stage(list(batch))
             except BaseException as error:
-                parent.finish(status_of(error))
+                parent.finish(_status(error))
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     progress.say("casemate: stopped; the same command continues where it stopped")
                 if runner.trainings_left:
@@ -66,8 +68,22 @@ def execute(
             parent.finish()
 
 
-def _open_tracking(recipe: Recipe, root: Path) -> Tracker:
+def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
+    """Impossible settings show before anything is trained or tracked."""
+    from pipelines import build
+    from pipelines.runtime.tracking import Tracker
+    from pipelines.stages import tune_points
+
+    for section in recipe.attack.values():
+        build.attack_list(section)
+    if recipe.tune:
+        tune_points.check(recipe)
     return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
+
+
+def _status(error: BaseException) -> str:
+    """How a run ended, in MLflow's words: somebody stopped it, or it broke."""
+    return "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
 
 
 def _leave(error: BaseException) -> None:
@@ -85,8 +101,8 @@ class _Runner:
     def __init__(
         self,
         recipe: Recipe,
-        tracker: Tracker,
-        parent: StepRun,
+        tracker: "Tracker",
+        parent: "StepRun",
         steps: Mapping[str, PlannedStep],
     ) -> None:
         self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
@@ -112,7 +128,7 @@ class _Runner:
             self.trainings_left = True
             pool.shutdown(wait=False, cancel_futures=True)
             for run in self.active.values():
-                run.finish(status_of(error))
+                run.finish(_status(error))
             raise
         for future in futures:
             future.result()
@@ -139,15 +155,17 @@ class _Runner:
             self._log_dataset(run, step.stage, inputs.get("prepare", planned.folder))
             out.finish()
         except BaseException as error:
-            run.finish(status_of(error))
+            run.finish(_status(error))
             raise
         finally:
             self.active.pop(step.name, None)
         run.finish()
         progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
 
-    def _log_dataset(self, run: StepRun, stage: str, prepared: Path) -> None:
+    def _log_dataset(self, run: "StepRun", stage: str, prepared: Path) -> None:
         """Tie the run to the prepared images by their digest."""
+        from components.data.prepared import PreparedDataset
+
         dataset = PreparedDataset.open(prepared)
         run.dataset(
             name=self.recipe.data.source,

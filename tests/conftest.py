@@ -29,6 +29,14 @@ os.environ |= {
 os.environ.pop("RAY_ADDRESS", None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests with Ray go to one process, one after the other; the other cores do the rest."""
+    for item in items:
+        if item.get_closest_marker("ray") or item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _remove_ray_home():
     yield

@@ -5,6 +5,11 @@ AutoAttack (Croce & Hein 2020). Two departures: positions and signs belong to ro
 shared by a batch, so a row's result does not depend on its company; and positions are inclusive,
 so squares reach the last row and column, which the released code never touches.
 
+Small squares often propose a point that the row has asked about before, its present one included.
+Its margin was not above the best one then, and the best one only rises: such a query is spent, but
+the model (which is taken to answer alike each time) is not asked again. Rows go through their
+queries at their own pace, so that every forward pass is full of new points.
+
 Symbols: s = side of a square, p = share of the pixels it covers, nu = x_best - x, eta = the pattern
 of an l2 square, `gains` and `gives` = the window that takes budget and the one that loses it.
 """
@@ -54,14 +59,10 @@ class Square:
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
         if self.eps > 0 and len(search.standing) > 0:
-            hunt = _Hunt(logits_of, search, norm=self.norm, eps=self.eps)
-            hunt.ask(hunt.squares.start(hunt.items))
-            for query in range(self.num_queries):
-                if len(hunt.rows) == 0:
-                    break
-                best, draws = search.x_adv[hunt.rows], hunt.draws(query)
-                share = square_share(query, p_init=self.p_init)
-                hunt.ask(hunt.squares.propose(best, draws, share=share))
+            hunt = _Hunt(logits_of, search, self)
+            hunt.start()
+            while len(points := hunt.new_points()) > 0:
+                hunt.ask(points)
         return search.result()
 
 
@@ -88,6 +89,10 @@ class _Squares(Protocol):
 
     def start(self, items: Items) -> Images: ...
 
+    def keys(self, points: Images) -> Tensor | None:
+        """(B,) int64, equal for equal points of a row; None where points never come twice."""
+        ...
+
     def propose(self, best: Images, draws: Tensor, *, share: float) -> Images: ...
 
 
@@ -101,18 +106,31 @@ class _LinfSquares:
 
     low: Images
     high: Images
+    key_weights: Tensor  # (C, H, W) random int64
+
+    @classmethod
+    def around(cls, x: Images, *, eps: float) -> "_LinfSquares":
+        generator = torch.Generator().manual_seed(0)
+        weights = torch.randint(-(2**63), 2**63 - 1, x.shape[1:], generator=generator)
+        return cls(*linf_bounds(x, eps=eps), weights.to(x.device))
 
     @property
     def num_draws(self) -> int:
         return 2 + self.low.shape[1]
 
     def take(self, kept: Tensor) -> "_LinfSquares":
-        return _LinfSquares(self.low[kept], self.high[kept])
+        return _LinfSquares(self.low[kept], self.high[kept], self.key_weights)
 
     def start(self, items: Items) -> Images:
         """Vertical stripes: one sign for every row, channel and column."""
         _, channels, _, width = items.x.shape
         return self._extreme(items.uniform("square/start", (channels, 1, width)))
+
+    def keys(self, points: Images) -> Tensor:
+        """Random sums over the pixels that are high, modulo 2^64: two of 5,000 different points
+        have the same with a probability below 1e-12.
+        """
+        return torch.where(points == self.high, self.key_weights, 0).flatten(1).sum(dim=1)
 
     def propose(self, best: Images, draws: Tensor, *, share: float) -> Images:
         window = _Window(draws[:, :2], best.shape, side=square_side(share, best.shape))
@@ -152,6 +170,9 @@ class _L2Squares:
         )
         return self._at_full_length(nu)
 
+    def keys(self, points: Images) -> None:
+        return None  # lengths are real numbers
+
     def propose(self, best: Images, draws: Tensor, *, share: float) -> Images:
         # at least 3 and odd, as released: then eta has a centre on both of its halves
         side = min(max(square_side(share, best.shape), 3) | 1, *best.shape[-2:])
@@ -176,36 +197,91 @@ class _L2Squares:
 class _Hunt:
     """The rows still under attack, packed, with what belongs to them."""
 
-    def __init__(self, logits_of: LogitsFn, search: Search, *, norm: str, eps: float) -> None:
-        self.logits_of = logits_of
-        self.search = search
+    def __init__(self, logits_of: LogitsFn, search: Search, settings: Square) -> None:
+        self.logits_of, self.search, self.settings = logits_of, search, settings
         self.rows = search.standing
         self.items = search.items.take(self.rows)
         self.squares: _Squares = (
-            _LinfSquares(*linf_bounds(self.items.x, eps=eps))
-            if norm == "linf"
-            else _L2Squares(self.items.x, eps)
+            _LinfSquares.around(self.items.x, eps=settings.eps)
+            if settings.norm == "linf"
+            else _L2Squares(self.items.x, settings.eps)
         )
-        self._draws: Tensor | None = None
+        count = len(self.rows)
+        self.query = torch.zeros(count, dtype=torch.int64)  # the next one of each row
+        self.draws = torch.empty(count, QUERIES_PER_DRAW, self.squares.num_draws).to(self.items.x)
+        self.asked = [set[int]() for _ in range(count)]  # keys of points
 
-    def draws(self, query: int) -> Tensor:
-        """(B, num_draws) uniform numbers of every row for one query; ask for queries in order."""
-        block, index = divmod(query, QUERIES_PER_DRAW)
-        if index == 0 or self._draws is None:
-            shape = (QUERIES_PER_DRAW, self.squares.num_draws)
-            self._draws = self.items.uniform(f"square/queries/{block}", shape)
-        return self._draws[:, index]
+    def start(self) -> None:
+        """The first point of every row."""
+        points = self.squares.start(self.items)
+        self._are_new(torch.arange(len(self.rows)), self.squares.keys(points))
+        self.ask(points)
 
-    def ask(self, proposal: Images) -> None:
-        """One query of every row: better points are kept, misclassified rows leave."""
-        logits = check_logits(self.logits_of(proposal), self.items.item_ids)
+    def ask(self, points: Images) -> None:
+        """One forward pass of every row: better points are kept, misclassified rows leave."""
+        logits = check_logits(self.logits_of(points), self.items.item_ids)
         scores = margin(logits, self.items.y)
-        standing = self.search.visit(self.rows, proposal, logits, scores)
-        if not bool(standing.all()):
-            kept = standing.nonzero().squeeze(1)
-            self.rows, self.items = self.rows[kept], self.items.take(kept)
-            self.squares = self.squares.take(kept)
-            self._draws = None if self._draws is None else self._draws[kept]
+        self._keep(self.search.visit(self.rows, points, logits, scores))
+
+    def new_points(self) -> Images:
+        """The next proposal of every row that it has not asked about; who has none left, leaves."""
+        points = self.search.x_adv[self.rows]
+        found = torch.zeros(len(self.rows), dtype=torch.bool)
+        seeking = torch.arange(len(self.rows))
+        while len(seeking := seeking[self.query[seeking] < self.settings.num_queries]) > 0:
+            squares = self.squares.take(seeking)
+            proposals = self._proposals(squares, seeking)
+            is_new = self._are_new(seeking, squares.keys(proposals))
+            points[seeking[is_new]] = proposals[is_new]
+            found[seeking[is_new]] = True
+            seeking = seeking[~is_new]
+        self._keep(found)
+        return points[found]
+
+    def _are_new(self, places: Tensor, keys: Tensor | None) -> Tensor:
+        """(B,) bool, of points for the rows at `places`, which are known from now on."""
+        if keys is None:
+            return torch.ones(len(places), dtype=torch.bool)
+        are_new = []
+        for place, key in zip(places.tolist(), keys.tolist(), strict=True):
+            known = self.asked[place]
+            are_new.append(key not in known)
+            known.add(key)
+        return torch.tensor(are_new)
+
+    def _proposals(self, squares: _Squares, places: Tensor) -> Images:
+        """What the next query of the rows at `places` is about; these queries are spent."""
+        queries = self.query[places]
+        self._draw(places[queries % QUERIES_PER_DRAW == 0])
+        best = self.search.x_adv[self.rows[places]]
+        draws = self.draws[places, queries % QUERIES_PER_DRAW]
+        self.query[places] += 1
+        shares = [square_share(query, p_init=self.settings.p_init) for query in queries.tolist()]
+        if len(set(shares)) == 1:  # rows keep close together
+            return squares.propose(best, draws, share=shares[0])
+        proposals = torch.empty_like(best)
+        for share in set(shares):
+            own = torch.tensor([place for place, other in enumerate(shares) if other == share])
+            proposals[own] = squares.take(own).propose(best[own], draws[own], share=share)
+        return proposals
+
+    def _draw(self, places: Tensor) -> None:
+        """New numbers for the rows at `places`, whose blocks of queries begin."""
+        blocks = self.query[places] // QUERIES_PER_DRAW
+        for block in set(blocks.tolist()):
+            own = places[blocks == block]
+            shape = self.draws.shape[1:]
+            self.draws[own] = self.items.take(own).uniform(f"square/queries/{block}", shape)
+
+    def _keep(self, standing: Tensor) -> None:
+        if bool(standing.all()):
+            return
+        kept = standing.nonzero().squeeze(1)
+        self.rows, self.items = self.rows[kept], self.items.take(kept)
+        self.squares = self.squares.take(kept)
+        kept = kept.cpu()
+        self.query, self.draws = self.query[kept], self.draws[kept]
+        self.asked = [self.asked[place] for place in kept.tolist()]
 
 
 def eta(side: int) -> Tensor:

@@ -43,11 +43,18 @@ class PixelModel(nn.Module):
         self.spec.check_image(x.shape[1:])
         return (self._resized(x) - self.mean) / self.std
 
-    def forward(self, x: Images, visible: Tensor | None = None) -> Logits:
-        """Logits of whole images, or of ablated ones where `visible` pixels are given."""
+    def forward(
+        self, x: Images, visible: Tensor | None = None, times: Tensor | None = None
+    ) -> Logits:
+        """Logits of whole images, or of ablated ones where `visible` pixels are given.
+
+        Denoising networks (`zoo.DENOISERS`) need the (B,) `times` of their noise levels and return
+        images on their own scale.
+        """
         if visible is not None:
             return self.forward_ablated(x, visible)
-        logits: Tensor = self.net(self.network_input(x))
+        inputs = self.network_input(x)
+        logits: Tensor = self.net(inputs) if times is None else self.net(inputs, times)
         return logits
 
     def forward_ablated(self, x: Images, visible: Tensor) -> Logits:

@@ -13,6 +13,7 @@ from components.core.errors import CasemateError
 from components.models.adapt import set_xcit_patch
 from components.models.networks.preact import preact_resnet18, wrn_28_10
 from components.models.networks.tiny import tiny_vit, tiny_xcit
+from components.models.networks.unet import tiny_unet, unet
 
 OWN: Mapping[str, Callable[..., nn.Module]] = {
     "tiny_vit": tiny_vit,
@@ -20,6 +21,8 @@ OWN: Mapping[str, Callable[..., nn.Module]] = {
     "preact_resnet18": preact_resnet18,
     "wrn_28_10": wrn_28_10,
 }
+# Networks that estimate images: of noisy ones and of their noise level, not of images alone.
+DENOISERS: Mapping[str, Callable[..., nn.Module]] = {"tiny_unet": tiny_unet, "unet": unet}
 # Names that timm lacks, as an architecture of timm and the options that make the difference.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 1.0}),
@@ -53,8 +56,8 @@ def build_network(
     """
     base, variant = VARIANTS.get(architecture, (architecture, {}))
     arguments: dict[str, Any]
-    if base in OWN:
-        make: Callable[..., nn.Module] = OWN[base]
+    if own := OWN.get(base) or DENOISERS.get(base):
+        make: Callable[..., nn.Module] = own
         arguments = {"channels": channels, "num_classes": num_classes, "image_size": image_size}
     elif timm.is_model(base):
         make = timm.create_model
@@ -79,7 +82,7 @@ def build_network(
 
 
 def is_known(architecture: str) -> bool:
-    """Whether `build_network` can build it."""
+    """Whether `build_network` can build a classifier of that name."""
     return architecture in OWN or architecture in VARIANTS or bool(timm.is_model(architecture))
 
 

@@ -155,7 +155,7 @@ def radius_curve(
 
 
 def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -> str:
-    """Loss, accuracies and epsilon by epoch, one panel each; absent series leave no panel."""
+    """Loss, accuracies, a denoiser's error and epsilon by epoch; absent series leave no panel."""
     panels: list[tuple[str, list[tuple[str, str, Any]]]] = [
         ("loss", [("loss", INK, "-")]),
         (
@@ -166,6 +166,7 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
                 ("val_robust_accuracy", ATTACKED, "-"),
             ],
         ),
+        ("squared error", [("val_mse", INK, "-")]),
         ("epsilon, /255", [("eps", INK, "-")]),
     ]
     shown = [
@@ -176,7 +177,7 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
     with mpl.rc_context(STYLE):
         figure, all_axes = new_figure(len(shown), height=0.7 + 1.45 * len(shown))
         for axes, (title, series) in zip(all_axes, shown, strict=True):
-            factor = {"loss": 1, "accuracy, %": 100}.get(title, 255)
+            factor = {"accuracy, %": 100, "epsilon, /255": 255}.get(title, 1)
             for key, colour, dashes in series:
                 if points := _points(rows, key):
                     x, y = zip(*points, strict=True)

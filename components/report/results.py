@@ -29,11 +29,40 @@ class TrainResult:
 
 
 @dataclass(frozen=True, slots=True)
+class TunedTrial:
+    """One trial of a search; one that failed has no score."""
+
+    number: int
+    name: str | None  # of a step of an additive ablation
+    values: Json
+    score: Accuracy | None
+    clean: Accuracy | None
+    epochs: int
+    status: str
+    tied: bool  # its distance to the best one may be noise
+
+
+@dataclass(frozen=True, slots=True)
+class AddedStep:
+    """A step of an additive ablation; `difference` is (value, low, high) to the step before."""
+
+    name: str
+    changes: Json
+    score: Accuracy | None
+    clean: Accuracy | None
+    difference: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
 class TuneResult:
-    """The trials of a search."""
+    """The trials of a search, best first, and where it was one the steps of an ablation."""
 
     metric: str
-    rows: tuple[Json, ...]
+    scheduler: str
+    attack: Json
+    space: Json  # per key: its list of values, or its distribution
+    trials: tuple[TunedTrial, ...]
+    steps: tuple[AddedStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +195,54 @@ def read_train(step: str, folder: Path) -> TrainResult:
 
 
 def read_tune(step: str, folder: Path) -> TuneResult:
-    """`tune`: one row per trial."""
-    trials = read_json(folder / "trials.json", step=step)
-    _need(trials, ("metric", "rows"), path=folder / "trials.json", step=step)
-    return TuneResult(str(trials["metric"]), tuple(trials["rows"]))
+    """`tune`: the ranked trials, and `additive.json` where the recipe lists changes."""
+    path = folder / "trials.json"
+    page = read_json(path, step=step)
+    _need(page, ("metric", "scheduler", "attack", "space", "rows"), path=path, step=step)
+    metric, steps = str(page["metric"]), []
+    if (added := folder / "additive.json").exists():
+        rows = read_json(added, step=step)
+        _need(rows, ("rows",), path=added, step=step)
+        steps = [_added_step(row, metric, path=added, step=step) for row in rows["rows"]]
+    return TuneResult(
+        metric,
+        str(page["scheduler"]),
+        page["attack"],
+        page["space"],
+        tuple(_tuned_trial(row, metric, path=path, step=step) for row in page["rows"]),
+        tuple(steps),
+    )
+
+
+def _tuned_trial(row: Json, metric: str, *, path: Path, step: str) -> TunedTrial:
+    keys = ("trial", "values", metric, "val_accuracy", "epochs", "status", "tied_with_best")
+    _need(row, keys, path=path, step=step)
+    return TunedTrial(
+        int(row["trial"]),
+        row.get("name"),
+        row["values"],
+        _share(row[metric], source=f"{step} {metric}"),
+        _share(row["val_accuracy"], source=f"{step} val_accuracy"),
+        int(row["epochs"]),
+        str(row["status"]),
+        bool(row["tied_with_best"]),
+    )
+
+
+def _added_step(row: Json, metric: str, *, path: Path, step: str) -> AddedStep:
+    _need(row, ("name", "set", metric, "val_accuracy", "difference"), path=path, step=step)
+    found = row["difference"]
+    return AddedStep(
+        str(row["name"]),
+        row["set"],
+        _share(row[metric], source=f"{step} {metric}"),
+        _share(row["val_accuracy"], source=f"{step} val_accuracy"),
+        (float(found["value"]), float(found["low"]), float(found["high"])) if found else None,
+    )
+
+
+def _share(raw: Json | None, *, source: str) -> Accuracy | None:
+    return None if raw is None else Accuracy.parse(raw, source=source)
 
 
 def read_model(step: str, folder: Path) -> TrainResult:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.report import attacked, certified, figures, galleries
+from components.report import attacked, certified, figures, galleries, tuning
 from components.report.content import (
     Accuracy,
     Cell,
@@ -28,6 +28,7 @@ HISTORY = (
     "train_accuracy",
     "val_accuracy",
     "val_robust_accuracy",
+    "val_mse",
     "seconds",
 )
 
@@ -209,24 +210,8 @@ def training_section(trained: Sequence[TrainResult]) -> Section | None:
 
 
 def tuning_section(tuned: TuneResult | None) -> Section | None:
-    """All trials, the best one marked."""
-    if tuned is None or not tuned.rows:
-        return None
-    keys = list(dict.fromkeys(key for row in tuned.rows for key in row))
-    scores = [
-        (float(row[tuned.metric]), -i)
-        for i, row in enumerate(tuned.rows)
-        if _scored(row, tuned.metric)
-    ]
-    best = -max(scores)[1] if scores else None  # the earlier of two equal trials
-    numbers = {
-        key for key in keys if all(isinstance(r.get(key), int | float | None) for r in tuned.rows)
-    }
-    columns = tuple(Column(key, "number" if key in numbers else "text") for key in keys)
-    rows = tuple(tuple(_cell(row.get(key)) for key in keys) for row in tuned.rows)
-    intro = f"{len(rows)} trials, compared by {tuned.metric} on validation items; the highest wins."
-    table = Table("trials", columns, rows, marked=best, mark="best")
-    return Section("tuning", "Tuning", intro, tables=(table,))
+    """All trials with the best one marked, and what each value did."""
+    return tuning.section(tuned) if tuned and tuned.trials else None
 
 
 def threat_section(results: Results) -> Section | None:
@@ -308,11 +293,6 @@ def _last_epoch(row: Mapping[str, Any]) -> str:
         if row.get(key) is not None
     ]
     return f"Last epoch: {', '.join(parts)}."
-
-
-def _scored(row: Mapping[str, Any], metric: str) -> bool:
-    value = row.get(metric)
-    return isinstance(value, int | float) and value == value  # a failed trial has no score or NaN
 
 
 def _cell(value: object) -> Cell:

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from components.core.errors import CasemateError
 from components.models.pixels import PixelModel
 from components.train.objectives.inner import has_batch_statistics
+from components.train.sharding import load_weights, shard, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,12 @@ class WeightAverage:
         assert isinstance(module, PixelModel)
         return module if int(self._average.n_averaged) else None
 
+    def shard(self) -> None:
+        """Share the average out as the model is: every worker averages its own parts."""
+        module = self._average.module
+        assert isinstance(module, PixelModel)
+        shard(module)
+
     def after_step(self, model: PixelModel) -> None:
         if self.settings.kind == "ema":
             self._average.update_parameters(model)
@@ -62,7 +69,7 @@ class WeightAverage:
                 own.copy_(theirs)
 
     def state(self) -> dict[str, Any]:
-        return dict(self._average.state_dict())
+        return whole(self._average.state_dict())
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._average.load_state_dict(state)
+        load_weights(self._average, state)

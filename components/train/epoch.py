@@ -226,7 +226,8 @@ def _backward(
 def _note(tally: Tally, out: LossOut, part: Batch) -> None:
     count = len(part.images)
     tally.add("loss", out.loss.item() * count, count)
-    tally.add("accuracy", int((out.logits.argmax(dim=1) == part.hard_labels).sum()), count)
+    if out.logits is not None:
+        tally.add("accuracy", int((out.logits.argmax(dim=1) == part.hard_labels).sum()), count)
     if out.adversarial_logits is not None:
         hits = out.adversarial_logits.argmax(dim=1) == part.hard_labels
         tally.add("adversarial_accuracy", int(hits.sum()), count)

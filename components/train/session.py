@@ -20,16 +20,25 @@ from components.models.spec import ModelSpec
 from components.train.averaging import AverageSettings, WeightAverage
 from components.train.epoch import EpochSettings, StepDone, epoch_batches, train_epoch
 from components.train.feed import Feeding, TrainingSet, Worker
-from components.train.objectives.base import Objective, StatefulObjective
+from components.train.objectives.base import EstimatingObjective, Objective, StatefulObjective
 from components.train.objectives.leak import LeakDetector
 from components.train.optim import OptimizerSettings, check_precision
 from components.train.selection import Selection
+from components.train.sharding import (
+    check_shardable,
+    is_sharded,
+    load_weights,
+    optimizer_parts,
+    unsharded,
+    whole,
+)
 from components.train.tally import Tally, Total
 from components.train.validation import (
     TrainingAttack,
     ValidationAttack,
     robust_accuracy,
     validation_accuracy,
+    validation_error,
 )
 
 Row = dict[str, float | int | None]
@@ -78,9 +87,13 @@ class Session:
         self.selection, self.checkpoint_steps = selection or Selection(), checkpoint_steps
         if isinstance(objective, StatefulObjective):
             objective.prepare(model)
-        self.updater = settings.updater(model, optimizer)
         self.average = WeightAverage(model, average) if average else None
         self.wrapped = wrap(model)
+        if is_sharded(model):
+            check_shardable(model, objective)
+            if self.average:
+                self.average.shard()
+        self.updater = settings.updater(model, optimizer)  # of the weights that wrapping left
         self.history: list[Row] = []
         self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and what they saw
 
@@ -116,8 +129,8 @@ class Session:
         return self._row(self.next_epoch, self.tally, lr=self.updater.learning_rate)
 
     def final_model(self) -> PixelModel:
-        """The selected model, an ordinary one; the session can go on."""
-        model, best = self.evaluated, self.selection.best_weights
+        """The selected model, an ordinary one; the session can go on. All workers must ask."""
+        model, best = unsharded(self.evaluated), self.selection.best_weights
         if best is None and not isinstance(self.objective, StatefulObjective):
             return model
         model = deepcopy(model)
@@ -128,11 +141,14 @@ class Session:
         return model
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on; randomness needs none, it is addressed."""
+        """Everything that the next step depends on; randomness needs none, it is addressed.
+
+        All workers must ask: where weights are shared out, the first one alone gets them whole.
+        """
         stateful = self.objective if isinstance(self.objective, StatefulObjective) else None
         return {
-            "model": self.model.state_dict(),
-            "updater": self.updater.state(),
+            "model": whole(self.model.state_dict()),
+            "updater": whole(self.updater.state()),
             "history": self.history,
             "average": self.average.state() if self.average else None,
             "objective": stateful.state() if stateful else None,
@@ -143,8 +159,9 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.updater.restore(state["updater"])
+        load_weights(self.model, state["model"])
+        optimizer = optimizer_parts(state["updater"]["optimizer"], self.updater.optimizer)
+        self.updater.restore({**state["updater"], "optimizer": optimizer})
         self.history = list(state["history"])
         if self.average:
             self.average.restore(state["average"])
@@ -189,9 +206,10 @@ class Session:
         if self.average:
             self.average.after_epoch(self.model, epoch)
         row = self._row(epoch, self.tally.over_workers(total), lr=part["lr"])
+        evaluated = unsharded(self.evaluated)
         if self.worker.rank == 0:
-            row |= self._validate()
-        self._select(row, total)
+            row |= self._validate(evaluated)
+        self._select(row, total, evaluated)
         row["wait_seconds"] = round(part["wait_seconds"], 3)  # this worker's, for data
         row["images_per_second"] = round(part["images_per_second"] * self.worker.world, 1)
         row["seconds"] = round(time.perf_counter() - began, 3)
@@ -260,8 +278,10 @@ class Session:
         further = {f"train_{name}": mean for name, mean in means.items() if name not in EVIDENCE}
         return row | further
 
-    def _validate(self) -> Row:
-        seed, model = self.settings.seed, self.evaluated
+    def _validate(self, model: PixelModel) -> Row:
+        seed = self.settings.seed
+        if isinstance(self.objective, EstimatingObjective):
+            return {"val_mse": validation_error(model, self.val, self.objective, seed=seed)}
         row: Row = {"val_accuracy": validation_accuracy(model, self.val, self.objective, seed=seed)}
         if self.val_attack is not None:
             row["val_robust_accuracy"] = robust_accuracy(
@@ -269,10 +289,15 @@ class Session:
             )
         return row
 
-    def _select(self, row: Row, total: Total) -> None:
-        """All workers judge by the first one's figure: under attack, where there is an attack."""
+    def _select(self, row: Row, total: Total, evaluated: PixelModel) -> None:
+        """All workers judge by the first one's figure: under attack, where there is an attack.
+
+        Of errors the lowest is the best.
+        """
         if not self.selection.is_on:
             return
-        key = "val_robust_accuracy" if self.val_attack else "val_accuracy"
-        own = torch.tensor([row[key] or 0.0], dtype=torch.float64)
-        self.selection.consider(float(total(own)), self.next_epoch, self.evaluated)
+        key, sign = "val_robust_accuracy" if self.val_attack else "val_accuracy", 1
+        if isinstance(self.objective, EstimatingObjective):
+            key, sign = "val_mse", -1
+        own = torch.tensor([row.get(key) or 0.0], dtype=torch.float64)  # further workers have none
+        self.selection.consider(sign * float(total(own)), self.next_epoch, evaluated)

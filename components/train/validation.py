@@ -14,7 +14,7 @@ from components.core.errors import CasemateError
 from components.core.types import Labels
 from components.data.prepared import Split
 from components.models.pixels import PixelModel
-from components.train.objectives.base import Batch, Objective
+from components.train.objectives.base import Batch, EstimatingObjective, Objective
 from components.train.objectives.inner import AdversarialObjective, predictions
 
 BATCH = 128  # validation batches are fixed: logits depend on the shape
@@ -88,6 +88,18 @@ def validation_accuracy(
             logits = objective.validation_logits(model, batch)
             correct += int((logits.argmax(dim=1) == batch.labels).sum())
     return correct / len(data)
+
+
+def validation_error(
+    model: PixelModel, data: Split, objective: EstimatingObjective, *, seed: int
+) -> float:
+    """Mean squared error over validation items, of estimates of images."""
+    model.eval()
+    total = 0.0
+    with torch.inference_mode():
+        for batch in _batches(data, seed=seed, device=model.mean.device):
+            total += float(objective.validation_errors(model, batch).double().sum())
+    return total / len(data)
 
 
 def robust_accuracy(

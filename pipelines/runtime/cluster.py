@@ -62,12 +62,15 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
         return
     # Nobody takes this machine away from its own Ray: one process less per training.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    # Inherited by Ray's processes. A runtime_env would do the same, but throw away the workers
+    # that Ray has started ahead.
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ.update({**WORKER_ENV, "PYTHONPATH": os.pathsep.join(paths)})
     ray.init(
         address="local",
         num_cpus=section.num_cpus,
         include_dashboard=False,
         object_store_memory=section.object_store_mb * 2**20,
-        runtime_env={"env_vars": {**WORKER_ENV, "PYTHONPATH": str(ROOT)}},
         **quiet,
     )
 

@@ -14,7 +14,7 @@ os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunStatus, RunTag
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 
@@ -214,12 +214,6 @@ class Tracker:
         terms = f"tags.`{STEP_TAG}` = '{step}' and tags.`{PRINT_TAG}` = '{fingerprint}'"
         for run in self.client.search_runs([self.experiment_id], terms):
             self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
-
-
-def status_of(error: BaseException) -> str:
-    """How a run ended: KILLED when somebody stopped it, FAILED when it broke."""
-    killed = isinstance(error, KeyboardInterrupt | SystemExit)
-    return str(RunStatus.to_string(RunStatus.KILLED if killed else RunStatus.FAILED))
 
 
 def _first_line(error: Exception) -> str:

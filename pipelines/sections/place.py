@@ -1,5 +1,7 @@
 """The page at the end, and where the work runs and is kept: never part of a result's identity."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from pipelines.sections.base import Count, Section
@@ -19,6 +21,7 @@ class ClusterSection(Section):
     num_cpus: Count | None = None  # of the local Ray; None: all cores
     object_store_mb: Count = 512
     train_workers: Count = 1
+    strategy: Literal["ddp", "fsdp"] = "ddp"  # fsdp: each train worker keeps a part of the weights
     cpus_per_train_worker: Count = 1
     feed_threads: Count = 1  # per train worker: build batches ahead of the model
     num_actors: Count | None = None  # None: as many as fit

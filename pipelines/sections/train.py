@@ -1,11 +1,13 @@
-"""Objectives, optimisation and tuning."""
+"""Objectives and optimisation."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipelines.sections.base import Count, Name, PositivePixels, Section
+from pipelines.sections.data import ModelSection
+from pipelines.sections.denoise import DenoisedObjective, DenoiserObjective
 
 
 class StandardObjective(Section):
@@ -131,7 +133,9 @@ Objective = Annotated[
     | MartObjective
     | ColumnsObjective
     | AblationObjective
-    | GaussianObjective,
+    | GaussianObjective
+    | DenoiserObjective
+    | DenoisedObjective,
     Field(discriminator="kind"),
 ]
 
@@ -247,6 +251,7 @@ class VariantSection(Section):
 
     objective: Objective
     epochs: Count | None = None
+    model: ModelSection | None = None  # None: that of the recipe
 
 
 class TrainSection(Section):
@@ -302,14 +307,3 @@ class TrainSection(Section):
             remedy = "leaves no epoch before it"
             raise PydanticCustomError("train", f"schedule: cooldown_epochs: {rest} {remedy}")
         return self
-
-
-class TuneSection(Section):
-    """Ray Tune over dotted recipe keys; the objective is validation accuracy under PGD."""
-
-    space: dict[str, list[Any]] = Field(min_length=1)
-    metric: Literal["val_robust_accuracy", "val_accuracy"] = "val_robust_accuracy"
-    epochs: Count | None = None  # None: train.epochs
-    train_items: Count | None = None  # None: all
-    grace_epochs: Count = 1
-    reduction_factor: int = Field(default=2, ge=2)

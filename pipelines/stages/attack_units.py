@@ -58,7 +58,7 @@ def curve_units(section: AttackSection, model: str, num_items: int) -> CurveUnit
     for (key, value), (eps, steps) in points.items():
         attack = Pgd(norm=section.norm, eps=eps, num_steps=steps)
         listed = ListedAttack(attack.name, "curve", attack)
-        units[key, value] = attack_units(f"curve-{key}-{value:g}", model, listed, items, ())
+        units[key, value] = attack_units(f"curve-{key}-{value!r}", model, listed, items, ())
     return units
 
 

@@ -18,10 +18,12 @@ from components.attacks.aas import ScaledReport
 from components.attacks.gradients import attack_mode, check_logits
 from components.attacks.interface import AttackResult, Items
 from components.attacks.pgd import in_fixed_batches
+from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
 from components.core.types import Images, Labels, LogitsFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
+from components.models.fast import lean
 from components.models.pixels import PixelModel
 from pipelines import build
 from pipelines.runtime.shards import WorkFn
@@ -29,6 +31,7 @@ from pipelines.sections import AasAttack, AttackSection
 from pipelines.stages import sanity
 
 NUM_EXAMPLES = 6  # items whose adversarial images are kept for people to look at
+NUM_PROBED = 25  # items on which a model must look like one before anything is attacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,17 @@ class AttackWorker:
         torch.backends.cudnn.allow_tf32 = False  # attacks are judged in full float32
         self.config = config
         self.split = PreparedDataset.open(config.dataset).open_split("test")
-        self.model = cache(lambda name: load_model(config.models[name], device=config.device))
+        self.model = cache(self.load)
+
+    @torch.no_grad()
+    def load(self, name: str) -> PixelModel:
+        """A model that has answered for the first items with logits, not with probabilities."""
+        model = load_model(self.config.models[name], device=self.config.device)
+        probed = self.items(range(min(NUM_PROBED, len(self.split))))
+        with attack_mode(model):
+            logits = check_logits(self.fixed(model)(probed.x), probed.item_ids)
+        refuse_probabilities(logits, model=name)
+        return model
 
     def items(self, places: Sequence[int]) -> Items:
         part = self.split.rows(torch.tensor(places, dtype=torch.int64))
@@ -98,7 +111,7 @@ class AttackWorker:
 
     def __call__(self, task: Task) -> pa.Table:
         model: PixelModel = self.model(task.model)
-        with attack_mode(model):
+        with attack_mode(model), lean(model.net):
             match task:
                 case CleanTask():
                     return self.clean(model, self.items(task.items))

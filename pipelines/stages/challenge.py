@@ -12,8 +12,8 @@ from components.attacks.gradients import attack_mode
 from components.attacks.patch import attack_columns, hard_vote, rank_positions
 from components.attacks.smoothed import attack_smoothed_l2
 from components.certify.certificate import CERTIFICATES_NAME
-from components.certify.gaussian import predict_counts
 from components.certify.noise import predict_block
+from components.certify.predict import predict_counts
 from components.certify.votes import Votes
 from components.core.seeding import generator_for
 from components.core.threats import UNIT, PatchThreat, describe

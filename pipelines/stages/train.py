@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ray._private.worker import get_dashboard_url
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.callback import RayTrainCallback
 from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import WorkerGroupError
 
@@ -23,6 +27,7 @@ from components.models.pixels import PixelModel
 from components.models.pretrained import load_pretrained, read_parent
 from components.models.spec import ModelSpec
 from components.train.session import Session, initial_model
+from components.train.sharding import check_shardable
 from pipelines import build
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
@@ -35,8 +40,8 @@ def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placeme
     assert recipe.train is not None
     device, fresh = placement.pop("device", torch.device("cpu")), placement.pop("fresh", True)
     network = initial_model(build.model_spec(recipe, dataset, model), seed=recipe.seed)
-    if recipe.model.pretrained and fresh:  # a checkpoint is about to bring its own weights
-        load_pretrained(network, recipe.model.pretrained)
+    if (start := recipe.model_of(model).pretrained) and fresh:
+        load_pretrained(network, start)  # else a checkpoint is about to bring its own weights
     memory = {"memory_mb": recipe.train.memory_mb}
     synthetic = recipe.data.synthetic
     return Session(
@@ -60,13 +65,14 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
             recipe.train.batch_size,
             f"is not shared evenly by {cluster.train_workers} workers",
         )
-    placed = build.on_this_machine(recipe)
+    placed = build.on_this_machine(recipe, inputs)
     spec = build.model_spec(placed, PreparedDataset.open(inputs["prepare"]), model)
-    if placed.model.pretrained:
-        _report_start(placed.model.pretrained, spec, out)
+    _check_network(placed, spec, model)
+    if start := placed.model_of(model).pretrained:
+        _report_start(start, spec, out)
     live, stopped = out.scratch / "live.json", out.scratch / "stopped.json"
     stopped.unlink(missing_ok=True)
-    trainer = TorchTrainer(
+    trainer = LeanTrainer(
         train_loop,
         train_loop_config={
             "recipe": placed.resolved(),
@@ -100,6 +106,35 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     if stopped.exists():
         raise CasemateError(*json.loads(stopped.read_text()))
     _publish(recipe, out)
+
+
+def _check_network(recipe: Recipe, spec: ModelSpec, model: str) -> None:
+    """A network that cannot be built, or not be sharded, is named before workers start."""
+    sharded = recipe.cluster.strategy == "fsdp"
+    try:
+        with torch.device("meta"):  # its layers are looked at, not its weights
+            network = PixelModel(spec)
+    except RuntimeError:
+        if sharded:
+            raise
+        return  # it computes with values while it is built: the workers will do that
+    if sharded:
+        check_shardable(network, build.objective(recipe, model))
+
+
+class LeanTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
+    """Ray's trainer without two companions, each a Python process more for every training.
+
+    One hands out datasets, of which we pass none. The other frees the CPUs of a lost controller; it
+    asks the dashboard whether the controller lives, and a local Ray has none to ask.
+    """
+
+    def _create_default_callbacks(self) -> list[RayTrainCallback]:
+        companions: tuple[type[RayTrainCallback], ...] = (DatasetsCallback,)
+        if not get_dashboard_url():
+            companions += (PlacementGroupCleanerCallback,)
+        usual = super()._create_default_callbacks()
+        return [callback for callback in usual if not isinstance(callback, companions)]
 
 
 def _report_start(source: str, spec: ModelSpec, out: StageDir) -> None:
@@ -154,18 +189,21 @@ def _note(rows: list[dict[str, Any]], running: dict[str, Any]) -> str:
     """The running epoch's figures, and those that only a finished one has."""
     last = rows[-1] if rows else {}
     now = running if running["loss"] is not None else last
+    clean = now.get("train_clean_accuracy")  # measured beside a loss on attacked images alone
     shown = {
         "loss": now.get("loss"),
-        "train": now.get("train_accuracy"),
+        "clean": clean,
+        "train": now.get("train_accuracy") if clean is None else None,
         "attacked": now.get("train_adversarial_accuracy"),
         "val": last.get("val_accuracy"),
         "robust": last.get("val_robust_accuracy"),
+        "mse": last.get("val_mse"),
         "eps": now.get("eps"),
     }
     figures = [f"{key} {value:.3f}" for key, value in shown.items() if value is not None]
     if now.get("lr") is not None:
         figures.append(f"lr {now['lr']:.1e}")
-    if speed := last.get("images_per_second"):
+    if speed := now.get("images_per_second") or last.get("images_per_second"):
         figures.append(f"{speed:.0f} images/s")
     return " ".join(figures) or "first epoch"
 
@@ -178,6 +216,9 @@ def _publish(recipe: Recipe, out: StageDir) -> None:
     final = {k: v for k, v in kept.items() if k.startswith(("val_", "train_"))}
     out.write_json("metrics.json", {"final": final, "model_digest": header["digest"]})
     out.run.tags({"casemate.model_digest": header["digest"]})
+    if out.part in recipe.denoisers():  # a function of images and noise levels: none to serve
+        out.run.artifacts(*(out.path / "model").glob("model.*"))
+        return
     model = load_model(out.path / "model")
     spec = model.spec
     example = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)

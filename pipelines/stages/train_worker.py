@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from components.train.session import Session
 
 STATE = "state.pt"
+REGISTER = "checkpoint_manager_snapshot.json"  # Ray's list of checkpoints that a start goes on from
+
+
+def has_checkpoint(scratch: Path) -> bool:
+    """Whether a training goes on when it is started again: a written file alone is not enough."""
+    for state in scratch.glob(f"train-*/checkpoint_*/{STATE}"):
+        register = state.parents[1] / REGISTER
+        if register.is_file() and state.parent.name in register.read_text():
+            return True
+    return False
 
 
 def train_loop(config: dict[str, Any]) -> None:
@@ -30,6 +40,7 @@ def train_loop(config: dict[str, Any]) -> None:
     from components.models.checkpoint import save_model
     from components.train.feed import Feeding, Worker
     from components.train.session import TrainingStoppedError
+    from components.train.sharding import shard
     from pipelines import recipe as recipes
     from pipelines.stages.train import make_session
 
@@ -43,7 +54,7 @@ def train_loop(config: dict[str, Any]) -> None:
         config["model"],
         PreparedDataset.open(Path(config["dataset"])),
         worker=worker,
-        wrap=prepare_model,
+        wrap=shard if recipe.cluster.strategy == "fsdp" else prepare_model,
         device=get_device(),
         fresh=checkpoint is None,
         feeding=Feeding(recipe.cluster.feed_threads, 2 * recipe.cluster.feed_threads),
@@ -55,10 +66,11 @@ def train_loop(config: dict[str, Any]) -> None:
 
     def report() -> None:
         """A checkpoint of all workers, who wait for each other; the first one writes it."""
+        state = session.state()
         with tempfile.TemporaryDirectory() as folder:
             saved = None
             if live:
-                torch.save(session.state(), Path(folder) / STATE)
+                torch.save(state, Path(folder) / STATE)
                 saved = Checkpoint.from_directory(folder)
             ray.train.report({"epoch": session.next_epoch}, checkpoint=saved)
 
@@ -76,9 +88,10 @@ def train_loop(config: dict[str, Any]) -> None:
         report()
         if live:
             live.note()
+    final = session.final_model()
     if live:
         out = Path(config["out"])
-        save_model(out / "model", session.final_model(), recipe_digest=config["recipe_digest"])
+        save_model(out / "model", final, recipe_digest=config["recipe_digest"])
         history = {"rows": session.history, "selected_epoch": session.selected_epoch}
         live.write(out / "history.json", history)
 
@@ -97,7 +110,8 @@ class _Live:
     """Rank 0's public diary: replaced whole, at most about once a second."""
 
     def __init__(self, path: Path, session: "Session") -> None:
-        self.path, self.session, self.last = path, session, 0.0
+        self.path, self.session = path, session
+        self.since = time.monotonic(), session.num_done  # when and where steps began to count
         self.note()
 
     def step(self, step: int, steps: int) -> None:
@@ -105,10 +119,15 @@ class _Live:
             self.note()
 
     def note(self) -> None:
-        self.last = time.monotonic()
-        session = self.session
+        session, self.last = self.session, time.monotonic()
+        if session.num_done == 0:  # between epochs; validation is no part of a step's time
+            self.since = self.last, 0
+        began, first = self.since
+        images = (session.num_done - first) * session.settings.batch_size
+        speed = round(images / (self.last - began), 1) if images else None
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
-        self.write(self.path, state | {"running": session.running()})
+        running = session.running() | {"images_per_second": speed}
+        self.write(self.path, state | {"running": running})
 
     @staticmethod
     def write(path: Path, value: object) -> None:

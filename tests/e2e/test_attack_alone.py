@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,12 +17,16 @@ def places(finished_flow):
     return step_folder(finished_flow, "train.main") / "model", step_folder(finished_flow, "prepare")
 
 
-def test_a_given_model_is_attacked_as_in_its_own_recipe(cli, places, finished_flow, tmp_path):
+@pytest.mark.ray
+def test_a_given_model_is_attacked_as_in_its_own_recipe(
+    ray_session, places, finished_flow, tmp_path
+):
     """Same model, items, seed and list: the same rows, though nothing was trained or prepared."""
     model, data = places
     command = ("attack", "--model", model, "--data", data, "--eps", 0.05, "--storage", tmp_path,
-               "--attacks", "fgsm,pgd-5,apgd-ce", "--set", "seed=3", "--json")  # fmt: skip
-    said = cli(*command)
+               "--attacks", "fgsm,pgd-5,apgd-ce", "--set", "seed=3",
+               "--set", "attack.linf.sanity.num_items=8", "--json")  # fmt: skip
+    said = call(*command)
     assert said.code == 0, said.err
     assert set(said.json["steps"]) == {"prepare", "model.main", "attack.linf"}
     assert said.json["steps"]["prepare"] == str(data)
@@ -29,7 +34,7 @@ def test_a_given_model_is_attacked_as_in_its_own_recipe(cli, places, finished_fl
     expected = pq.read_table(step_folder(finished_flow, "attack.linf") / "attacks.parquet")
     assert rows.equals(expected)
     assert said.json["summary"][-1]["verdict"] in ("reliable", "suspect")
-    again = cli(*command)
+    again = call(*command)
     assert again.code == 0, again.err
     assert again.err.count("done before") == 1  # the attack; nobody claims to have made the rest
     assert again.json["summary"] == said.json["summary"]
@@ -40,6 +45,7 @@ def test_a_source_is_prepared_to_fit_the_model(ray_session, places, tmp_path):
     model, _ = places
     said = call("attack", "--model", model, "--data", "digits", "--eps", "8/255", "--num-items", 10,
                 "--attacks", "fgsm", "--set", "attack.linf.sanity=null",
+                "--set", "data.limits={train: 20, val: 10, test: 20}",
                 "--storage", tmp_path)  # fmt: skip
     assert said.code == 0, said.err
     summary = json.loads((step_folder(tmp_path, "attack.linf") / "summary.json").read_text())
@@ -71,6 +77,10 @@ def test_mistakes_are_one_line(places, tmp_path):
     empty = ("--model", model, "--data", tmp_path / "empty", "--eps", 0.1)
     assert "has no dataset.json" in mistake(*empty)
     assert "did you mean 'digits'?" in mistake("--model", model, "--data", "digit", "--eps", 0.1)
+    few = mistake(*both, "--eps", 0.1, "--num-items", 0)
+    assert few == "--num-items: 0 must be at least 1"
+    comma = mistake(*both, "--eps", 0.1, "--attacks", "pgd-20,")
+    assert comma.startswith("--attacks: 'pgd-20,' has an empty entry; write names with one comma")
     unknown = mistake(*both, "--eps", 0.1, "--attacks", "pgd-20,pdg-20")
     assert unknown.startswith("--attacks: pdg-20 is no attack; write e.g. pgd-20. Known: ")
 
@@ -88,4 +98,18 @@ def test_a_model_of_other_images_is_refused_before_anything_starts(places, tmp_p
         (other / "model.json").write_text(json.dumps(header))
         said = mistake("--model", other, "--data", data, "--eps", 0.1, "--storage", tmp_path / "s")
         assert said.startswith(told)
+        assert not (tmp_path / "s").exists()
+
+
+def test_a_source_that_does_not_fit_is_refused_before_it_is_prepared(places, tmp_path):
+    model, _ = places
+    np.savez(tmp_path / "two.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 2)
+    np.savez(tmp_path / "wide.npz", images=np.full((40, 8, 8), 1.5), labels=np.arange(40) % 10)
+    for name, told in (
+        ("two", "classes: 2 in the data, but this tiny_vit tells 10 apart"),
+        ("wide", "is float64 (40, 8, 8); wanted is uint8"),  # so pixels never leave [0, 1]
+    ):
+        source = ("--data", "npz", "--data-path", tmp_path / f"{name}.npz")
+        said = mistake("--model", model, *source, "--eps", 0.1, "--storage", tmp_path / "s")
+        assert told in said
         assert not (tmp_path / "s").exists()

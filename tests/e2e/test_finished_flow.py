@@ -123,8 +123,8 @@ def test_verify_takes_the_folder_and_both_files(finished_flow, step):
 
 
 @by_certificate
-def test_votes_drawn_again_are_the_same_bit_for_bit(cli, finished_flow, step):
-    said = cli("verify", step_folder(finished_flow, step), "--resample", 3, "--json")
+def test_votes_drawn_again_are_the_same_bit_for_bit(finished_flow, step):
+    said = call("verify", step_folder(finished_flow, step), "--resample", 3, "--json")
     assert said.code == 0, said.out + said.err
     assert said.json["problems"] == []
     assert said.json["resampled"] == 3
@@ -160,14 +160,14 @@ def test_one_changed_vote_is_found_and_its_item_named(copied, step, stream):
     assert not (folder.parent / "new").exists()
 
 
-def test_a_changed_vote_is_found_by_drawing_again(cli, finished_flow, copied):
+def test_a_changed_vote_is_found_by_drawing_again(finished_flow, copied):
     folder = copied("certify.patch")
     rows = rows_of(folder / "certificates.parquet")
     for row in rows:
         flip_one_vote(folder, item=row["item_id"], stream="columns")
     source = step_folder(finished_flow, "train.columns") / "model"
     data = step_folder(finished_flow, "prepare")
-    said = cli("verify", folder, "--resample", 1, "--model", source, "--data", data)
+    said = call("verify", folder, "--resample", 1, "--model", source, "--data", data)
     assert said.code == 1
     assert "1 of 8 columns votes differ" in said.out
 

@@ -15,7 +15,7 @@ train:
   variants:
     columns: {objective: {kind: columns, band: 2}}
     noisy: {objective: {kind: gaussian, sigma: 0.25}}
-tune: {space: {train.objective.eps_warmup_epochs: [0, 1]}}
+tune: {space: {train.objective.eps_warmup_epochs: [0, 1]}, scheduler: {kind: asha, grace_epochs: 2}}
 attack: {linf: {eps: 0.1, attacks: [{kind: fgsm}, {kind: pgd}]}}
 certify:
   patch: {kind: columns, model: columns, patch_sizes: [1]}
@@ -63,7 +63,10 @@ def test_a_good_recipe_has_no_warnings():
         ("certify.patch.model=noisy", ["certify.patch.model"]),
         ("certify.patch.band=3", ["certify.patch.band"]),
         ("certify.patch.stride=3", ["certify.patch.stride"]),
-        ("tune.space={train.objective.eps_warmup_epochs: [0, 3]}", ["tune.grace_epochs"]),
+        (
+            "tune.space={train.objective.eps_warmup_epochs: [0, 3]}",
+            ["tune.scheduler.grace_epochs"],
+        ),
     ],
 )
 def test_each_mistake_is_found_at_its_key(override, keys):

@@ -5,13 +5,16 @@ A changed default or recipe shows up here as a changed snapshot. To renew them a
 """
 
 import os
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pipelines.lint import warnings_of
-from pipelines.recipe import RECIPES, available, headline, load, loads
+from pipelines.recipe import available, find, headline, load, loads
+from pipelines.smoke import MADE_DENOISER
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 RENEW = "renew with CASEMATE_RENEW_SNAPSHOTS=1 pytest tests/recipes, and review the difference"
@@ -48,7 +51,12 @@ def test_ready_recipe_has_no_warnings(name):
 def test_ready_recipe_says_what_it_is(name):
     assert load(name).name == name
     assert len(headline(name)) > 20
-    written = yaml.safe_load((RECIPES / f"{name}.yaml").read_text(encoding="utf-8"))
+    text = find(name).read_text(encoding="utf-8")
+    said = [line[2:10].rstrip(" :") for line in text.splitlines() if line.startswith("# ")]
+    if name != "demo":
+        assert [word for word in ("Paper", "Figures", "Run", "Differs") if word not in said] == []
+        assert f" {name} " in text.replace("\n", " ").split("name: ")[0]  # in its own command
+    written = yaml.safe_load(text)
     assert not written.keys() & {"cluster", "storage", "tracking"}  # where it runs is the user's
 
 
@@ -64,17 +72,115 @@ def numbers(values, *, path=()):
 @pytest.mark.parametrize("name", available())
 def test_smoke_shrinks_and_keeps_the_chain(name):
     full, smoke = load(name), load(name, smoke=True)
-    assert smoke.model_names() == full.model_names()
+    assert set(smoke.model_names()) - {MADE_DENOISER} == set(full.model_names())
     assert smoke.attack.keys() == full.attack.keys()
     assert smoke.certify.keys() == full.certify.keys()
-    assert smoke.data.limits.keys() == {"train", "val", "test"}
-    assert sum(smoke.data.limits.values()) <= 264
+    assert smoke.data.limits.keys() - {"synthetic"} == {"train", "val", "test"}
+    assert sum(smoke.data.limits.values()) <= 264 + 96
+    assert smoke.data.source in ("mnist5k", "made")  # nothing that is not here
+    assert smoke.model.pretrained is None
     assert smoke.digest() != full.digest()
     before = dict(numbers(full.resolved()))
     grown = {path for path, value in numbers(smoke.resolved()) if value > before.get(path, value)}
     assert not grown
     sizes = [c.num_items for c in [*smoke.attack.values(), *smoke.certify.values()]]
     assert all(size is not None and size <= 16 for size in sizes)
+
+
+# Keys whose null says something; any other null would be a value that nobody filled in.
+MEANINGFUL = {
+    *("data.path", "data.resize", "data.image_size", "data.channels", "data.train_size"),
+    *("data.synthetic", "model.upsample", "model.mean", "model.std", "model.pretrained"),
+    *("train.average", "train.clip_norm", "train.micro_batch", "train.patience", "train.val_eps"),
+    *("train.warmup_start", "train", "tune", "tune.epochs", "report.title"),
+    # wherever they are
+    *("awp", "aas", "step_size", "floor", "every", "max_batches", "range", "model", "epochs"),
+    *("rand_augment", "train_items", "num_items", "band", "challenge", "curves", "surrogate"),
+    *("kappa", "num_steps", "num_queries", "search"),
+    *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri"),
+}
+
+
+def nulls(values, *, path=()):
+    """The dotted keys of all nulls; entries of lists count by the list."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from nulls(value, path=(*path, key))
+    elif isinstance(values, list):
+        for value in values:
+            yield from nulls(value, path=path)
+    elif values is None:
+        yield ".".join(path)
+
+
+@pytest.mark.parametrize("name", available())
+def test_no_value_is_missing(name):
+    recipe = load(name)
+    found = {
+        key
+        for key in nulls(recipe.resolved())
+        if key not in MEANINGFUL and key.rpartition(".")[2] not in MEANINGFUL
+    }
+    assert not found
+    assert recipe.data.source == "mnist5k" or recipe.data.path
+    if recipe.data.source.startswith("imagenet"):
+        assert recipe.data.image_size  # files of all sizes
+    if not recipe.model.pretrained and recipe.model.architecture not in ("unet", "tiny_vit"):
+        assert recipe.model.mean
+        assert recipe.model.std
+
+
+@pytest.mark.parametrize("name", available())
+def test_full_batches_can_be_filled(name):
+    """Asked of the full recipe: shrinking rounds the batch and would hide a wrong one."""
+    train = load(name).train
+    assert train.batch_size % (2 * train.augment.copies) == 0
+
+
+def points(space):
+    return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+
+
+def test_the_augmentation_search_has_16_sets_for_each_objective():
+    space = load("in100-aug").tune.space
+    augment = [key for key in space if key.startswith("train.augment.")]
+    found = Counter(str(point["train.objective"]) for point in points(space))
+    assert sorted(found.values()) == [16, 16]
+    assert len({tuple(point[key] for key in augment) for point in points(space)}) == 16
+    parts = [{bool(value) for value in space[key]} for key in augment]
+    assert parts == [{False, True}] * 4  # each part is off or on
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("in100-arch", 6),
+        ("in100-epswarm", 5),
+        ("in100-aug", 32),
+        ("in100-wd", 14),
+        ("in100-steps", 3),
+        ("ft-cifar10-search", 24),
+        ("aas-period", 6),
+    ],
+)
+def test_searches_have_their_published_sizes_and_valid_points(name, size):
+    recipe = load(name)
+    trials = points(recipe.tune.space)
+    assert len(trials) == size
+    for values in trials:
+        recipe.with_values(values)
+
+
+def test_the_chain_of_changes_ends_with_the_full_recipe():
+    chain, full = load("in1k-step"), load("in1k-eps4-s12")
+    assert len(chain.tune.changes) == 5
+    values = {}
+    for change in chain.tune.changes:
+        values |= change.set
+    last = chain.with_values(values)
+    assert last.model.architecture == full.model.architecture
+    for key in ("objective", "augment", "weight_decay", "epochs", "learning_rate"):
+        assert getattr(last.train, key) == getattr(full.train, key)
 
 
 def test_smoke_caps_what_was_left_open():

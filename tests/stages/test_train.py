@@ -1,4 +1,4 @@
-"""Ray Train for real: two workers, one killed inside an epoch, against one undisturbed worker."""
+"""Ray Train for real: two workers, one killed inside an epoch, against one that never saw Ray."""
 
 import json
 import os
@@ -7,9 +7,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 
+from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from pipelines import flow, recipe
+from pipelines.plan import plan
+from pipelines.stages import train
+from pipelines.stages.train_worker import has_checkpoint
 from tests.e2e.cli import step_folder, tiny_recipe, wait_until
 
 pytestmark = pytest.mark.ray
@@ -17,11 +24,17 @@ pytestmark = pytest.mark.ray
 
 STEPS = 62  # of an epoch: 1000 items in batches of 16
 EVERY = 10  # steps between checkpoints
-ALONE = ("train.variants={}", "attack={}", "certify={}")
+ALONE = (
+    "train.variants={}",
+    "attack={}",
+    "certify={}",
+    "train.epochs=2",
+    "train.optimizer.kind=sgd",  # adam blows float noise up to whole steps
+)
 
 
 def kill_rank_0_inside_an_epoch(storage: Path, seen: list[dict]) -> None:
-    """Kill after a checkpoint inside a later epoch; keeps the diary then, and after the restart."""
+    """Kill after a checkpoint inside the last epoch; keeps the diary then, and after the start."""
 
     def diary() -> dict | None:
         for live in storage.glob("*/train.main-*/unfinished/live.json"):
@@ -31,6 +44,8 @@ def kill_rank_0_inside_an_epoch(storage: Path, seen: list[dict]) -> None:
     def inside() -> bool:
         state = diary()
         if state and state["rows"] and state["fraction"] > (EVERY + 1) / STEPS:
+            (scratch,) = storage.glob("*/train.main-*/unfinished")
+            assert has_checkpoint(scratch)  # what `--resume` looks for
             seen.append(state)
         return bool(seen)
 
@@ -40,17 +55,17 @@ def kill_rank_0_inside_an_epoch(storage: Path, seen: list[dict]) -> None:
             seen.append(state)
         return len(seen) > 1
 
-    wait_until(inside, seconds=150)
+    wait_until(inside)
     os.kill(seen[0]["pid"], signal.SIGKILL)
-    wait_until(back, seconds=150)
+    wait_until(back)
 
 
-@pytest.mark.timeout(280)
-def test_a_killed_worker_of_two_restarts_and_ends_like_one(ray_session, tmp_path, finished_flow):
+@pytest.mark.timeout(500)
+def test_a_killed_worker_of_two_restarts_and_ends_like_one(ray_session, tmp_path):
     storage = tmp_path / "storage"
-    path = tiny_recipe(tmp_path / "tiny.yaml")
+    path = str(tiny_recipe(tmp_path / "tiny.yaml"))
     changes = ["cluster.train_workers=2", f"cluster.checkpoint_steps={EVERY}"]
-    loaded = recipe.load(str(path), overrides=[*changes, *ALONE])
+    loaded = recipe.load(path, overrides=[*changes, *ALONE])
     seen: list[dict] = []
     killer = threading.Thread(target=kill_rank_0_inside_an_epoch, args=(storage, seen))
     killer.start()
@@ -61,13 +76,39 @@ def test_a_killed_worker_of_two_restarts_and_ends_like_one(ray_session, tmp_path
     assert after["fraction"] >= EVERY / STEPS  # went on inside the epoch
     assert after["running"]["loss"] is not None  # and knows what the lost worker had seen
 
-    ours, theirs = (step_folder(root, "train.main") for root in (storage, finished_flow))
+    # One worker has the same identity and, step for step, the same training.
+    plain = recipe.load(path, overrides=ALONE)
+    ours = step_folder(storage, "train.main")
+    assert {step.name: step.folder for step in plan(plain, storage)}["train.main"] == ours
+    session = train.make_session(
+        plain, "main", PreparedDataset.open(step_folder(storage, "prepare"))
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    while not session.finished:
+        session.run_epoch()
+    torch.set_num_threads(threads)
     rows = json.loads((ours / "history.json").read_text())["rows"]
-    expected = json.loads((theirs / "history.json").read_text())["rows"]
-    assert [row["epoch"] for row in rows] == list(range(6))  # no epoch lost, none doubled
-    for row, other in zip(rows[:2], expected[:2], strict=True):  # later, float noise has grown
-        assert row["loss"] == pytest.approx(other["loss"], abs=2e-3)
-        assert row["eps"] == other["eps"]
-    assert rows[-1]["val_accuracy"] == pytest.approx(expected[-1]["val_accuracy"], abs=0.2)
-    assert load_model(ours / "model").spec == load_model(theirs / "model").spec
-    assert ours.name == theirs.name  # the number of workers is not part of the identity
+    assert [row["epoch"] for row in rows] == [0, 1]  # no epoch lost, none doubled
+    for row, expected in zip(rows, session.history, strict=True):
+        assert row["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+        assert row["eps"] == expected["eps"]
+    trained, expected = load_model(ours / "model"), session.final_model()
+    assert trained.spec == expected.spec
+    for name, weight in expected.state_dict().items():
+        assert torch.allclose(trained.state_dict()[name], weight, atol=1e-4), name
+
+
+def test_a_training_starts_without_companions(ray_session, monkeypatch):
+    """They are left out by a private method: this fails when Ray no longer asks it."""
+    started = {}
+
+    def start(self, **settings):
+        started.update(settings)
+        return type("Result", (), {"error": None})
+
+    monkeypatch.setattr(train.TorchTrainer, "_initialize_and_run_controller", start)
+    train.LeanTrainer(lambda: None).fit()
+    assert started["callbacks"]
+    companions = DatasetsCallback | PlacementGroupCleanerCallback
+    assert not any(isinstance(callback, companions) for callback in started["callbacks"])

@@ -1,8 +1,10 @@
-"""Ray Tune for real: four trials, ranked on validation, the winner a recipe that runs."""
+"""Ray Tune for real: a search that survives SIGKILL, and a population whose values change."""
 
 import json
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from mlflow import MlflowClient
 
@@ -11,44 +13,97 @@ from tests.e2e.cli import TINY, step_folder, tiny_recipe
 
 pytestmark = pytest.mark.ray
 
-SPACE = {
-    "train.weight_decay": [0.0, 0.5],
-    "train.objective.eps_warmup_epochs": [0, 1],
-}
+SMALL = {"train_items": 48, "attack": {"num_steps": 2, "num_items": 30}}
+RATE, DECAY = "train.learning_rate", "train.weight_decay"
+AXES = {RATE: {"kind": "loguniform", "low": 1e-4, "high": 1e-2}, DECAY: [0.01, 0.1, 0.5]}
 
 
-@pytest.mark.timeout(280)
-def test_four_trials_give_a_ranked_table_and_a_recipe(ray_session, tmp_path):
-    path = tiny_recipe(
-        tmp_path / "tiny.yaml", tune={"space": SPACE, "epochs": 2, "train_items": 80}
-    )
-    storage = tmp_path / "storage"
-    flow.run_flow(recipe.load(str(path)), storage=storage, until="tune")
+def knows_a_checkpoint(storage) -> bool:
+    """Whether the stored state of the search would let a trial go on."""
+    states = storage.glob("tiny/tune-*/unfinished/tune-*/experiment_state-*.json")
+    return any("checkpoint_00000" in path.read_text() for path in states)
 
-    folder = step_folder(storage, "tune")
-    trials = json.loads((folder / "trials.json").read_text())
-    points = {tuple(row[key] for key in SPACE) for row in trials["rows"]}
-    assert points == {(0.0, 0), (0.0, 1), (0.5, 0), (0.5, 1)}
-    scores = [row["val_robust_accuracy"] for row in trials["rows"]]
-    assert scores == sorted(scores, reverse=True)
-    assert all(1 <= row["epochs"] <= 2 for row in trials["rows"])
 
-    best = recipe.load(str(folder / "best.yaml"))
-    winner = trials["rows"][0]
-    assert best.train.weight_decay == winner["train.weight_decay"]
-    assert (
-        best.objective_of("main").eps_warmup_epochs == winner["train.objective.eps_warmup_epochs"]
-    )
-    assert best.name == "tiny-tuned"
-    assert best.tune is None
-    assert (
-        yaml.safe_load((folder / "best.yaml").read_text())["train"]["epochs"]
-        == TINY["train"]["epochs"]
-    )
+def epochs_done(storage) -> set[float]:
+    """How long each epoch took that a checkpoint remembers: no epoch takes as long again."""
+    folder = storage.glob("tiny/tune-*/unfinished/tune-*/*/checkpoint_*/state.pt")
+    states = [torch.load(path, weights_only=True) for path in folder]
+    return {row["seconds"] for state in states for row in state["history"]}
 
+
+def trial_runs(storage) -> dict[str, list[float]]:
+    """The MLflow runs of trials, and how long their epochs took."""
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
     stage = next(r for r in runs if r.info.run_name == "tune")
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == stage.info.run_id]
-    assert sorted(r.info.run_name for r in children) == [f"trial-{i}" for i in range(4)]
     assert all(r.info.status == "FINISHED" for r in children)
+    found = {}
+    for run in children:
+        history = client.get_metric_history(run.info.run_id, "tune/seconds")
+        assert sorted(m.step for m in history) == list(range(len(history)))
+        found[run.info.run_name] = [m.value for m in history]
+    return found
+
+
+@pytest.mark.timeout(280)
+def test_a_killed_optuna_search_goes_on_and_its_winner_runs(ray_session, cli, tmp_path):
+    search = {"space": AXES, "search": {"kind": "optuna", "num_trials": 3}, "epochs": 5}
+    path = tiny_recipe(tmp_path / "tiny.yaml", tune=search | SMALL)
+    storage = tmp_path / "storage"
+    cli.kill_when(lambda: knows_a_checkpoint(storage), "tune", path, "--storage", storage)
+    before = epochs_done(storage)
+    assert not list(storage.glob("tiny/tune-*/manifest.json"))
+
+    flow.run_flow(recipe.load(str(path)), storage=storage, until="tune")
+    folder = step_folder(storage, "tune")
+    rows = json.loads((folder / "trials.json").read_text())["rows"]
+    assert sorted(row["trial"] for row in rows) == [0, 1, 2]  # none doubled, none lost
+    values = [row["values"] for row in rows]
+    ended = [row for row in rows if row["status"] == "finished"]
+    scores = [row["val_robust_accuracy"]["value"] for row in ended]
+    assert ended == rows[: len(ended)]
+    assert scores == sorted(scores, reverse=True)
+
+    best = recipe.load(str(folder / "best.yaml"))
+    assert (best.name, best.tune) == ("tiny-tuned", None)
+    assert (best.train.learning_rate, best.train.weight_decay) == tuple(values[0].values())
+    written = yaml.safe_load((folder / "best.yaml").read_text())
+    assert written["train"]["epochs"] == TINY["train"]["epochs"]
+
+    verdicts = pq.read_table(folder / "verdicts.parquet")
+    assert verdicts.num_rows == rows[0]["val_robust_accuracy"]["num_items"] == 30
+    standing = verdicts[f"trial_{rows[0]['trial']}"].to_pylist()
+    assert sum(standing) / 30 == scores[0]
+    logged = trial_runs(storage)
+    lengths = {name: len(seconds) for name, seconds in logged.items()}
+    assert lengths == {f"trial-{row['trial']}": row["epochs"] for row in rows}
+    assert before & {seconds for run in logged.values() for seconds in run}  # not done again
+
+
+@pytest.mark.timeout(280)
+def test_a_population_leaves_a_schedule(ray_session, tmp_path):
+    search = {"search": {"kind": "random", "num_trials": 2}, "epochs": 3}
+    scheduler = {"kind": "pbt", "interval": 1, "quantile": 0.5, "resample_prob": 0}
+    section = {"space": AXES, "scheduler": scheduler} | search | SMALL
+    path = tiny_recipe(tmp_path / "tiny.yaml", tune=section)
+    storage = tmp_path / "storage"
+    flow.run_flow(recipe.load(str(path)), storage=storage, until="tune")
+
+    folder = step_folder(storage, "tune")
+    rows = json.loads((folder / "trials.json").read_text())["rows"]
+    assert sorted(row["trial"] for row in rows) == [0, 1]
+    assert [row["epochs"] for row in rows] == [3, 3]
+    page = json.loads((folder / "pbt_schedule.json").read_text())
+    schedule = page["schedule"]
+    assert page["trial"] == rows[0]["trial"]
+    assert schedule[0]["epoch"] == 0
+    assert schedule[-1]["values"] == rows[0]["values"]
+    epochs = [entry["epoch"] for entry in schedule]
+    assert epochs == sorted(set(epochs))
+    assert epochs[-1] < 3
+    assert recipe.load(str(folder / "best.yaml")).train.weight_decay == rows[0]["values"][DECAY]
+    assert {name: len(epochs) for name, epochs in trial_runs(storage).items()} == {
+        "trial-0": 3,
+        "trial-1": 3,
+    }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from components.attacks.sanity.findings import Finding, finding
 from components.core.errors import CasemateError
@@ -31,10 +31,21 @@ def eval_mode(model: nn.Module) -> Finding:
 
 def returns_logits(logits: Logits) -> Finding:
     """Rows that are non-negative and sum to 1 are probabilities: a second softmax flattens them."""
-    is_prob = (logits >= 0).all(dim=1) & ((logits.double().sum(dim=1) - 1).abs() < 1e-4)
-    share = float(is_prob.double().mean())
+    share = float(_are_probabilities(logits).double().mean())
     text = f"{share:.0%} of the outputs look like probabilities; attacks need logits"
     return finding("logits", value=share, limit=0.5, text=text)
+
+
+def refuse_probabilities(logits: Logits, *, model: str) -> None:
+    """Every row a distribution is no accident: nothing an attack finds here would mean anything."""
+    if bool(_are_probabilities(logits).all()):
+        remedy = "returns probabilities, attacks need logits; leave out the softmax at its end"
+        raise CasemateError("model", model, remedy)
+
+
+def _are_probabilities(logits: Logits) -> Tensor:
+    """(B,) bool; non-negative numbers that sum to 1 are at most 1."""
+    return (logits >= 0).all(dim=1) & ((logits.double().sum(dim=1) - 1).abs() < 1e-4)
 
 
 def images_in_range(x: Images) -> Finding:

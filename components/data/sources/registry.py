@@ -25,6 +25,7 @@ from components.data.sources.imagenet_variants import (
     open_imagenet_sketch,
     open_imagenet_v2,
 )
+from components.data.sources.made import MADE_OPTIONS, open_made
 from components.data.sources.npz import open_npz
 from components.data.sources.parquet import open_parquet
 
@@ -53,7 +54,7 @@ class SourceInfo:
     name: str
     title: str
     open: Callable[..., Source]
-    wants: str | None  # what data.path names; None: the data are inside a wheel
+    wants: str | None  # what data.path names; None: no files are read
     num_classes: int | None = None  # None: as the files say
     image_size: str = "varies"
     splits: Mapping[str, int] | None = None  # items as published; None: as the files say
@@ -143,6 +144,14 @@ _SOURCES = (
         num_classes=10,
         image_size="8x8 grey",
         splits={"all": 1_797},
+        path="none",
+    ),
+    SourceInfo(
+        "made",
+        "Waves made on the spot, to try a chain without data",
+        open_made,
+        None,
+        options=tuple(Option(name, (int,), help_) for name, help_ in MADE_OPTIONS.items()),
         path="none",
     ),
     SourceInfo(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from components.core.types import Images, Labels, Logits
+from components.models.pixels import PixelModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,12 @@ class LossOut:
     """The loss to minimise, and what the step learned on its way; logits are detached.
 
     `logits` are those that the training accuracy counts: of clean images where the loss contains
-    them, else of the images that it was computed on. `metrics` are means over the items of the
-    batch and may be missing from some steps.
+    them, else of the images that it was computed on; None: the model tells no classes apart.
+    `metrics` are means over the items of the batch and may be missing from some steps.
     """
 
     loss: Tensor
-    logits: Logits
+    logits: Logits | None = None
     adversarial_logits: Logits | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -67,6 +68,15 @@ class Objective(Protocol):
     def eps_at(self, epoch: int) -> float | None:
         """The budget of the training attack; None: there is no attack."""
         return None
+
+
+@runtime_checkable
+class EstimatingObjective(Objective, Protocol):
+    """An objective of a model that estimates images; its validation figure is an error."""
+
+    def validation_errors(self, bare: PixelModel, batch: Batch) -> Tensor:
+        """(B,) mean squared error of each item, in pixels of [0, 1]; the lower the better."""
+        ...
 
 
 @runtime_checkable

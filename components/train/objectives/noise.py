@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from components.core.seeding import generator_for
 from components.core.types import Images, Logits
+from components.denoising.samplers import Draws
 from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
 
-# Noisy images, their sigma in [0, 1] pixels, a generator for denoisers that draw -> clean estimates
-Denoise = Callable[[Images, float, torch.Generator], Images]
+# Noisy images, their sigma in [0, 1] pixels, normals for denoisers that draw -> clean estimates
+Denoise = Callable[[Images, float, Draws], Images]
 
 
 def noise_of(batch: Batch, stream: str) -> Tensor:
@@ -53,8 +54,8 @@ class GaussianNoise(Objective):
 class DenoisedFineTuning(Objective):
     """Cross-entropy on denoise(x + N(0, sigma^2 I)); no gradient enters the denoiser.
 
-    One model for each sigma, the one that it will be certified at. Noise belongs to items and is
-    fresh in every epoch; what the denoiser draws belongs to steps.
+    One model for each sigma, the one that it will be certified at. Noise, and what the denoiser
+    draws, belongs to items and is fresh in every epoch.
     """
 
     denoise: Denoise
@@ -73,5 +74,6 @@ class DenoisedFineTuning(Objective):
     @torch.no_grad()
     def denoised(self, batch: Batch, stream: str) -> Images:
         noisy = batch.images + self.sigma * noise_of(batch, stream)
-        generator = generator_for(batch.seed, f"{stream}-denoiser", batch.epoch, batch.step)
-        return self.denoise(noisy, self.sigma, generator)
+        return self.denoise(
+            noisy, self.sigma, lambda step: noise_of(batch, f"{stream}-denoiser-{step}")
+        )

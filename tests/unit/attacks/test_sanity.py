@@ -20,6 +20,7 @@ from components.attacks.sanity.model import (
     eval_mode,
     gap_histograms,
     images_in_range,
+    refuse_probabilities,
     returns_logits,
 )
 from components.attacks.sanity.outcomes import (
@@ -31,6 +32,7 @@ from components.attacks.sanity.outcomes import (
     reaches_floor,
     slack,
 )
+from components.core.errors import CasemateError
 
 X = torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
@@ -72,7 +74,11 @@ def test_probabilities_are_told_from_logits_even_small_or_non_negative_ones():
     summing_to_one = 9 * (logits - logits.mean(dim=1, keepdim=True)) + 1 / 4
     for real in (logits, logits.relu(), logits / 1e4, summing_to_one):
         assert returns_logits(real).ok
+        refuse_probabilities(real, model="real")
     assert returns_logits(logits.log_softmax(dim=1)).ok  # cross-entropy does not notice these
+    with pytest.raises(CasemateError, match="model: soft returns probabilities, attacks need log"):
+        refuse_probabilities(logits.softmax(dim=1), model="soft")
+    refuse_probabilities(torch.cat([logits[:1], logits[1:].softmax(dim=1)]), model="mixed")
 
 
 def test_pixels_out_of_range_are_found_on_either_side():

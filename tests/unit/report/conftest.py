@@ -251,15 +251,21 @@ def write_gaussian(folder: Path) -> Path:
 
 
 def write_tune(folder: Path) -> Path:
+    """Three trials of a search: the best, a tie, and one that failed."""
     folder.mkdir(parents=True)
     rows = [
-        {"trial": f"t{i}", "train.learning_rate": rate, "val_robust_accuracy": score,
-         "epochs": 4, "status": status}
-        for i, (rate, score, status) in enumerate(
-            [(1e-3, 0.41, "finished"), (3e-3, 0.55, "finished"), (1e-1, None, "failed")]
-        )
+        {"trial": number, "values": {"train.learning_rate": rate}, "epochs": 4, "status": status,
+         "val_robust_accuracy": held and share(held, 40), "val_accuracy": held and share(35, 40),
+         "difference_to_best": None, "tied_with_best": held is not None}
+        for number, rate, held, status in (
+            (1, 3e-3, 22, "finished"), (0, 1e-3, 20, "finished"), (2, 1e-1, None, "failed: leak"))
     ]  # fmt: skip
-    (folder / "trials.json").write_text(json.dumps({"metric": "val_robust_accuracy", "rows": rows}))
+    page = {
+        "metric": "val_robust_accuracy", "search": "grid", "scheduler": "asha", "rows": rows,
+        "attack": {"kind": "apgd-ce", "num_steps": 20, "num_items": 40},
+        "space": {"train.learning_rate": [1e-3, 3e-3, 1e-1]},
+    }  # fmt: skip
+    (folder / "trials.json").write_text(json.dumps(page))
     return folder
 
 

@@ -243,8 +243,9 @@ def test_scaled_networks_stand_apart_from_robust_accuracy(write, finished, out):
 def test_best_trial_is_marked_and_a_failed_one_never_is(page):
     row = re.search(r'<tr class="marked">(.*?)</tr>', page, re.DOTALL)
     assert row is not None
-    assert "t1" in row[1]
-    assert "0.55" in row[1]
+    assert re.search(r">\s*1 <span class=\"mark\">best", row[1])
+    assert "55.0%" in row[1]
+    assert "0.003" in row[1]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from components.attacks.cascade import run_cascade
 from components.attacks.gradients import attack_mode
@@ -15,9 +16,10 @@ from components.attacks.pgd import in_fixed_batches
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
+from components.models.fast import lean
 from pipelines.build import attack_list
 from pipelines.sections import AttackSection
-from pipelines.stages import attack_units
+from pipelines.stages import attack_units, attack_worker
 from tests.unit.stages.conftest import EPS, NUM_ITEMS, InProcess
 
 LIST = [{"kind": "fgsm"}, {"kind": "pgd", "num_steps": 5}, {"kind": "apgd-ce", "num_steps": 10}]
@@ -55,7 +57,7 @@ def test_the_stage_is_the_cascade_of_components(finished, prepared, models, mode
     test = PreparedDataset.open(prepared).load("test")
     items = Items(test.pixels(), test.labels, test.item_ids, run_seed=5)
     attacks = [a.attack for a in attack_list(AttackSection(eps=EPS, attacks=LIST))]
-    with attack_mode(network):
+    with attack_mode(network), lean(network.net):
         whole = run_cascade(attacks, in_fixed_batches(network, size=8), items)
     standing = whole.standing
     moved = (whole.x_adv.double() - items.x.double()).abs().flatten(1).amax(dim=1)
@@ -124,8 +126,6 @@ def test_kept_images_are_those_that_the_rows_speak_of(finished, prepared, models
     assert np.array_equal(clean, test.pixels().numpy()[: len(clean)])
     assert adversarial.min() >= 0
     assert adversarial.max() <= 1
-    import torch
-
     predicted = network(torch.from_numpy(adversarial)).argmax(dim=1).numpy()
     assert np.array_equal(predicted, said)
     assert said.tolist() == [row["adversarial_prediction"] for row in rows[: len(said)]]
@@ -247,6 +247,34 @@ def test_what_cannot_be_attacked_is_one_clear_line(run_attack, models, tmp_path)
         run_attack(section, folders=saved("large", image_size=16))
     with pytest.raises(CasemateError, match=r"item '.*' gets logits that are not finite"):
         run_attack(section, folders=saved("broken"))
+
+
+def test_a_model_that_returns_probabilities_is_refused_before_any_attack(run_attack):
+    def with_softmax(folder, *, device):
+        model = load_model(folder, device=device)
+        model.net.head = torch.nn.Sequential(model.net.head, torch.nn.Softmax(dim=1))
+        return model
+
+    executor = InProcess()
+    with (
+        mock.patch.object(attack_worker, "load_model", with_softmax),
+        pytest.raises(CasemateError) as caught,
+    ):
+        run_attack({"attacks": [{"kind": "fgsm"}]}, executor=executor)
+    assert str(caught.value) == (
+        "model: main returns probabilities, attacks need logits; leave out the softmax at its end"
+    )
+    assert executor.done == []
+
+
+def test_points_of_a_curve_that_agree_to_many_digits_have_parts_of_their_own():
+    eps = [0.1, 0.1 + 1e-9, 0.1 + 2e-9]
+    curves = {"eps": eps, "steps": [1, 10], "num_items": 250}
+    section = AttackSection(eps=0.2, attacks=[{"kind": "fgsm"}], curves=curves)
+    units = attack_units.curve_units(section, "main", 250)
+    names = [unit.name for point in units.values() for unit in point]
+    assert len(names) == len(set(names)) == 5 * 3
+    assert names[0] == "curve-eps-0.1-main-000000"
 
 
 def test_a_list_of_tiny_steps_is_suspect(run_attack):

@@ -31,9 +31,19 @@ def test_every_kind_has_a_short_form(kind):
     assert section.attacks[0].kind == kind
 
 
-@pytest.mark.parametrize("text", ["", "pdg-20", "pgd-x", "autoattack-20", "pgd-20,,fgsm", "apgd"])
+@pytest.mark.parametrize("text", ["pdg-20", "pgd-x", "autoattack-20", "apgd"])
 def test_what_is_no_attack_is_named(text):
     with pytest.raises(
         CasemateError, match=r"is no attack; write e\.g\. pgd-20\. Known: apgd-ce, "
     ):
         listed(text)
+
+
+@pytest.mark.parametrize("text", ["", "pgd-20,", ",pgd-20", "pgd-20,,fgsm", "pgd-20, ,fgsm"])
+def test_an_empty_entry_is_named(text):
+    with pytest.raises(CasemateError) as caught:
+        listed(text)
+    assert str(caught.value) == (
+        f"--attacks: {text!r} has an empty entry; "
+        "write names with one comma between, e.g. pgd-20,apgd-ce"
+    )

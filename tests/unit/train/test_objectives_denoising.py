@@ -1,48 +1,23 @@
-"""Noise levels, noise prediction, and classifiers behind a frozen denoiser."""
+"""Noise levels of denoiser training, its loss and validation; classifiers behind a denoiser."""
 
-import math
-
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from components.core.errors import CasemateError
-from components.train.objectives.denoiser import DenoiserTraining, sigmas_of, timesteps_of
+from components.denoising.diffusion import Diffusion
+from components.denoising.loading import denoiser_of
+from components.denoising.samplers import Ancestral, OneShot
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
+from components.train.objectives.base import EstimatingObjective
+from components.train.objectives.denoiser import DenoiserTraining
 from components.train.objectives.noise import DenoisedFineTuning, GaussianNoise
 from components.train.session import initial_model
 
-
-def cosine_schedule(num_steps: int) -> torch.Tensor:
-    """Nichol & Dhariwal 2021, eq. 17, with betas clipped at 0.999, in float64."""
-
-    def level(share: float) -> float:
-        return math.cos((share + 0.008) / 1.008 * math.pi / 2) ** 2
-
-    pairs = [(level((t + 1) / num_steps), level(t / num_steps)) for t in range(num_steps)]
-    alphas = [max(high / low, 0.001) for high, low in pairs]
-    return torch.tensor(alphas, dtype=torch.float64).cumprod(0)
-
-
-COSINE = cosine_schedule(4000)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        (COSINE, [1158, 1984, 2809]),
-        (cosine_schedule(1000), [289, 496, 702]),
-        ((1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)).cumprod(0), [145, 259, 396]),
-    ],
-)
-def test_timesteps_of_the_published_sigmas(schedule, expected):
-    wanted = torch.tensor([0.25, 0.5, 1.0])
-    found = timesteps_of(wanted, schedule)
-    assert found.tolist() == expected
-    levels = sigmas_of(schedule)
-    assert (levels[found] >= wanted).all()
-    assert (levels[found - 1] < wanted).all()
-    abar = schedule[found]
-    torch.testing.assert_close((1 - abar) / abar, (2 * levels[found]) ** 2)
+COSINE = Diffusion.named("cosine", 4000)
+ABAR, SIGMAS = COSINE.schedule.alphas_cumprod, COSINE.schedule.sigmas
 
 
 @pytest.mark.parametrize(
@@ -62,11 +37,10 @@ def test_training_meets_the_allowed_levels_alone(new_batch, settings, first, las
     draws = torch.cat([objective.timesteps(new_batch(epoch=e), "t") for e in range(20)])
     assert torch.isin(draws, allowed).all()
     if count > 3:
-        share = (sigmas_of(COSINE)[draws] if settings.get("interval") else draws / last).double()
         assert len(draws.unique()) > 100
-        if settings.get("sampling", "sigma") == "sigma":  # uniform in sigma, 440 draws
-            top = settings["interval"][1] if settings.get("interval") else 1.0
-            assert share.mean().item() == pytest.approx(top / 2, rel=0.15)
+        if settings.get("interval") and settings.get("sampling", "sigma") == "sigma":
+            mean = SIGMAS[draws.numpy()].mean()  # uniform in sigma, 440 draws
+            assert mean == pytest.approx(settings["interval"][1] / 2, rel=0.15)
         else:
             assert draws.double().mean().item() == pytest.approx(last / 2, rel=0.15)
 
@@ -77,35 +51,67 @@ def test_noise_belongs_to_items(new_batch):
     assert torch.equal(part, whole[3:7])
 
 
-def test_loss_of_a_perfect_and_of_an_ignorant_denoiser(new_batch):
-    objective, batch = DenoiserTraining(COSINE, sigmas=(0.5,)), new_batch()
-    seen = {}
+class Pretender(nn.Module):
+    """A model that is handed the truth: it answers as its kind of network should, times `skill`."""
 
-    def perfect(noisy, timesteps):
-        seen["timesteps"] = timesteps
-        abar = COSINE[timesteps].view(-1, 1, 1, 1)
-        return ((noisy - abar.sqrt() * (2 * batch.images - 1)) / (1 - abar).sqrt()).float()
+    def __init__(self, diffusion, images, skill=1.0):
+        super().__init__()
+        self.diffusion, self.clean, self.skill = diffusion, 2 * images - 1, skill
+        self.seen = []
 
-    def ignorant(noisy, timesteps):
-        seen["noise"] = perfect(noisy, timesteps)
-        return torch.zeros_like(noisy)
+    def forward(self, pixels, visible, times):
+        steps = times.double() / self.diffusion.time_scale
+        ratios = [2 * self.diffusion.schedule.sigma(t) for t in steps.tolist()]
+        abar = torch.tensor([1 / (1 + r**2) for r in ratios]).view(-1, 1, 1, 1)
+        noise = (2 * pixels - 1 - abar.sqrt() * self.clean) / (1 - abar).sqrt()
+        self.seen.append((times, noise, abar))
+        return self.skill * self.diffusion.target(self.clean, noise, abar)
 
-    assert objective.loss(perfect, batch).item() < 1e-10
-    assert seen["timesteps"].tolist() == [1984] * 22  # always fed to the network
-    expected = objective.loss(ignorant, batch)
-    torch.testing.assert_close(expected, seen["noise"].square().mean())
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_loss_of_a_perfect_and_of_an_ignorant_denoiser(new_batch, prediction):
+    diffusion = Diffusion.named("cosine", 4000, prediction_type=prediction, time_scale=0.25)
+    objective, batch = DenoiserTraining(diffusion, sigmas=(0.5,)), new_batch()
+    perfect = Pretender(diffusion, batch.images)
+    out = objective.loss(perfect, perfect, batch)
+    assert out.loss.item() < 1e-8
+    assert out.logits is None
+    times, noise, abar = perfect.seen[0]
+    assert times.tolist() == [496.0] * 22  # timestep 1984, on the scale of the network
+    ignorant = objective.loss(Pretender(diffusion, batch.images, skill=0.0), perfect, batch)
+    truth = diffusion.target(2 * batch.images - 1, noise, abar)
+    torch.testing.assert_close(ignorant.loss, truth.square().mean())
     # on the [0, 1] scale the added noise has the standard deviation that was asked for
-    shown = seen["noise"] * (1 - COSINE[1984]).sqrt() / COSINE[1984].sqrt() / 2
+    shown = noise * ((1 - abar) / abar).sqrt() / 2
     assert shown.std().item() == pytest.approx(0.5, rel=0.05)
+
+
+def test_validation_measures_pixels_at_the_trained_levels(new_batch):
+    batch = new_batch()
+    objective = DenoiserTraining(COSINE, sigmas=(1.0, 0.25))
+    assert isinstance(objective, EstimatingObjective)
+    assert objective.validated_at() == (0.25, 1.0)
+    assert DenoiserTraining(COSINE, interval=(0.0, 0.5)).validated_at() == (0.25, 0.5)
+    assert DenoiserTraining(COSINE).validated_at() == (0.25, 0.5, 1.0)
+    perfect = Pretender(COSINE, batch.images)
+    assert objective.validation_errors(perfect, batch).max() < 1e-6
+    # one that predicts no noise returns the noisy image, clipped to [0, 1]
+    ignorant = Pretender(COSINE, batch.images, skill=0.0)
+    errors = objective.validation_errors(ignorant, batch)
+    assert errors.shape == (22,)
+    added = [noise * sigma for sigma, (_, noise, _) in zip((0.25, 1.0), ignorant.seen, strict=True)]
+    noisy = [(batch.images + noise).clamp(0, 1) for noise in added]
+    expected = [(image - batch.images).square().flatten(1).mean(1) for image in noisy]
+    torch.testing.assert_close(errors, torch.stack(expected).mean(0), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sigmas": (0.25,), "interval": (0.0, 1.0)}, r"denoiser\.sigmas: .* choose one"),
-        ({"interval": (0.5, 0.25)}, r"denoiser\.interval"),
-        ({"sigmas": (1e6,)}, r"denoiser\.sigma: 1000000\.0 is beyond the schedule"),
-        ({"sampling": "t"}, r"denoiser\.sampling: t is unknown"),
+        ({"sigmas": (0.25,), "interval": (0.0, 1.0)}, r"objective\.sigmas: .* choose one"),
+        ({"interval": (0.5, 0.25)}, r"objective\.range"),
+        ({"sigmas": (1e6,)}, r"sigma: 1000000\.0 is outside the denoiser's schedule"),
+        ({"sampling": "t"}, r"objective\.sampling: t is unknown"),
     ],
 )
 def test_impossible_ranges(settings, message):
@@ -116,8 +122,8 @@ def test_impossible_ranges(settings, message):
 def test_the_classifier_sees_what_the_denoiser_makes_of_the_noise(toy_spec, new_batch):
     model, denoiser, noted = initial_model(toy_spec, seed=0), nn.Conv2d(1, 1, 3, padding=1), []
 
-    def denoise(images, sigma, generator):
-        noted.append((images, sigma, generator.initial_seed()))
+    def denoise(images, sigma, draws):
+        noted.append((images, sigma, draws(0), draws(1)))
         return denoiser(images)
 
     objective, batch = DenoisedFineTuning(denoise, 0.25), new_batch()
@@ -125,13 +131,35 @@ def test_the_classifier_sees_what_the_denoiser_makes_of_the_noise(toy_spec, new_
     out.loss.backward()
     assert denoiser.weight.grad is None  # frozen: no gradient enters
     assert model.net.head.weight.grad is not None
-    noisy, sigma, seed = noted[0]
+    noisy, sigma, *_ = noted[0]
     assert sigma == 0.25
     assert torch.equal(noisy, GaussianNoise(0.25)._noisy(batch, "noise"))
     torch.testing.assert_close(out.logits, model(denoiser(noisy)).detach())
     objective.validation_logits(model, batch)
     objective.loss(model, model, new_batch(epoch=1))
-    assert not torch.equal(noted[1][0], noisy)
-    assert not torch.equal(noted[2][0], noisy)  # fresh in every epoch
-    assert len({entry[2] for entry in noted}) == 3
-    assert seed == noted[0][2]
+    kinds = [entry[i] for entry in noted for i in (0, 2, 3)]  # noise and draws: all of them fresh
+    assert all(not torch.equal(a, b) for n, a in enumerate(kinds) for b in kinds[:n])
+    objective.loss(model, model, new_batch(slice(3, 7)))
+    assert torch.equal(noted[3][2], noted[0][2][3:7])  # draws belong to items too
+
+
+def test_tuning_behind_real_samplers(toy_spec, new_batch):
+    size, channels = toy_spec.image_size, toy_spec.channels
+    spec = ModelSpec(
+        architecture="tiny_unet",
+        num_classes=0,
+        channels=channels,
+        image_size=size,
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        options={"widths": (4, 4), "norm_groups": 2, "head_width": 4},
+    )
+    denoiser = denoiser_of(PixelModel(spec).net, Diffusion.named("linear", 1000))
+    batch = new_batch()
+    for sampler in (OneShot(denoiser), Ancestral(denoiser, num_steps=2)):
+        objective = DenoisedFineTuning(sampler, 0.25)
+        images = objective.denoised(batch, "noise")
+        assert not images.requires_grad
+        assert np.isfinite(images.numpy()).all()
+        alone = objective.denoised(new_batch(slice(3, 7)), "noise")
+        torch.testing.assert_close(alone, images[3:7], atol=1e-5, rtol=0)

@@ -53,8 +53,8 @@ OBJECTIVES = {
 }
 
 
-def _draws(noisy, sigma, generator):
-    return noisy / 2 + sigma * torch.randn(noisy.shape, generator=generator)
+def _draws(noisy, sigma, draws):
+    return noisy / 2 + sigma * draws(0)
 
 
 @pytest.fixture

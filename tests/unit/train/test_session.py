@@ -130,7 +130,7 @@ def test_threads_that_build_batches_change_no_bit(new_session):
 
 def test_only_the_first_worker_validates(new_session, monkeypatch):
     session = new_session(worker=Worker(1, 2))
-    monkeypatch.setattr(session, "_validate", lambda: pytest.fail("rank 1 validated"))
+    monkeypatch.setattr(session, "_validate", lambda model: pytest.fail("rank 1 validated"))
     assert session.run_epoch()["val_accuracy"] is None
 
 

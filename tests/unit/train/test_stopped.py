@@ -23,9 +23,10 @@ def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):
                 json.dumps(["train.objective.num_steps", 1, "lets labels leak"])
             )
 
-    monkeypatch.setattr(train, "TorchTrainer", Trainer)
+    monkeypatch.setattr(train, "LeanTrainer", Trainer)
     monkeypatch.setattr(train.PreparedDataset, "open", lambda path: None)
     monkeypatch.setattr(train.build, "model_spec", lambda *_: None)
+    monkeypatch.setattr(train, "_check_network", lambda *_: None)
     monkeypatch.setattr(train.progress, "follow", lambda *_, **__: nullcontext())
     (tmp_path / "stopped.json").write_text("[]")
     out = SimpleNamespace(

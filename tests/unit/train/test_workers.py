@@ -155,7 +155,7 @@ def test_all_workers_select_and_stop_by_the_first_one(new_session, monkeypatch):
         for rank in (0, 1)
     ]
     figures = {"val_accuracy": 0.5, "val_robust_accuracy": 0.25}
-    monkeypatch.setattr(sessions[0], "_validate", lambda: dict(figures))
+    monkeypatch.setattr(sessions[0], "_validate", lambda model: dict(figures))
 
     def run(session: Session, total) -> None:
         while not session.finished:

@@ -1,0 +1,1 @@
+"""Denoisers: a diffusion network as the first part of a smoothed classifier."""

@@ -1,0 +1,92 @@
+"""A denoiser: a diffusion network, and noisy pixels in [0, 1] as it wants to see them.
+
+Sound for every network, timestep and rounding: the noise is Gaussian with the sigma that is
+claimed before anything here happens, and all that happens after is part of the classifier
+(Carlini et al. 2023, sec. 3).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from components.core.errors import CasemateError
+from components.core.types import Images
+from components.denoising.diffusion import Diffusion
+from components.denoising.schedule import abar_of
+
+
+class Denoiser(nn.Module):
+    """A frozen network with its `Diffusion`.
+
+    `network` maps (B, C, H, W) noisy images on [-1, 1] and (B,) times to (B, C or 2 C, H, W).
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        diffusion: Diffusion,
+        *,
+        channels: int,
+        stride: int = 1,
+        takes_fractions: bool = True,
+    ) -> None:
+        super().__init__()
+        self.network, self.diffusion = network.requires_grad_(False).eval(), diffusion
+        self.channels, self.stride, self.takes_fractions = channels, stride, takes_fractions
+
+    def check(self, *, channels: int, image_size: int, sigma: float) -> None:
+        """Refuse images and noise that it cannot denoise, before anything is drawn."""
+        self._check_images((channels, image_size, image_size))
+        self.diffusion.schedule.check(sigma)
+
+    def _check_images(self, shape: Sequence[int]) -> None:
+        channels, *sides = shape
+        if channels != self.channels:
+            remedy = f"channels go in, but the images of the classifier have {channels}"
+            raise CasemateError("denoiser", self.channels, remedy)
+        for side in sides:
+            if side % self.stride:
+                remedy = f"is no multiple of {self.stride}, as the denoiser needs it"
+                raise CasemateError("image side", side, remedy)
+
+    def timestep(self, ratio: float) -> float:
+        """What the network is told about noise of ratio s: fractional, or the next level up."""
+        schedule = self.diffusion.schedule
+        if self.takes_fractions:
+            return schedule.timestep_of_ratio(ratio)
+        return min(schedule.timestep_at_least(ratio / 2), len(schedule) - 1)
+
+    def output(self, noisy: Tensor, timestep: float) -> Tensor:
+        """The network on images of one noise level, scaled as it was trained.
+
+        It follows its images: objectives are made before anyone knows the device of a worker.
+        """
+        self._check_images(noisy.shape[1:])
+        weight = next(self.parameters(), None)
+        if weight is not None and weight.device != noisy.device:
+            self.to(noisy.device)
+        timesteps = torch.full((len(noisy),), timestep, dtype=torch.float64)
+        times = self.diffusion.times(timesteps).to(noisy.device)
+        if not self.takes_fractions:
+            times = times.long()
+        result: Tensor = self.network(noisy, times)
+        return result
+
+    def estimate(self, noisy: Tensor, *, abar: float, timestep: float) -> Tensor:
+        """u in [-1, 1] from sqrt(abar) u + sqrt(1 - abar) n."""
+        return self.diffusion.clean(self.output(noisy, timestep), noisy, abar)
+
+
+def on_schedule(noisy: Images, sigma: float) -> Tensor:
+    """Pixels z = x + sigma n, x in [0, 1], as the model sees that level: sqrt(abar) (2 z - 1).
+
+    abar is exact for sigma: no noise is added or taken away by rounding to a timestep.
+    """
+    return math.sqrt(abar_of(sigma)) * (2 * noisy - 1)
+
+
+def to_pixels(clean: Tensor) -> Images:
+    """[-1, 1] to [0, 1]."""
+    return (clean + 1) / 2

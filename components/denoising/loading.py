@@ -1,0 +1,125 @@
+"""Denoisers on disk: model folders of ours, and folders of diffusers.
+
+| source | holds |
+|---|---|
+| `model:<folder>` | `model.json` with the diffusion in `trained_for`, `model.safetensors` |
+| `diffusers:<folder>` | `unet/`, `scheduler/`, or the files of both side by side |
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.core.digests import digest_file, digest_json
+from components.core.errors import CasemateError
+from components.denoising.denoiser import Denoiser
+from components.denoising.diffusion import Diffusion
+from components.models.checkpoint import load_model, read_header
+from components.models.networks.unet import TimedUNet, check_config
+
+KEY = "denoiser"
+OURS, DIFFUSERS = "model:", "diffusers:"
+SCHEDULER, CONFIG = "scheduler_config.json", "config.json"
+
+
+def is_source(text: str) -> bool:
+    """Whether it names a folder, not a model of the recipe."""
+    return text.startswith((OURS, DIFFUSERS))
+
+
+def folder_of(source: str) -> Path:
+    """The folder that a source names."""
+    _, _, path = source.partition(":")
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise CasemateError(KEY, source, "is no folder; write diffusers:PATH or model:PATH")
+    return folder
+
+
+def load_denoiser(source: str, *, device: str | torch.device = "cpu") -> Denoiser:
+    """The denoiser of a source, frozen; nothing is downloaded."""
+    folder = folder_of(source)
+    denoiser = _from_diffusers(folder) if source.startswith(DIFFUSERS) else _from_model(folder)
+    return denoiser.to(device)
+
+
+def source_digest(source: str) -> str:
+    """The content of a source: what a result depends on, wherever the folder is."""
+    folder = folder_of(source)
+    if source.startswith(OURS):
+        return str(read_header(folder)["digest"])
+    network, scheduler = _parts(folder)
+    files = [scheduler / SCHEDULER, *sorted(network.glob("*.safetensors")), network / CONFIG]
+    files += sorted(network.glob("*.bin"))
+    return digest_json([[path.name, digest_file(path)] for path in files])
+
+
+def save_diffusers(folder: Path, denoiser: Denoiser) -> None:
+    """Write a folder that diffusers, and `diffusers:<folder>`, can read."""
+    from diffusers import DDPMScheduler
+
+    if denoiser.diffusion.time_scale != 1:
+        remedy = "cannot be written in the format of diffusers, which feeds whole timesteps"
+        raise CasemateError(f"{KEY}.time_scale", denoiser.diffusion.time_scale, remedy)
+    assert isinstance(denoiser.network, TimedUNet)
+    denoiser.network.unet.save_pretrained(folder / "unet")
+    DDPMScheduler.from_config(denoiser.diffusion.config).save_pretrained(folder / "scheduler")
+
+
+def denoiser_of(network: TimedUNet, diffusion: Diffusion) -> Denoiser:
+    """A denoiser with what its network says about itself."""
+    return Denoiser(
+        network,
+        diffusion,
+        channels=network.channels,
+        stride=network.stride,
+        takes_fractions=network.takes_fractions,
+    )
+
+
+def _from_model(folder: Path) -> Denoiser:
+    model = load_model(folder)
+    values = model.spec.trained_for.get("diffusion")
+    if values is None or not isinstance(model.net, TimedUNet):
+        raise CasemateError(KEY, folder, f"holds a classifier ({model.spec.architecture})")
+    return denoiser_of(model.net, Diffusion.from_dict(values))
+
+
+def _from_diffusers(folder: Path) -> Denoiser:
+    from diffusers import UNet2DModel
+
+    network, scheduler = _parts(folder)
+    config = _read(network / CONFIG)
+    name = config.get("_class_name", "UNet2DModel")
+    if name != "UNet2DModel":
+        raise CasemateError(KEY, network, f"holds a {name}; only UNet2DModel is supported")
+    check_config(config)
+    try:
+        net = UNet2DModel.from_pretrained(network, local_files_only=True, low_cpu_mem_usage=False)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CasemateError(KEY, network, f"cannot be loaded: {reason}") from error
+    return denoiser_of(TimedUNet(net), Diffusion.from_config(_read(scheduler / SCHEDULER)))
+
+
+def _parts(folder: Path) -> tuple[Path, Path]:
+    """Where network and scheduler are: apart, as pipelines are saved, or side by side."""
+    network = folder / "unet" if (folder / "unet" / CONFIG).is_file() else folder
+    apart = (folder / "scheduler" / SCHEDULER).is_file()
+    scheduler = folder / "scheduler" if apart else folder
+    for path in (network / CONFIG, scheduler / SCHEDULER):
+        if not path.is_file():
+            raise CasemateError(KEY, path, "is missing; is this a folder of diffusers?")
+    return network, scheduler
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CasemateError(KEY, path, f"is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise CasemateError(KEY, path, "is not a mapping")
+    return values

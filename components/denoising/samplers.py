@@ -1,0 +1,178 @@
+"""From noisy to clean images: in one step, in many random ones, or along an ODE.
+
+All of them take pixels x + sigma n with x in [0, 1] and return estimates of x on the same scale.
+
+| sampler | network passes | randomness |
+|---|---|---|
+| `OneShot` | 1 | none |
+| `Ancestral` | one per timestep, or `num_steps` | fresh normals, of the caller |
+| `Heun` | 2 `num_levels` - 1 | none |
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from components.core.errors import CasemateError
+from components.core.seeding import standard_normal
+from components.core.types import Images
+from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
+from components.denoising.schedule import abar_of
+
+# The standard normals of a step, of the images' shape. A randomised classifier is certified only if
+# they are independent of the noise in the images and fresh for each of them.
+Draws = Callable[[int], Tensor]
+VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "learned_range")
+
+
+class Sampler(Protocol):
+    """Denoises; `draws` is asked by samplers that are random, and by them alone."""
+
+    denoiser: Denoiser
+
+    def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images: ...
+
+
+def draws_of_samples(
+    *, run_seed: int, item_id: str, start: int, stop: int, shape: tuple[int, ...]
+) -> Draws:
+    """What a sampler draws for the noisy copies `start..stop-1` of an item, whoever denoises them.
+
+    The streams are other ones than those of the noise in the images.
+    """
+
+    def draw(step: int) -> Tensor:
+        rows = [
+            standard_normal(run_seed, f"denoise-{step}", item_id, index, shape)
+            for index in range(start, stop)
+        ]
+        return torch.from_numpy(np.stack(rows))
+
+    return draw
+
+
+@dataclass(frozen=True, slots=True)
+class OneShot(Sampler):
+    """The network's estimate at once (Carlini et al. 2023, alg. 1 and sec. 5.3)."""
+
+    denoiser: Denoiser
+
+    def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
+        abar, timestep = abar_of(sigma), self.denoiser.timestep(2 * sigma)
+        u = on_schedule(noisy, sigma)
+        return to_pixels(self.denoiser.estimate(u, abar=abar, timestep=timestep))
+
+
+@dataclass(frozen=True, slots=True)
+class Ancestral(Sampler):
+    """Back through the schedule, a little noise taken and a little less put back at each step.
+
+    Ho et al. 2020, eqs. 6 and 7, with the variance of Nichol & Dhariwal 2021, eq. 15, where it is
+    learned. The first step leaves from the exact level of sigma, between two timesteps. With
+    `num_steps` only so many timesteps are visited, spread evenly. `start: reference` takes images
+    of that level for those of the timestep below, as the authors' code does.
+    """
+
+    denoiser: Denoiser
+    num_steps: int | None = None
+    start: str = "exact"
+
+    def __post_init__(self) -> None:
+        variance = self.denoiser.diffusion.variance
+        if variance not in VARIANCES:
+            remedy = f"is not supported by ancestral sampling; it knows {', '.join(VARIANCES)}"
+            raise CasemateError("denoiser.scheduler.variance_type", variance, remedy)
+        if self.start not in ("exact", "reference"):
+            raise CasemateError("denoiser.start", self.start, "is unknown; exact or reference")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise CasemateError("denoiser.num_steps", self.num_steps, "must be at least 1")
+
+    def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
+        u = on_schedule(noisy, sigma)
+        levels = self.levels(sigma)
+        for step, ((abar, timestep), (abar_next, _)) in enumerate(
+            zip(levels, [*levels[1:], (1.0, -1.0)], strict=True)
+        ):
+            u = self._step(u, abar, abar_next, timestep, step, draws)
+        return to_pixels(u)
+
+    def levels(self, sigma: float) -> list[tuple[float, float]]:
+        """(abar, timestep) of every level that is visited, the noisiest first."""
+        schedule = self.denoiser.diffusion.schedule
+        whole = schedule.timestep_at_least(sigma)
+        below = np.arange(whole - 1, -1, -1)
+        first = (abar_of(sigma), self.denoiser.timestep(2 * sigma))
+        if self.num_steps is not None:
+            # evenly spread over all of them, the first and the last timestep among them
+            spread = np.linspace(0, max(whole - 1, 0), max(min(self.num_steps - 1, whole), 0))
+            below = np.unique(spread.round().astype(int))[::-1]
+        further = [(float(schedule.alphas_cumprod[t]), float(t)) for t in below]
+        return further if self.start == "reference" and further else [first, *further]
+
+    def _step(
+        self, u: Tensor, abar: float, abar_next: float, timestep: float, step: int, draws: Draws
+    ) -> Tensor:
+        output = self.denoiser.output(u, timestep)
+        clean = self.denoiser.diffusion.clean(output, u, abar)
+        if abar_next == 1:
+            return clean  # the last step: the mean is the estimate, and no noise is put back
+        alpha = abar / abar_next
+        beta = 1 - alpha
+        small = beta * (1 - abar_next) / (1 - abar)  # variance of the posterior given u_0
+        mean = (math.sqrt(abar_next) * beta / (1 - abar)) * clean
+        mean = mean + (math.sqrt(alpha) * (1 - abar_next) / (1 - abar)) * u
+        return mean + self._deviation(output, u, small, beta) * draws(step).to(u)
+
+    def _deviation(self, output: Tensor, u: Tensor, small: float, large: float) -> Tensor | float:
+        variance = self.denoiser.diffusion.variance
+        if variance == "learned_range":
+            share = (output[:, u.shape[1] :] + 1) / 2
+            return torch.exp((share * math.log(large) + (1 - share) * math.log(small)) / 2)
+        return math.sqrt(large if variance == "fixed_large" else small)
+
+
+@dataclass(frozen=True, slots=True)
+class Heun(Sampler):
+    """The probability flow, deterministic (Karras et al. 2022, alg. 1 with eq. 5 for the levels).
+
+    The state is z = u + s n, with s from 2 sigma down to `last` and then 0.
+    """
+
+    denoiser: Denoiser
+    num_levels: int = 18
+    last: float = 0.002
+    rho: float = 7.0
+
+    def __post_init__(self) -> None:
+        if self.num_levels < 2:
+            raise CasemateError("denoiser.num_levels", self.num_levels, "must be at least 2")
+
+    def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
+        z, levels = 2 * noisy - 1, self.levels(sigma)
+        for level, following in zip(levels, [*levels[1:], 0.0], strict=True):
+            slope = self._slope(z, level)
+            moved = z + (following - level) * slope
+            if following > 0:
+                slope = (slope + self._slope(moved, following)) / 2
+                moved = z + (following - level) * slope
+            z = moved
+        return to_pixels(z)
+
+    def levels(self, sigma: float) -> list[float]:
+        """Noise-to-signal ratios, falling; the last one is not yet 0."""
+        if 2 * sigma <= self.last:
+            raise CasemateError("sigma", sigma, f"is not above the last level {self.last / 2:g}")
+        ends = (2 * sigma) ** (1 / self.rho), self.last ** (1 / self.rho)
+        return [float(root**self.rho) for root in np.linspace(*ends, self.num_levels)]
+
+    def _slope(self, z: Tensor, ratio: float) -> Tensor:
+        """dz/ds = (z - D(z, s)) / s, where D is the estimate of the clean image."""
+        abar = 1 / (1 + ratio**2)
+        timestep = self.denoiser.timestep(ratio)
+        clean = self.denoiser.estimate(math.sqrt(abar) * z, abar=abar, timestep=timestep)
+        return (z - clean) / ratio

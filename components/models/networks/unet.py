@@ -1,0 +1,91 @@
+"""Denoising networks: diffusers' UNet, fed images in [-1, 1] and the time of their noise level."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from components.core.errors import CasemateError
+
+
+class TimedUNet(nn.Module):
+    """diffusers' `UNet2DModel` as a plain function of tensors: (B, C, H, W), (B,) -> (B, C', H, W).
+
+    C' is C, or 2 C where the second half predicts a variance.
+    """
+
+    def __init__(self, unet: Any) -> None:
+        super().__init__()
+        check_config(unet.config)
+        self.unet = unet
+
+    def forward(self, noisy: Tensor, times: Tensor) -> Tensor:
+        # diffusers rounds plain numbers to whole timesteps; tensors it takes as they are
+        output: Tensor = self.unet(noisy, times, return_dict=False)[0]
+        return output
+
+    @property
+    def channels(self) -> int:
+        return int(self.unet.config.in_channels)
+
+    @property
+    def stride(self) -> int:
+        """Sides of images are multiples of this."""
+        return 1 << (len(self.unet.config.block_out_channels) - 1)
+
+    @property
+    def takes_fractions(self) -> bool:
+        """Whether times between whole timesteps mean anything to it."""
+        return bool(self.unet.config.time_embedding_type == "positional")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse `UNet2DModel`s that are no denoisers of plain images."""
+    key = "denoiser"
+    if config.get("time_embedding_type") == "fourier":
+        remedy = "is that of a variance-exploding model, which is not supported"
+        raise CasemateError(f"{key}.time_embedding_type", "fourier", remedy)
+    for name in ("class_embed_type", "num_class_embeds"):
+        if config.get(name) is not None:
+            remedy = "is not supported: a denoiser must not be told the label"
+            raise CasemateError(f"{key}.{name}", config[name], remedy)
+    given, made = config.get("in_channels", 3), config.get("out_channels", 3)
+    if made not in (given, 2 * given):
+        remedy = f"are neither the {given} channels that go in nor twice as many"
+        raise CasemateError(f"{key}.out_channels", made, remedy)
+
+
+def unet(*, image_size: int, channels: int, num_classes: int, **config: Any) -> nn.Module:
+    """Any `UNet2DModel`: `config` are its own arguments, without the number of input channels."""
+    from diffusers import UNet2DModel  # seconds to import, and classifiers do not need it
+
+    variance = 2 if config.pop("learn_variance", False) else 1
+    outputs = {"in_channels": channels, "out_channels": channels * variance}
+    return TimedUNet(UNet2DModel(**{**config, **outputs, "sample_size": image_size}))
+
+
+def tiny_unet(
+    *,
+    image_size: int,
+    channels: int,
+    num_classes: int,
+    widths: tuple[int, ...] = (8, 16, 32),
+    num_layers: int = 1,
+    norm_groups: int = 4,
+    head_width: int = 8,
+) -> nn.Module:
+    """A UNet for small images, attention at its lowest resolution only; 0.16 million weights."""
+    levels = len(widths)
+    if image_size % 2 ** (levels - 1):
+        raise ValueError(f"an image side of {image_size} cannot be halved {levels - 1} times")
+    return unet(
+        image_size=image_size,
+        channels=channels,
+        num_classes=num_classes,
+        block_out_channels=tuple(widths),
+        down_block_types=("DownBlock2D",) * levels,
+        up_block_types=("UpBlock2D",) * levels,
+        layers_per_block=num_layers,
+        norm_num_groups=norm_groups,
+        attention_head_dim=head_width,
+    )

@@ -1,0 +1,210 @@
+"""The chapter on tuning: which values were tried, what they did, what noise could explain."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from components.report import tuning_figures
+from components.report.content import (
+    Accuracy,
+    Cell,
+    Chart,
+    Column,
+    LegendEntry,
+    Section,
+    Standing,
+    Table,
+)
+from components.report.results import AddedStep, TunedTrial, TuneResult
+from components.report.wording import settings_text
+
+NAMES = {"val_robust_accuracy": "robust accuracy", "val_accuracy": "accuracy"}
+
+
+def section(tuned: TuneResult) -> Section:
+    """The trials as pictures and a table, best first; of an ablation also its steps."""
+    charts = _step_charts(tuned) if tuned.steps else _search_charts(tuned)
+    tables = [trials_table(tuned)]
+    if tuned.steps:
+        tables.insert(0, steps_table(tuned))
+    return Section("tuning", "Tuning", _intro(tuned), charts=tuple(charts), tables=tuple(tables))
+
+
+def _intro(tuned: TuneResult) -> str:
+    best, tied = tuned.trials[0], sum(trial.tied for trial in tuned.trials[1:])
+    items = f"{best.score.num_items:,} " if best.score else ""
+    words = [f"{len(tuned.trials)} trials, compared by {tuned.metric} on {items}validation items."]
+    if tuned.metric == "val_robust_accuracy":
+        words.append(f"The attack: {settings_text(tuned.attack)}, at the full epsilon.")
+    if tied:
+        words.append(
+            f"{tied} of them cannot be told from the best one: on these items, the 95% interval "
+            "of their difference holds 0."
+        )
+    if tuned.scheduler == "pbt":
+        words.append(
+            "Values changed while trials trained, so the best one is a schedule; train it anew "
+            "before its figure is quoted."
+        )
+    return " ".join(words)
+
+
+def trials_table(tuned: TuneResult) -> Table:
+    """One row per trial, best first."""
+    keys = list(dict.fromkeys(key for trial in tuned.trials for key in trial.values))
+    named = any(trial.name for trial in tuned.trials)
+    columns = (
+        Column("trial", "number"),
+        *([Column("step")] if named else []),
+        *(Column(key) for key in keys),
+        *_score_columns(tuned),
+        Column("epochs", "number"),
+        Column("status"),
+        Column("told from the best"),
+    )
+    rows = tuple(
+        (
+            trial.number,
+            *([trial.name] if named else []),
+            *(_value(trial.values[key]) if key in trial.values else None for key in keys),
+            *_score_cells(tuned, trial),
+            trial.epochs,
+            trial.status,
+            _verdict(trial, is_best=trial is tuned.trials[0]),
+        )
+        for trial in tuned.trials
+    )
+    return Table("trials", columns, rows, marked=0, mark="best", title="Trials")
+
+
+def steps_table(tuned: TuneResult) -> Table:
+    """One row per step of an additive ablation, with its difference to the step before."""
+    columns = (
+        Column("step"),
+        Column("what it sets"),
+        *_score_columns(tuned),
+        Column("points gained", "number"),
+        Column("at least", "number", "95%"),
+        Column("at most", "number", "95%"),
+    )
+    rows = tuple(
+        (
+            step.name,
+            settings_text(step.changes) or "-",
+            *_score_cells(tuned, step),
+            *([100 * part for part in step.difference] if step.difference else [None] * 3),
+        )
+        for step in tuned.steps
+    )
+    return Table("additive", columns, rows, title="Step by step: each keeps what came before")
+
+
+def _score_columns(tuned: TuneResult) -> tuple[Column, ...]:
+    clean = Column("clean", "measured", "validation")
+    if tuned.metric == "val_accuracy":
+        return (clean,)
+    return Column("under attack", standing(tuned), "validation"), clean
+
+
+def _score_cells(tuned: TuneResult, row: TunedTrial | AddedStep) -> tuple[Cell, ...]:
+    return (row.clean,) if tuned.metric == "val_accuracy" else (row.score, row.clean)
+
+
+def standing(tuned: TuneResult) -> Standing:
+    """What the metric's numbers are."""
+    return "attacked" if tuned.metric == "val_robust_accuracy" else "measured"
+
+
+def _verdict(trial: TunedTrial, *, is_best: bool) -> str:
+    if is_best:
+        return "-"
+    if trial.status != "finished":
+        return "not compared"
+    return "no: a tie" if trial.tied else "yes"
+
+
+def _search_charts(tuned: TuneResult) -> list[Chart]:
+    """All trials across all keys, then one chart per key."""
+    shown = [trial for trial in tuned.trials if trial.score]
+    keys = [key for key in tuned.space if any(key in trial.values for trial in shown)]
+    if not shown or not keys:
+        return []
+    axes = [tuning_figures.axis_of(key, tuned.space[key], shown) for key in keys]
+    charts = [_parallel_chart(tuned, axes, shown)] if len(axes) > 1 else []
+    return charts + [_axis_chart(tuned, axis, shown) for axis in axes]
+
+
+def _parallel_chart(
+    tuned: TuneResult, axes: Sequence[tuning_figures.PlotAxis], shown: Sequence[TunedTrial]
+) -> Chart:
+    said = f"The best trial: {settings_text(shown[0].values)}; {_score_text(shown[0], tuned)}."
+    svg = tuning_figures.parallel_coordinates(
+        axes,
+        scores=_scores(shown),
+        finished=[trial.status == "finished" for trial in shown],
+        score_label=f"{NAMES[tuned.metric]}, %",
+        colour=standing(tuned),
+        name="tune.parallel",
+        alt=f"Every trial as a line through its values. {said}",
+    )
+    legend = [
+        LegendEntry("best trial", standing(tuned), "line"),
+        LegendEntry("other trials", "muted", "line"),
+    ]
+    if any(trial.status != "finished" for trial in shown):
+        legend.append(LegendEntry("stopped early", "muted", "dash"))
+    return Chart("tune.parallel", "All trials", svg, tuple(legend), (said,))
+
+
+def _axis_chart(
+    tuned: TuneResult, axis: tuning_figures.PlotAxis, shown: Sequence[TunedTrial]
+) -> Chart:
+    name = f"tune.{axis.key}"
+    finished = [trial.status == "finished" for trial in shown]
+    svg = tuning_figures.scores_by_value(
+        axis,
+        scores=_scores(shown),
+        finished=finished,
+        score_label=f"{NAMES[tuned.metric]}, %",
+        colour=standing(tuned),
+        name=name,
+        alt=f"{NAMES[tuned.metric]} of every trial by {axis.key}.",
+    )
+    legend = [LegendEntry("a trial and its 95% interval", standing(tuned), "dot")]
+    if not all(finished):
+        legend.append(LegendEntry("stopped early: another epoch's figure", "muted", "dot"))
+    caption = "Trials above one value differ in their other values."
+    return Chart(name, axis.key, svg, tuple(legend), (caption,) if len(tuned.space) > 1 else ())
+
+
+def _step_charts(tuned: TuneResult) -> list[Chart]:
+    shown = [step for step in tuned.steps if step.score]
+    if not shown:
+        return []
+    svg = tuning_figures.added_steps(
+        [step.name for step in shown],
+        scores=_scores(shown),
+        clean=[step.clean for step in shown] if tuned.metric != "val_accuracy" else [],
+        colour=standing(tuned),
+        name="tune.additive",
+        alt="; ".join(f"{step.name}: {_score_text(step, tuned)}" for step in shown),
+    )
+    legend = [LegendEntry(f"{NAMES[tuned.metric]}, 95% interval", standing(tuned), "dot")]
+    if tuned.metric != "val_accuracy":
+        legend.append(LegendEntry("clean accuracy", "measured", "dot"))
+    caption = "Each step keeps the changes of all steps above it."
+    return [Chart("tune.additive", "Step by step", svg, tuple(legend), (caption,))]
+
+
+def _scores(rows: Sequence[TunedTrial] | Sequence[AddedStep]) -> list[Accuracy]:
+    return [row.score for row in rows if row.score]
+
+
+def _score_text(row: TunedTrial | AddedStep, tuned: TuneResult) -> str:
+    assert row.score is not None
+    return f"{NAMES[tuned.metric]} {row.score.percent(standing(tuned))} [{row.score.interval()}]"
+
+
+def _value(value: Any) -> Cell:
+    if isinstance(value, Mapping):
+        return settings_text(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,127 @@
+"""Weights, gradients and optimiser shared out over the workers (FSDP, Zhao et al. 2023, sec. 3).
+
+Every worker keeps its part of every tensor; a pass gathers one block at a time and lets go of it.
+So there is no bare model beside the sharded one: attacks, too, pass through it, and all workers
+must make the same passes in the same order. What cannot promise that is refused. Whatever leaves
+the workers (checkpoints, validated and final models) is whole, so a training may go on with another
+number of workers, or with none of this.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.models.beit import Beit
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from components.core.errors import CasemateError
+from components.models.pixels import PixelModel
+from components.train.objectives.ablation import AblationTraining
+from components.train.objectives.base import Objective, PerturbingObjective, StatefulObjective
+from components.train.objectives.inner import has_batch_statistics
+
+
+def shard(model: PixelModel) -> PixelModel:
+    """Share the model out, in place: its blocks one by one, and the rest of it.
+
+    All of them let go after a forward pass. The outermost one would not by itself, and a frozen
+    attack pass without gradients would then leave frozen copies for the training pass to find.
+    """
+    mesh = init_device_mesh(model.mean.device.type, (distributed.get_world_size(),))
+    for block in reversed(_blocks(model)):  # inner ones first
+        fully_shard(block, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    return model
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The layers of lists that are named after their blocks: `blocks`, `cls_attn_blocks`."""
+    lists = [m for name, m in model.named_modules() if name.rpartition(".")[2].endswith("blocks")]
+    return [layer for layers in lists for layer in layers.children()]
+
+
+def is_sharded(model: nn.Module) -> bool:
+    return isinstance(model, FSDPModule)
+
+
+def check_shardable(model: PixelModel, objective: Objective) -> None:
+    """Refuse what would be wrong, or wait for ever, on shared-out weights."""
+    if isinstance(objective, StatefulObjective):
+        why = "train.objective.aas, whose scales one worker searches alone"
+    elif isinstance(objective, PerturbingObjective):
+        why = "train.objective.awp, which moves weights that a worker must hold whole"
+    elif isinstance(objective, AblationTraining) and _passes_differ(model, objective):
+        why = "train.objective.position: image with dropped tokens, which takes uneven passes"
+    elif isinstance(model.net, Beit) and model.spec.token_policy == "drop":
+        why = "BEiT with dropped tokens, whose position biases are read outside their blocks"
+    elif has_batch_statistics(model):
+        why = "batch normalisation, whose statistics would differ between workers"
+    else:
+        return
+    raise CasemateError("cluster.strategy", "fsdp", f"does not fit {why}; use ddp")
+
+
+def _passes_differ(model: PixelModel, objective: AblationTraining) -> bool:
+    return objective.position == "image" and model.spec.token_policy == "drop"
+
+
+def whole(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A nested state with shared-out tensors gathered on the host; all workers must call it.
+
+    Only the first worker keeps what was gathered: the others hold empty tensors there.
+    """
+    return {key: _whole(value) for key, value in state.items()}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return whole(value)
+    if not isinstance(value, DTensor):
+        return value
+    full = _gathered(value)
+    return full.cpu() if distributed.get_rank() == 0 else full.new_empty(0)
+
+
+def _gathered(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def unsharded(model: PixelModel) -> PixelModel:
+    """The model itself or, of a shared-out one, a whole copy; all workers must call it."""
+    if not is_sharded(model):
+        return model
+    with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced
+        copy = PixelModel(model.spec).to(model.mean.device)
+    copy.load_state_dict({name: _gathered(w) for name, w in model.state_dict().items()})
+    return copy
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Whole weights into a model, shared out or not."""
+    own = model.state_dict()
+    model.load_state_dict({n: _part_of(w, own[n]) if n in own else w for n, w in state.items()})
+
+
+def optimizer_parts(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A whole optimiser state as this worker's optimiser can load it.
+
+    Not by torch's own checkpoint functions: they number nothing, name parameters instead, and take
+    a step to make room, so a plain optimiser could not read what they write.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    parts = {
+        index: {key: _part_of(value, weights[index]) for key, value in entry.items()}
+        for index, entry in state["state"].items()
+    }
+    return {**state, "state": parts}
+
+
+def _part_of(value: Any, like: Tensor) -> Any:
+    """`value` shared out like a tensor of its shape; every worker has it whole and cuts its own."""
+    if not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    local = value.to(like.device)
+    return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)

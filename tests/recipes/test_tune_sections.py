@@ -1,0 +1,112 @@
+"""The tune section: what it accepts, what it refuses in one line, and what it fills in."""
+
+import pytest
+
+from components.core.errors import CasemateError
+from pipelines.recipe import loads
+
+BASE = """\
+name: x
+data: {source: digits}
+train: {objective: {kind: fgsm, eps: 8/255}, epochs: 8}
+"""
+
+
+def tuned(section: str):
+    return loads(f"{BASE}tune: {{{section}}}\n", source="my.yaml")
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "space: {train.weight_decay: [0, 0.05, 0.5]}",
+        "space: {train.objective: [{kind: standard}, {kind: fgsm, eps: 4/255}]}",
+        "space: {train.weight_decay: {kind: choice, values: [0, 1]}}",
+        "space: {train.learning_rate: {kind: loguniform, low: 1e-4, high: 2/1000}}, "
+        "search: {kind: optuna, num_trials: 3}",
+        "space: {train.label_smoothing: {kind: uniform, low: 0, high: 0.3, step: 0.1}}, "
+        "search: {kind: random, num_trials: 3}, scheduler: {kind: pbt, interval: 2}",
+        "space: {train.warmup_epochs: {kind: integers, low: 0, high: 4}}, search: {kind: random}",
+        "changes: [{name: base}, {name: + decay, set: {train.weight_decay: 0.5}}]",
+    ],
+)
+def test_a_good_section_survives_yaml(section):
+    recipe = tuned(section)
+    again = loads(recipe.to_yaml(), source="again")
+    assert again == recipe
+    assert again.digest() == recipe.digest()
+
+
+def test_defaults_measure_apgd_and_stop_trials_of_a_space_only():
+    space = tuned("space: {train.weight_decay: [0, 1]}").tune
+    assert (space.attack.kind, space.metric) == ("apgd-ce", "val_robust_accuracy")
+    assert (space.search.kind, space.scheduler.kind, space.grace_epochs) == ("grid", "asha", 1)
+    chain = tuned("changes: [{name: base}]").tune
+    assert chain.scheduler.kind == "none"
+    assert chain.grace_epochs > 10**9
+
+
+def test_a_choice_is_the_list_of_its_values():
+    recipe = tuned("space: {train.weight_decay: {kind: choice, values: [0, 1]}}")
+    assert recipe.tune.space == {"train.weight_decay": [0, 1]}
+
+
+def test_only_numbers_that_change_no_shape_may_change_in_training():
+    section = tuned(
+        "space: {train.learning_rate: [0.1, 0.2], train.batch_size: [8, 16], train.augment.mixup: "
+        "[0, 1], train.clip_norm: [null, 1], model.options.depth: [1, 2]}, scheduler: {kind: pbt}"
+    ).tune
+    assert section.mutable == ["train.learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("epochs: 2", "tune: space: give either a space or a list of changes"),
+        ("space: {train.weight_decay: [0]}, changes: [{name: a}]", "tune: space: give either "),
+        ("space: {train.weight_decay: 5}", "tune.space.train.weight_decay: 5 is no list of values"),
+        ("space: {train.weight_decay: []}", "tune.space.train.weight_decay: [] is empty; "),
+        ("space: {train.weight_decay: [1, 1]}", "tune.space.train.weight_decay: [1, 1] is wrong: "),
+        ("space: {train.weight_decay: {kind: normal}}", "tune.space.train.weight_decay: {'kind': "),
+        (
+            "space: {train.weight_decay: {kind: choice, value: [1]}}",
+            "tune.space.train.weight_decay: {'kind': 'choice', 'value': [1]} is wrong: a choice ",
+        ),
+        (
+            "space: {train.weight_decay: {kind: uniform, low: 1, high: 1}}, search: {kind: random}",
+            "tune.space.train.weight_decay: low: must be below high",
+        ),
+        (
+            "space: {train.weight_decay: {kind: loguniform, low: 0, high: 1}}",
+            "tune.space.train.weight_decay.low: 0 is wrong: ",
+        ),
+        (
+            "space: {train.weight_decay: {kind: uniform, low: 0, high: 1}}",
+            "tune: space: train.weight_decay is a distribution, which a grid cannot list; ",
+        ),
+        ("space: {data.limits: [1]}", "tune: space: data.limits does not begin with train. or "),
+        ("space: {train.val_eps: [0.1]}", "tune: space: train.val_eps decides how trials are "),
+        ("space: {train.variants.a.epochs: [1]}", "tune: space: train.variants.a.epochs belongs "),
+        ("space: {model.pretrained: [a, b]}", "tune: space: model.pretrained names a place; "),
+        ("space: {train.epochs: [1, 2]}, epochs: 2", "tune: epochs: is set beside train.epochs"),
+        ("space: {train.batch_size: [8]}, scheduler: {kind: pbt}", "tune: scheduler: pbt has noth"),
+        (
+            "space: {train.weight_decay: [1, 2]}, scheduler: {kind: pbt}, search: {kind: optuna}",
+            "tune: scheduler: pbt goes with search grid or random",
+        ),
+        (
+            "space: {train.weight_decay: [0, 1]}, scheduler: {kind: pbt}",
+            "tune: space: train.weight_",
+        ),
+        ("changes: [{name: a}], search: {kind: random}", "tune: changes: are all trained to the "),
+        ("changes: [{name: a}], scheduler: {kind: asha}", "tune: changes: are all trained to the "),
+        ("changes: [{name: a}, {name: a}]", "tune: changes: two steps have the same name"),
+        ("changes: [{name: a, set: {seed: 3}}]", "tune: space: seed does not begin with train. "),
+        ("grace_epochs: 2", "tune.grace_epochs: 2 is unknown; "),
+    ],
+)
+def test_a_mistake_is_one_line(section, message):
+    with pytest.raises(CasemateError) as caught:
+        tuned(section)
+    assert str(caught.value).startswith(f"my.yaml: {message}")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,106 @@
+"""Checkpoints of guided- and improved-diffusion: the same function after the change of names."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from components.core.errors import CasemateError
+from components.denoising.guided import layout_of, to_diffusers, unet_config
+from components.denoising.importing import DenoiserTarget, import_denoiser
+from components.denoising.loading import load_denoiser
+from components.models.checkpoint import save_model
+from tests.unit.denoising.guided_unet import GuidedUNet
+
+CASES = {
+    "guided": {},  # learned variance, scale and shift, residual resampling: DDS's ImageNet model
+    "improved": {  # DDS's CIFAR model
+        "resnet_resampling": False,
+        "num_res": 2,
+        "mults": (1, 2, 2),
+        "attends": (False, True, True),
+    },
+    "plain": {"made": 3, "scale_shift": False, "resnet_resampling": False, "order": "new"},
+    "attends-everywhere": {"attends": (True, True), "num_res": 2, "order": "new"},
+    "attends-nowhere": {"attends": (False, False), "mults": (1, 1)},
+}
+
+
+def made_network(**changes):
+    torch.manual_seed(0)
+    net = GuidedUNet(**changes).eval()
+    for value in net.parameters():  # no zeros and ones: every tensor must find its place
+        torch.nn.init.normal_(value, std=0.1)
+    return net
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_imported_network_is_the_same_function(case, tmp_path, normals):
+    theirs = made_network(**CASES[case])
+    save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    target = DenoiserTarget(
+        image_size=16, head_width=16, attention_order=CASES[case].get("order", "legacy")
+    )
+    model, report = import_denoiser(tmp_path / "weights.safetensors", target)
+    assert report.complete
+    assert not report.fresh
+    noisy, times = normals(2, 3, 16, 16), torch.tensor([3.0, 289.5])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.net(noisy, times), theirs(noisy, times), atol=2e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_is_used_once(case):
+    state = made_network(**CASES[case]).state_dict()
+    renamed = to_diffusers(state, head_width=16)
+    fused = sum(name.endswith(("qkv.weight", "qkv.bias")) for name in state)
+    assert len(renamed) == len(state) + 2 * fused
+    count = sum(value.numel() for value in state.values())
+    assert sum(value.numel() for value in renamed.values()) == count
+    layout, config = layout_of(state), unet_config(state, head_width=16)
+    assert layout.num_layers == CASES[case].get("num_res", 1)
+    assert len(config["block_out_channels"]) == len(layout.levels)
+
+
+def test_the_order_of_queries_keys_and_values_matters(tmp_path, normals):
+    theirs = made_network()
+    save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
+    target = DenoiserTarget(image_size=16, head_width=16, attention_order="new")
+    wrong, _ = import_denoiser(tmp_path / "weights.safetensors", target)
+    noisy, times = normals(1, 3, 16, 16), torch.tensor([3.0])
+    assert (wrong.net(noisy, times) - theirs(noisy, times)).abs().max() > 1e-2
+
+
+def test_an_imported_denoiser_is_a_model_folder(tmp_path):
+    state = made_network().state_dict()
+    torch.save({f"module.{name}": value for name, value in state.items()}, tmp_path / "cifar.pt")
+    target = DenoiserTarget(
+        image_size=16, schedule="cosine", num_timesteps=4000, rescaled_time=True, head_width=16
+    )
+    model, _ = import_denoiser(tmp_path / "cifar.pt", target)
+    save_model(tmp_path / "out", model, recipe_digest="none")
+    denoiser = load_denoiser(f"model:{tmp_path / 'out'}")
+    assert (denoiser.channels, denoiser.diffusion.variance) == (3, "learned_range")
+    told = denoiser.diffusion.times(torch.tensor([1158.0, 1984.0, 2809.0]))
+    assert told.tolist() == [289.5, 496.0, 702.25]
+    assert denoiser.timestep(0.5) == pytest.approx(1157.513, abs=1e-3)
+
+
+def test_what_cannot_be_imported(tmp_path):
+    state = made_network().state_dict()
+    with pytest.raises(CasemateError, match="label_emb"):
+        layout_of({**state, "label_emb.weight": torch.zeros(10, 128)})
+    with pytest.raises(CasemateError, match="--head-width: 48 does not divide 64"):
+        unet_config(state, head_width=48)
+    with pytest.raises(CasemateError, match="--attention-order: sideways"):
+        to_diffusers(state, head_width=16, order="sideways")
+    with pytest.raises(CasemateError, match="extra is no part of"):
+        to_diffusers({**state, "extra": torch.zeros(1)}, head_width=16)
+    save_file({"weight": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(CasemateError, match="is no UNet of guided"):
+        import_denoiser(tmp_path / "other.safetensors", DenoiserTarget())
+    gone = {k: v for k, v in state.items() if k != "input_blocks.1.0.out_layers.0.weight"}
+    save_file(gone, tmp_path / "gone.safetensors")
+    with pytest.raises(CasemateError, match=r"lack down_blocks\.0\.resnets\.0\.norm2\.weight"):
+        import_denoiser(tmp_path / "gone.safetensors", DenoiserTarget(16, head_width=16))
