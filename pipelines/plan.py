@@ -19,7 +19,7 @@ VERSIONS = {
     "model": 1,
     "train": 2,
     "tune": 3,
-    "attack": 2,
+    "attack": 3,
     "certify": 1,
     "report": 2,
 }

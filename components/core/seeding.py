@@ -6,10 +6,13 @@ identity.
 """
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 NOISE_IMPL = "certv1-philox-numpy"
 
@@ -28,8 +31,10 @@ def standard_normal(
     return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
 
 
-def generator_for(*address: object) -> torch.Generator:
+def generator_for(*address: object) -> "torch.Generator":
     """A CPU generator seeded by an address such as (run seed, "shuffle", epoch)."""
+    import torch  # not above: reading a recipe needs no torch, and it takes seconds to import
+
     text = "|".join(["gen1", *map(str, address)])
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
     return torch.Generator().manual_seed(seed)

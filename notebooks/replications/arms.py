@@ -85,6 +85,10 @@ HEAVY = {
     "rand_augment": "rand-m9-mstd0.5-inc1",
     "erase_prob": 0.25,
 }
+# Heavily augmented images need a longer schedule and a smaller rate to be learned at all.
+LONG = {"epochs": 20, "learning_rate": 2e-3}
+LONG_FGSM = {**WARM_FGSM, "eps_warmup_epochs": 10}
+STANDARD = {"kind": "standard"}
 ABLATED = {"epochs": 20, "batch_size": 32, "learning_rate": 1e-3, "select": "best"}
 # A plain ViT learns nothing under the full attack from the start: the rise is long for both arms.
 PGD = {"kind": "pgd", "eps": EPS, "num_steps": 2, "eps_zero_epochs": 2, "eps_warmup_epochs": 6}
@@ -105,10 +109,13 @@ TRAIN = {
 ARMS: Mapping[str, Arm] = {
     "fgsm": Arm("robustness", XCIT),
     "fgsm, no warm-up": Arm("robustness", XCIT, {"objective": {"kind": "fgsm", "eps": EPS}}),
-    "fgsm, heavy augmentation": Arm("robustness", XCIT, {"augment": HEAVY}),
-    "standard": Arm("robustness", XCIT, {"objective": {"kind": "standard"}}),
-    "standard, heavy augmentation": Arm(
-        "robustness", XCIT, {"objective": {"kind": "standard"}, "augment": HEAVY}
+    "fgsm, 20 epochs": Arm("robustness", XCIT, {**LONG, "objective": LONG_FGSM}),
+    "fgsm, 20 epochs, heavy": Arm(
+        "robustness", XCIT, {**LONG, "objective": LONG_FGSM, "augment": HEAVY}
+    ),
+    "standard, 20 epochs": Arm("robustness", XCIT, {**LONG, "objective": STANDARD}),
+    "standard, 20 epochs, heavy": Arm(
+        "robustness", XCIT, {**LONG, "objective": STANDARD, "augment": HEAVY}
     ),
     "fgsm, decay 0": Arm("robustness", XCIT, {"weight_decay": 0.0}),
     "fgsm, decay 0.5": Arm("robustness", XCIT, {"weight_decay": 0.5}),

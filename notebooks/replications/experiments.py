@@ -38,7 +38,7 @@ class Experiment:
     key: str
     claim: str
     table: Mapping[str, Mapping[str, Estimate]]  # arm -> measure -> accuracy
-    contrasts: Sequence[Contrast]
+    contrasts: Sequence[Contrast]  # first the one that decides about the claim
     remark: str  # how this differs from what was published
 
 
@@ -93,8 +93,8 @@ def warmup(results: Results) -> Experiment:
 
 def augmentation(results: Results) -> Experiment:
     """Debenedetti et al., Table 3: all four heavy augmentations against none of them."""
-    adversarial = ("fgsm, heavy augmentation", "fgsm")
-    standard = ("standard, heavy augmentation", "standard")
+    adversarial = ("fgsm, 20 epochs, heavy", "fgsm, 20 epochs")
+    standard = ("standard, 20 epochs, heavy", "standard, 20 epochs")
     clean = _between(results, *standard, "clean")
     robust = _between(results, *adversarial, "apgd-ce")
     return Experiment(
@@ -120,15 +120,21 @@ def augmentation(results: Results) -> Experiment:
         ],
         remark="Basic augmentation is a shift by up to one pixel; there it is resized crops, "
         "mirroring and colour jitter. MixUp alpha 0.8, CutMix alpha 1, rand-m9-mstd0.5-inc1 and "
-        "erasing with probability 0.25 are as published.",
+        "erasing with probability 0.25 are as published. These arms train twice as long as `fgsm`, at "
+        "half its rate and with epsilon rising for 10 epochs: in its schedule the heavily augmented "
+        "FGSM arm stayed near chance, also on test items; the longer one was then chosen on "
+        "validation items.",
     )
 
 
 def weight_decay(results: Results) -> Experiment:
     """Debenedetti et al., Table 4: 0.5 was the best of seven values."""
     arms = ("fgsm, decay 0", "fgsm", "fgsm, decay 0.5", "fgsm, decay 1")
-    published = {"fgsm, decay 0": ("-0.3", -1), "fgsm, decay 0.5": ("+2.7", +1)}
-    published["fgsm, decay 1"] = ("+1.6", +1)
+    published = {
+        "fgsm, decay 0.5": ("+2.7", +1),
+        "fgsm, decay 1": ("+1.6", +1),
+        "fgsm, decay 0": ("-0.3", -1),
+    }
     return Experiment(
         key="weight decay",
         claim="Ten times the usual weight decay, 0.5 instead of 0.05, makes FGSM training better.",
@@ -179,7 +185,9 @@ def ablations(results: Results) -> Experiment:
             ),
         ],
         remark="All three start from random weights; there both start from ImageNet weights. The "
-        "epoch with the best validation accuracy on ablations is kept, for all three alike.",
+        "epoch with the best validation accuracy on ablations is kept. Rate, batch and epochs are the "
+        "same for all three; the ViT has 4 tokens of 8x8 pixels, and the networks have 89 and 78 "
+        "thousand weights.",
     )
 
 
@@ -199,15 +207,15 @@ def attention(results: Results) -> Experiment:
         table=table,
         contrasts=[
             Contrast(
-                f"{PAPER}: gap of AAS-AT minus gap of PGD-AT",
-                "-4.5",
-                paired(gaps[scaled][PAPER], gaps[plain][PAPER]),
-                -1,
-            ),
-            Contrast(
                 f"{SOUND}: gap of AAS-AT minus gap of PGD-AT",
                 "not measured",
                 paired(gaps[scaled][SOUND], gaps[plain][SOUND]),
+                -1,
+            ),
+            Contrast(
+                f"{PAPER}: gap of AAS-AT minus gap of PGD-AT",
+                "-4.5",
+                paired(gaps[scaled][PAPER], gaps[plain][PAPER]),
                 -1,
             ),
             Contrast(

@@ -1,6 +1,7 @@
 """The results page and its pictures, made from trials alone: equal trials, equal bytes."""
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from notebooks.replications.experiments import EXPERIMENTS, Contrast, Experiment
 from notebooks.replications.statistics import Estimate
 from notebooks.replications.trials import Results
 
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "casemate", "font.size": 9}
+STYLE = {"svg.fonttype": "none", "svg.hashsalt": "casemate"}
 COLOURS = {"reproduced": "#14568f", "the opposite": "#b8480f"}  # anything else: grey
 
 INTRODUCTION = """# Published findings on training, in miniature
@@ -22,13 +23,17 @@ INTRODUCTION = """# Published findings on training, in miniature
 Made by `python -m notebooks.replications` from [training.jsonl](training.jsonl); do not edit. The experiments are
 defined in [arms.py](../replications/arms.py) and [experiments.py](../replications/experiments.py).
 
-Data: `{source}` at {side}x{side} pixels, {num_train} training and {num_test} test items. Networks of tens of thousands of
-weights, from scratch. Robust accuracy is that under APGD-CE ({apgd} steps) in the l-inf ball of radius {eps:g}, counted over all test items.
-No setting was chosen on test items. A figure is the mean over {n} seeds with its 95 % t-interval ({freedom} degrees
-of freedom); a difference is taken seed by seed. The verdict of a comparison is *reproduced* where the whole interval
-has the published sign, *the opposite* where it has the other one, and *not decided* where it holds 0: such a miss is
-no evidence of no effect, and the interval says how large an effect it leaves possible. Networks of this size on
-digits say little about the published networks on photographs, in either direction.
+Data: `{source}` at {side}x{side} pixels, {num_train} training and {num_test} test items. Networks have tens of thousands of
+weights and start from random ones. Robust accuracy is that under APGD-CE ({apgd} steps) in the l-inf ball of radius
+{eps:g}, counted over all test items. Settings were chosen on validation items. A figure is the mean over {n} seeds with
+its 95 % t-interval ({freedom} degrees of freedom, not clipped to 0 and 100); a difference is taken seed by seed.
+
+A comparison is *reproduced* where its whole interval has the published sign, *the opposite* where it has the other one,
+and *not decided* where it holds 0: that is no evidence of no effect, and the interval says how large an effect it
+leaves possible. A reproduced sign is not a reproduced size. Networks this small on digits say little about the
+published networks on photographs, in either direction.
+
+## In short
 """
 
 
@@ -78,16 +83,16 @@ def seed_table(results: Results, measure: str) -> pd.DataFrame:
 
 def differences_figure(experiments: Sequence[Experiment]) -> Figure:
     """Every comparison as a line: the interval, the mean, and one dot per seed."""
-    lines = [(e.key, c) for e in experiments for c in e.contrasts]
-    figure = Figure(figsize=(9, 0.42 * len(lines) + 0.8), layout="constrained")
-    axis = figure.subplots()
-    for place, (_, contrast) in enumerate(lines):
-        _draw(axis, place, contrast)
-    axis.axvline(0, color="black", linewidth=0.8)
-    axis.set_yticks(range(len(lines)), [f"{key}: {c.what}" for key, c in lines])
-    axis.set_ylim(len(lines) - 0.5, -0.5)
-    axis.set_xlabel("points; bar: 95 % t-interval, dots: seeds")
-    axis.grid(axis="x", linewidth=0.4)
+    rows = [len(experiment.contrasts) for experiment in experiments]
+    figure = Figure(figsize=(9, 0.5 * sum(rows) + 2.5), layout="constrained")
+    panels = figure.subplots(len(rows), 1, height_ratios=rows, squeeze=False)[:, 0]
+    for axis, experiment in zip(panels, experiments, strict=True):
+        for place, contrast in enumerate(experiment.contrasts):
+            _draw(axis, place, contrast)
+        labels = [textwrap.fill(contrast.what, 46) for contrast in experiment.contrasts]
+        axis.axvline(0, color="black", linewidth=0.8)
+        _finish(axis, labels, title=experiment.key)
+    panels[-1].set_xlabel("points; bar: 95 % t-interval, tick: mean, dots: seeds", fontsize=8)
     return figure
 
 
@@ -106,8 +111,8 @@ def arms_figure(experiments: Sequence[Experiment]) -> Figure:
     axes = figure.subplots(len(experiments), 1, squeeze=False)[:, 0]
     for axis, experiment in zip(axes, experiments, strict=True):
         _draw_arms(axis, experiment.table)
-        axis.set_title(experiment.key, loc="left", fontsize=9, fontweight="bold")
-    axes[-1].set_xlabel("accuracy, %; dots: seeds, tick: mean")
+        _finish(axis, list(experiment.table), title=experiment.key)
+    axes[-1].set_xlabel("accuracy, %; tick: mean, dots: seeds", fontsize=8)
     return figure
 
 
@@ -123,10 +128,15 @@ def _draw_arms(axis: mpl.axes.Axes, table: Mapping[str, Mapping[str, Estimate]])
                 label=measure if place == 0 else None,
             )
             axis.plot(value.mean, place, "|", markersize=13, color=dots[0].get_color())
-    axis.set_yticks(range(len(table)), list(table))
-    axis.set_ylim(len(table) - 0.5, -0.5)
-    axis.grid(axis="x", linewidth=0.4)
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _finish(axis: mpl.axes.Axes, labels: Sequence[str], *, title: str) -> None:
+    axis.set_title(title, loc="left", fontsize=9, fontweight="bold")
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="x", linewidth=0.4)
 
 
 def svg(figure: Figure) -> str:
@@ -158,6 +168,7 @@ def render(results: Results, size: Size) -> str:
             n=len(size.seeds),
             freedom=len(size.seeds) - 1,
         ),
+        "\n".join(f"- {_headline(experiment)}" for experiment in experiments) + "\n",
         markdown(summary(experiments)),
         "![Every comparison with its interval](differences.svg)\n",
     ]
@@ -178,6 +189,13 @@ def render(results: Results, size: Size) -> str:
         _cost(results),
     ]
     return "\n".join(parts)
+
+
+def _headline(experiment: Experiment) -> str:
+    """The verdict of the first comparison, which is what was claimed."""
+    first = experiment.contrasts[0]
+    name = experiment.key.capitalize()
+    return f"{name}: **{first.verdict}**; {first.what}: {first.difference} points."
 
 
 def _sentence(contrast: Contrast) -> str:

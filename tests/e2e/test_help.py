@@ -54,3 +54,11 @@ def test_every_command_shows_an_example_of_itself(command):
     assert told.code == 0
     assert told.err == ""
     assert f"Example: casemate {command} " in " ".join(told.out.split())
+
+
+def test_reading_a_recipe_loads_nothing_heavy():
+    code = "import sys; from pipelines import recipe; recipe.load('demo'); print(*sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert not {"torch", "ray", "mlflow", "timm", "scipy"} & set(said.stdout.split())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import nbformat
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbclient import NotebookClient
 from scipy import stats
@@ -92,6 +92,7 @@ def test_tidying_keeps_the_trials_of_today_only(tmp_path):
     assert trials.read(path) == {("fgsm", 0, "new"): new}
 
 
+@settings(max_examples=30)
 @given(pairs)
 def test_paired_intervals_are_those_of_scipy(values):
     first, second = zip(*values, strict=True)
