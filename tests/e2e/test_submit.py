@@ -46,7 +46,7 @@ def head():
         start_new_session=True,
     )  # fmt: skip
     try:
-        wait_until(lambda: answers(port), seconds=90)
+        wait_until(lambda: answers(port))
         yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}")
     finally:
         for part in psutil.Process(process.pid).children(recursive=True):  # it drains for 30 s
