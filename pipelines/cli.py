@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
-from pipelines import cli_attack, cli_data, cli_import, cli_jobs, cli_models
+from pipelines import cli_attack, cli_certify, cli_data, cli_import, cli_jobs, cli_models
 from pipelines.cli_flow import check_resumable, run_and_show
 from pipelines.cli_options import (
     AddressOpt,
@@ -192,6 +192,13 @@ def recertify(
         str | None, typer.Option(help="Comma-separated patch sides in pixels.")
     ] = None,
     rule: Annotated[str | None, typer.Option(help="strict, count or loc (patches).")] = None,
+    delta_rule: Annotated[
+        str | None,
+        typer.Option(help="exact, or paper_reference: published tables, not sound (patches)."),
+    ] = None,
+    second_rule: Annotated[
+        str | None, typer.Option(help="none, or loc as a second column (patches).")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Derive another certificate from the same votes: other sizes, radii, rule or alpha."""
@@ -204,6 +211,8 @@ def recertify(
         target,
         failure_prob=failure_prob,
         rule=rule,
+        delta_rule=delta_rule,
+        second_rule=second_rule,
         radii=_numbers("--radii", radii, float),
         patch_sizes=_numbers("--patch-sizes", patch_sizes, int),
     )
@@ -217,8 +226,18 @@ def recertify(
         return
     for entry in document["summary"]["certified"]:
         at = entry.get("radius", entry.get("patch_size"))
-        print(f"certified at {at:<8} {int(1000 * entry['accuracy']['value']) / 10:5.1f} %")
+        print(f"certified at {at:<8} {_percent(entry['accuracy'])}{_second(entry)}")
+    if not document["sound"]:
+        print("sound: false (delta_rule paper_reference only reproduces published tables)")
     print(f"certificate: {target}")
+
+
+def _percent(share: dict[str, Any]) -> str:
+    return f"{int(1000 * share['value']) / 10:5.1f} %"  # down: never above what is proven
+
+
+def _second(entry: dict[str, Any]) -> str:
+    return f"   rule loc {_percent(entry['accuracy_loc'])}" if "accuracy_loc" in entry else ""
 
 
 def _numbers(key: str, text: str | None, kind: Any) -> list[Any] | None:
@@ -230,7 +249,7 @@ def _numbers(key: str, text: str | None, kind: Any) -> list[Any] | None:
         raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
-for group in (cli_jobs, cli_data, cli_models, cli_import):
+for group in (cli_certify, cli_jobs, cli_data, cli_models, cli_import):
     app.add_typer(group.commands)
 
 

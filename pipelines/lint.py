@@ -35,7 +35,11 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
         average = recipe.train.average
         if average and getattr(average, "start_epoch", 0) >= epochs:
             yield LintWarning("train.average.start_epoch", f"no epoch of model {model} is averaged")
-        if trained_band(objective) and recipe.model.token_policy == "mask" and _can_drop(recipe):
+        if (
+            trained_ablation(objective)
+            and recipe.model.token_policy == "mask"
+            and _can_drop(recipe)
+        ):
             yield LintWarning(
                 "model.token_policy",
                 f"mask: `drop` trains and certifies model {model} several times faster",
@@ -71,12 +75,12 @@ def _adversarial(key: str, objective: s.AdversarialSection, epochs: int) -> Iter
         yield LintWarning(f"{key}.aas.every", "the scales of attention are never searched")
 
 
-def trained_band(objective: s.Objective) -> int | None:
-    """How many columns a model sees in training, if it is trained on columns."""
+def trained_ablation(objective: s.Objective) -> tuple[str, int] | None:
+    """The kind of certificate and the visible side that a model is trained for, if it is."""
     if isinstance(objective, s.ColumnsObjective):
-        return objective.band
-    if isinstance(objective, s.AblationObjective) and objective.shape == "column":
-        return objective.size
+        return "columns", objective.band
+    if isinstance(objective, s.AblationObjective):
+        return f"{objective.shape}s", objective.size
     return None
 
 
@@ -139,8 +143,13 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
         key, objective = f"certify.{name}", recipe.objective_of(section.model)
         if isinstance(section, s.GaussianCertify):
             yield from _gaussian(key, section, objective)
+        elif isinstance(section, s.AblationCertify):
+            yield from _ablations(key, section, objective, recipe.data.image_size)
         else:
-            yield from _columns(key, section, objective, recipe.data.image_size)
+            yield from _pairs(key, section, objective)
+        if isinstance(section, s.PatchCertify):
+            trained = recipe.model_of(section.model).token_policy
+            yield from _tokens(key, section, trained)
 
 
 def _gaussian(
@@ -170,22 +179,54 @@ def _gaussian(
         )
 
 
-def _columns(
-    key: str, section: s.ColumnsCertify, objective: s.Objective, width: int | None
+def _ablations(
+    key: str, section: s.AblationCertify, objective: s.Objective, width: int | None
 ) -> Iterator[LintWarning]:
-    trained = trained_band(objective)
-    if trained is None:
+    shape, size = trained_ablation(objective) or (None, None)
+    if shape != section.kind:
+        bands = "column bands" if section.kind == "columns" else section.kind
         yield LintWarning(
             f"{key}.model",
-            f"{section.model} was not trained on column bands: expect few certificates",
+            f"{section.model} was not trained on {bands}: expect few certificates",
         )
-    elif section.band and section.band != trained:
-        yield LintWarning(f"{key}.band", f"{section.band} differs from the training band {trained}")
+    elif section.band and section.band != size:
+        yield LintWarning(f"{key}.band", f"{section.band} differs from the training band {size}")
     if width and width % section.stride:
         yield LintWarning(
             f"{key}.stride",
             f"{section.stride} does not divide {width}: patches at the seam touch one band more",
         )
+    if section.delta_rule != "exact":
+        yield LintWarning(
+            f"{key}.delta_rule",
+            "paper_reference reproduces published tables; its certificates are not sound",
+        )
+
+
+def _pairs(
+    key: str, section: s.DoubleMaskingCertify, objective: s.Objective
+) -> Iterator[LintWarning]:
+    if trained_ablation(objective):
+        yield LintWarning(
+            f"{key}.model",
+            f"{section.model} saw narrow ablations in training, these masks hide little",
+        )
+
+
+def _tokens(key: str, section: s.PatchCertify, trained: str) -> Iterator[LintWarning]:
+    """Refusals come before training, not after it."""
+    if section.token_policy in ("as_trained", trained):
+        return
+    if not section.allow_token_mismatch:
+        raise CasemateError(
+            f"{key}.token_policy",
+            section.token_policy,
+            f"is not how model {section.model} is trained ({trained}); add "
+            "allow_token_mismatch: true to certify it so all the same",
+        )
+    yield LintWarning(
+        f"{key}.token_policy", f"{section.token_policy} differs from the training's {trained}"
+    )
 
 
 def _tuning(recipe: Recipe) -> Iterator[LintWarning]:

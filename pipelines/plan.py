@@ -24,6 +24,9 @@ VERSIONS = {
     "report": 2,
 }
 
+# Of patch certificates: see `_certify_identity`.
+LATER_KEYS = ("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early")
+
 
 @dataclass(frozen=True)
 class Step:
@@ -97,7 +100,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
         )
     for name, certify in recipe.certify.items():
         needs = ("prepare", f"train.{certify.model}")
-        identity = {"certify": certify.model_dump(mode="json"), "seed": recipe.seed}
+        identity = {"certify": _certify_identity(certify), "seed": recipe.seed}
         steps.append(Step("certify", name, needs, identity))
     everything = tuple(step.name for step in steps)
     identity = {"report": recipe.report.model_dump(mode="json"), "name": recipe.name}
@@ -118,6 +121,15 @@ def stages_of(recipe: Recipe) -> list[str]:
         "certify": recipe.certify,
     }
     return [stage for stage in STAGES if asked.get(stage, True)]
+
+
+def _certify_identity(section: s.Certify) -> dict[str, Any]:
+    """The certify section; keys that came later count only where they are used.
+
+    Certificates made before those keys existed keep their fingerprints, and so their bytes.
+    """
+    values, used = section.model_dump(mode="json"), section.model_dump(exclude_defaults=True)
+    return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 
 def _objective_identity(objective: s.Objective) -> dict[str, Any]:

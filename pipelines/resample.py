@@ -1,18 +1,20 @@
 """`verify --resample`: vote again on random items with the model and compare every prediction."""
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from components.certify.patch_evidence import DOUBLE_MASKING, stopped_for
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
 from pipelines.runtime.artifacts import read_manifest
-from pipelines.sections import ColumnsCertify, GaussianCertify
+from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 from pipelines.stages.voting import Block, VoteConfig, make_voter
 
 
@@ -75,29 +77,48 @@ def _check_identity(votes: Votes, model: Path, data: Path) -> None:
 
 def _config(votes: Votes, model: Path, data: Path) -> VoteConfig:
     header: dict[str, Any] = votes.header
-    settings, num_items = header["settings"], header["num_items"]
-    micro = settings["micro_batch"]
-    if header["kind"] == "columns":
-        section: Any = ColumnsCertify(
-            kind="columns",
-            stride=settings["stride"],
-            patch_sizes=[1],
-            num_items=num_items,
-            micro_batch=micro,
-        )
-    else:
-        section = GaussianCertify(
+    settings = header["settings"]
+    return VoteConfig(
+        data,
+        model,
+        _section(header),
+        settings.get("band"),
+        settings.get("run_seed", 0),
+        settings["device"],
+        settings.get("token_policy"),
+    )
+
+
+def _section(header: Mapping[str, Any]) -> Certify:
+    """The settings of a recipe under which the same votes would be asked for."""
+    settings = header["settings"]
+    common = {"num_items": header["num_items"], "micro_batch": settings["micro_batch"]}
+    if header["kind"] == "gaussian":
+        return GaussianCertify(
             kind="gaussian",
             sigma=settings["sigma"],
             num_select=settings["num_select"],
             num_estimate=settings["num_estimate"],
-            num_items=num_items,
-            micro_batch=micro,
-            block_size=micro,
+            block_size=settings["micro_batch"],
             failure_prob=0.5,  # unused: nothing is claimed here
+            **common,
         )
-    return VoteConfig(
-        data, model, section, settings.get("band"), settings.get("run_seed", 0), settings["device"]
+    if header["kind"] == DOUBLE_MASKING:
+        return DoubleMaskingCertify(
+            kind="double_masking",
+            mask_patch=settings["mask_patch"],
+            num_masks=settings["num_masks"],
+            patch_sizes=[1],  # unused, too
+            **common,
+        )
+    if stop := stopped_for(header):  # when voting stops depends on the claim
+        rule, second = [*stop["rules"], "none"][:2]
+        common |= {"stop_early": True, "rule": rule, "second_rule": second}
+    return AblationCertify(
+        kind=header["kind"],
+        stride=settings["stride"],
+        patch_sizes=stop["patch_sizes"] if stop else [1],
+        **common,
     )
 
 
@@ -105,12 +126,12 @@ def _compare(
     voter: Any, config: VoteConfig, item: ItemVotes, position: dict[str, int]
 ) -> list[str]:
     index = position[item.item_id]
-    if isinstance(config.section, ColumnsCertify):
-        table = voter([index])
-    else:
+    if isinstance(config.section, GaussianCertify):
         table = voter(
             [Block(index, stream, 0, len(votes)) for stream, votes in item.streams.items()]
         )
+    else:
+        table = voter([index])
     problems = []
     for row in table.to_pylist():
         stored, again = item.streams[row["stream"]], np.array(row["predictions"])

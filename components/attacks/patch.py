@@ -1,27 +1,29 @@
-"""Adaptive patch attack on the column-smoothed classifier: it challenges the certificate.
+"""Adaptive patch attack on a classifier that votes over masked copies: it challenges certificates.
 
 Threat: any values in [0, 1] inside one square of m x m pixels, anywhere, never wrapping. The vote
-has no gradient; raised instead is the mean, over the ablations that show a patch pixel, of
-    max_{i != y} p_i - p_y        (p = softmax of the ablation's logits)
-by sign steps on the patch pixels. Success is judged by the hard vote with ties to the lowest class,
-the classifier of Levine & Feizi 2020 and Salman et al. 2022. Ablations that show no patch pixel
-cannot change and keep their clean prediction. No position is skipped because a certificate calls it
+has no gradient; raised instead is the mean, over the copies that show a patch pixel, of
+    max_{i != y} p_i - p_y        (p = softmax of the copy's logits)
+by sign steps on the patch pixels. Success is judged by the deployed decision: for ablations the
+hard vote with ties to the lowest class (Levine & Feizi 2020, Salman et al. 2022), for pairs of
+masks double masking (Xiang et al. 2022). Copies that show no patch pixel cannot change and keep
+their clean prediction. No position is skipped because a certificate calls it
 safe: the attack must be able to prove a certificate wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from components.attacks.gradients import check_finite
 from components.attacks.losses import margin
-from components.data.ablation import column_mask, column_starts
+from components.models.masked_votes import group_by_tokens
 from components.models.pixels import PixelModel
-from components.models.voting import group_by_tokens
 
 Position = tuple[int, int]  # top row, left column of the square
+Decide = Callable[[Tensor], int]  # (K,) predictions -> the class that the vote gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,61 +41,91 @@ def hard_vote(predictions: Tensor) -> int:
     return int(predictions.bincount().argmax())
 
 
-def touched_ablations(columns: Tensor, *, left: int, patch: int) -> Tensor:
-    """(K,) bool: which ablations, given as visible columns (K, W), show a pixel of the patch."""
-    return columns[:, left : left + patch].any(dim=1)
+def touched_masks(masks: Tensor, *, position: Position, patch: int) -> Tensor:
+    """(K,) bool: which of the (K, H, W) visible pixels show a pixel of the square."""
+    top, left = position
+    return masks[:, top : top + patch, left : left + patch].any(dim=2).any(dim=1)
 
 
 def rank_positions(
-    predictions: Tensor,
-    *,
-    height: int,
-    width: int,
-    band: int,
-    stride: int,
-    patch: int,
-    num_positions: int,
+    predictions: Tensor, masks: Tensor, *, winner: int, patch: int, num_positions: int
 ) -> list[Position]:
-    """Up to `num_positions` squares, those that touch the most votes for the present winner first.
+    """Up to `num_positions` squares, those that touch the most votes for `winner` first.
 
-    Neighbouring squares touch nearly the same votes, so those that overlap the columns of a better
-    one wait until the others are used. Rows do not change who is touched: the middle goes first.
+    Neighbouring squares touch nearly the same votes, so those that overlap a better one wait until
+    the others are used. Along a side that the masks do not divide (rows, for column bands) a move
+    changes nobody's view: squares differ along the other, and the middle goes first.
     """
-    columns = _visible_columns(width, band=band, stride=stride)
-    for_winner = predictions.cpu() == hard_vote(predictions)
-    score = [
-        int((touched_ablations(columns, left=left, patch=patch) & for_winner).sum())
-        for left in range(width - patch + 1)
+    score = _num_touched(masks[predictions.cpu() == winner], patch=patch)
+    divided = [bool((masks != masks.select(axis, 0).unsqueeze(axis)).any()) for axis in (1, 2)]
+    tops, lefts = (
+        range(room) if divides else range(1)
+        for room, divides in zip(score.shape, divided, strict=True)
+    )
+    ranked = sorted(
+        ((top, left) for top in tops for left in lefts),
+        key=lambda cell: (-int(score[cell]), cell),
+    )
+    apart: list[Position] = []
+    for cell in ranked:
+        if len(apart) < num_positions and all(_apart(cell, other, patch) for other in apart):
+            apart.append(cell)
+    chosen = set(apart)
+    overlapping = [cell for cell in ranked if cell not in chosen]
+    moves = [
+        (top, left)
+        for top in _free_starts(score.shape[0], divides=divided[0])
+        for left in _free_starts(score.shape[1], divides=divided[1])
     ]
-    ranked = sorted(range(len(score)), key=lambda left: (-score[left], left))
-    apart: list[int] = []
-    for left in ranked:
-        if all(abs(left - other) >= patch for other in apart):
-            apart.append(left)
-    overlapping = [left for left in ranked if left not in apart]
-    room = height - patch
-    tops = list(dict.fromkeys([room // 2, room // 4, room - room // 4, 0, room]))
-    squares = [(top, left) for lefts in (apart, overlapping) for top in tops for left in lefts]
+    squares = [
+        (top + down, left + right)
+        for cells in (apart, overlapping)
+        for down, right in moves
+        for top, left in cells
+    ]
     return squares[:num_positions]
 
 
-def attack_columns(
+def _apart(cell: Position, other: Position, patch: int) -> bool:
+    return any(abs(a - b) >= patch for a, b in zip(cell, other, strict=True))
+
+
+def _free_starts(num_starts: int, *, divides: bool) -> list[int]:
+    """Where squares may lie along a side that no mask divides: the middle first; else no move."""
+    room = num_starts - 1
+    if divides:
+        return [0]
+    return list(dict.fromkeys([room // 2, room // 4, room - room // 4, 0, room]))
+
+
+def _num_touched(masks: Tensor, *, patch: int) -> Tensor:
+    """(P_h, P_w): how many of the masks show a pixel of the square at each position."""
+    height, width = masks.shape[1:]
+    total = torch.zeros(height - patch + 1, width - patch + 1)
+    for part in torch.split(masks, 64):  # bounds the memory, whatever the number of masks
+        if len(part):
+            total += F.max_pool2d(part[:, None].float(), patch, stride=1).sum(dim=(0, 1))
+    return total
+
+
+def attack_vote(
     model: PixelModel,
     image: Tensor,
     label: int,
     predictions: Tensor,
+    masks: Tensor,
     *,
-    band: int,
-    stride: int,
     patch: int,
     num_steps: int,
     step_size: float,
     positions: Sequence[Position],
     generator: torch.Generator,
     micro_batch: int,
+    decide: Decide = hard_vote,
 ) -> PatchResult:
     """Try to vote `image` (C, H, W) away from `label`; `predictions` (K,) are its clean votes.
 
+    `masks` (K, H, W) are the pixels that each vote sees, `decide` makes one class of the votes.
     Black and white squares are tried everywhere first, then gradient ascent at each position from
     uniform pixels, with the step halved after 50 % and 75 % of the steps; every iterate is judged.
     It stops at the first success, else returns the patch that left `label` the smallest lead. Hold
@@ -102,11 +134,10 @@ def attack_columns(
     if model.training:
         raise ValueError("votes need eval mode: hold attack_mode(model) around the attack")
     _check_positions(positions, image, patch)
-    prediction = hard_vote(predictions)
+    prediction = decide(predictions)
     if prediction != label:
         return PatchResult(image, None, prediction, 0)
-    columns = _visible_columns(image.shape[2], band=band, stride=stride)
-    search = _Search(model, image, label, predictions, columns, micro_batch)
+    search = _Search(model, image, label, predictions, masks, micro_batch, decide)
     size = (image.shape[0], patch, patch)
     for position in positions:
         for value in (0.0, 1.0):
@@ -136,17 +167,15 @@ class _Search:
         image: Tensor,
         label: int,
         predictions: Tensor,
-        columns: Tensor,
+        masks: Tensor,
         micro_batch: int,
+        decide: Decide,
     ) -> None:
-        if predictions.shape != (len(columns),):
-            raise ValueError(
-                f"{len(columns)} ablations need as many predictions, got {predictions}"
-            )
+        if predictions.shape != (len(masks),):
+            raise ValueError(f"{len(masks)} masks need as many predictions, got {predictions}")
         self.model, self.image, self.label = model, image.detach(), label
         self.clean_predictions = predictions.cpu()
-        self.columns = columns
-        self.masks = columns[:, None, :].expand(-1, image.shape[1], -1)
+        self.masks, self.decide = masks, decide
         self.groups = group_by_tokens(model, self.masks)  # rows of a call keep equally many tokens
         self.micro_batch = micro_batch
         self.num_evaluations = 0
@@ -166,7 +195,7 @@ class _Search:
         self._remember(pixels, position, predictions)
 
     def gradient(self, pixels: Tensor, position: Position) -> Tensor:
-        """Gradient of the mean margin over touched ablations; the same pass judges the vote."""
+        """Gradient of the mean margin over touched votes; the same pass judges the vote."""
         predictions = self.clean_predictions.clone()
         total = torch.zeros_like(pixels)
         num_touched = 0
@@ -187,7 +216,7 @@ class _Search:
         return PatchResult(*self.best, self.num_evaluations)
 
     def _chunks(self, position: Position, patch: int) -> list[Tensor]:
-        touched = touched_ablations(self.columns, left=position[1], patch=patch)
+        touched = touched_masks(self.masks, position=position, patch=patch)
         members = [group[touched[group]] for group in self.groups]
         return [
             part for group in members if len(group) for part in torch.split(group, self.micro_batch)
@@ -204,7 +233,7 @@ class _Search:
         own = int(votes[self.label])
         votes[self.label] = -1
         lead = own - int(votes.max())
-        prediction = hard_vote(predictions)
+        prediction = self.decide(predictions)
         won = prediction != self.label
         if self.lead is None or won or lead < self.lead:
             self.lead = lead
@@ -216,10 +245,6 @@ def _paste(image: Tensor, pixels: Tensor, position: Position) -> Tensor:
     patched = image.clone()
     patched[:, top : top + pixels.shape[1], left : left + pixels.shape[2]] = pixels
     return patched
-
-
-def _visible_columns(width: int, *, band: int, stride: int) -> Tensor:
-    return torch.stack([column_mask(width, start, band) for start in column_starts(width, stride)])
 
 
 def _check_positions(positions: Sequence[Position], image: Tensor, patch: int) -> None:

@@ -1,55 +1,59 @@
-"""Base classifiers that vote: one prediction for every column ablation of an image."""
+"""Base classifiers that vote: one prediction for every ablation of an image."""
 
-from collections import defaultdict
+from collections.abc import Sequence
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from components.core.types import Images
-from components.data.ablation import column_mask, column_starts
+from components.data.ablation import Ablations
+from components.models.masked_votes import dense_chunks, group_by_tokens, masked_predictions
 from components.models.pixels import PixelModel
+
+__all__ = ["ablation_predictions", "column_masks", "column_predictions", "group_by_tokens"]
+
+
+def ablation_predictions(
+    model: PixelModel,
+    images: Images,
+    ablations: Ablations,
+    *,
+    micro_batch: int,
+    order: Sequence[int] | None = None,
+) -> Tensor:
+    """(B, K) argmax of every ablation, ties to the lowest class.
+
+    `order` asks only these ablations, by index: then (B, len(order)), in that order. A vote never
+    depends on which other images a worker happens to hold.
+    """
+    asked = None if order is None else tuple(order)
+    masks, chunks = _plan(model, ablations, micro_batch, asked)
+    return masked_predictions(model, images, masks, chunks=chunks)
+
+
+def column_predictions(
+    model: PixelModel, images: Images, *, band: int, stride: int, micro_batch: int
+) -> Tensor:
+    """(B, K) votes of column ablations."""
+    ablations = _columns(model, band=band, stride=stride)
+    return ablation_predictions(model, images, ablations, micro_batch=micro_batch)
 
 
 def column_masks(model: PixelModel, *, band: int, stride: int) -> Tensor:
     """(K, H, W) visible pixels of every column ablation, in order of their starts."""
+    return _columns(model, band=band, stride=stride).masks()
+
+
+def _columns(model: PixelModel, *, band: int, stride: int) -> Ablations:
     side = model.spec.image_size
-    columns = torch.stack([column_mask(side, q, band) for q in column_starts(side, stride)])
-    return columns[:, None, :].expand(-1, side, -1)
+    return Ablations(kind="columns", image_size=(side, side), band=band, stride=stride)
 
 
-def group_by_tokens(model: PixelModel, masks: Tensor) -> list[Tensor]:
-    """Indices of the ablations that keep equally many tokens: each group makes dense batches."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for index, mask in enumerate(masks):
-        groups[model.num_kept(mask)].append(index)
-    return [torch.tensor(groups[count]) for count in sorted(groups)]
-
-
-@lru_cache(maxsize=2)  # holds its models: no more than a worker uses in turn
-def _plan(model: PixelModel, band: int, stride: int, chunk: int) -> tuple[Tensor, list[Tensor]]:
-    masks = column_masks(model, band=band, stride=stride)
-    groups = group_by_tokens(model, masks)
-    return masks, [part for group in groups for part in torch.split(group, chunk)]
-
-
-@torch.inference_mode()
-def column_predictions(
-    model: PixelModel, images: Images, *, band: int, stride: int, micro_batch: int
-) -> Tensor:
-    """(B, K) argmax of every ablation, ties to the lowest class.
-
-    Each image is voted on by itself, in chunks whose shapes follow from the settings alone: a vote
-    never depends on which other images a worker happens to hold.
-    """
-    if model.training:
-        raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")
-    masks, chunks = _plan(model, band, stride, micro_batch)
-    device = model.mean.device
-    votes = torch.empty(images.shape[0], masks.shape[0], dtype=torch.int64)
-    for row, image in enumerate(images.to(device)):
-        for chunk in chunks:
-            visible = masks[chunk].to(device)
-            logits = model.forward_ablated(image.expand(len(chunk), -1, -1, -1), visible)
-            votes[row, chunk] = logits.argmax(dim=1).cpu()
-    return votes
+@lru_cache(maxsize=16)  # holds its models; early stops ask for parts in turn
+def _plan(
+    model: PixelModel, ablations: Ablations, micro_batch: int, order: tuple[int, ...] | None
+) -> tuple[Tensor, list[Tensor]]:
+    masks = ablations.masks()
+    if order is not None:
+        masks = masks[list(order)]
+    return masks, dense_chunks(model, masks, micro_batch=micro_batch)

@@ -1,14 +1,18 @@
 """Charts of certificates: what is proven, and what an attack on the same items left standing."""
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from components.core.digests import canonical_json
 from components.core.types import FloatArray
+from components.data.ablation import KINDS as ABLATION_KINDS
 from components.evaluate.accuracy import accuracy, clopper_pearson_interval
 from components.report import figures
 from components.report.content import Accuracy, Cell, Chart, Column, Fact, LegendEntry, Table
 from components.report.results import CertifyResult
-from components.report.wording import challenged_radius, challenged_size, side
+from components.report.wording import TIMES, challenged_radius, challenged_size, side
 
 
 def share(held: NDArray[np.bool_]) -> Accuracy:
@@ -33,7 +37,7 @@ def primary_radius(result: CertifyResult) -> float:
 
 def headline_cell(result: CertifyResult) -> tuple[str, str, Accuracy]:
     """(title, detail, certified accuracy) of a certificate's headline column."""
-    if result.kind == "columns":
+    if result.is_patch:
         size = primary_size(result)
         return "Certified patch", side(size), share(result.certified_at_size(size))
     radius = primary_radius(result)
@@ -47,14 +51,6 @@ def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
     standard = share(result.correct)
     challenge = result.challenge
     attacked = (primary_size(result), challenge.standing) if challenge else None
-    rows: list[tuple[Cell, ...]] = [
-        (m, round(100 * m * m / image_area, 2), c) for m, c in zip(sizes, certified, strict=True)
-    ]
-    columns = (
-        Column("patch side", "number", "px"),
-        Column("area", "number", "% of pixels"),
-        Column("certified", "proven"),
-    )
     steps = ", ".join(
         f"{side(m)} {c.percent('proven')}" for m, c in zip(sizes, certified, strict=True)
     )
@@ -72,15 +68,108 @@ def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
         f"{model}: certified accuracy by patch size",
         svg,
         (
-            LegendEntry(
-                "proven for every patch of this size, band: 95% interval", "proven", "line"
-            ),
+            LegendEntry(_proven_sign(result), "proven", "line"),
             LegendEntry("the vote without an adversary", "measured", "dot"),
             *_attack_sign(result),
         ),
-        (_standard_sentence(result, standard), *_bracket(result, side(primary_size(result)))),
-        Table(result.name, columns, tuple(rows)),
+        (
+            *_doubt(result),
+            f"Votes: {describe_votes(result)}.",
+            _standard_sentence(result, standard),
+            *_vote_sentences(result),
+            *_bracket(result, side(primary_size(result))),
+        ),
+        _patch_table(result, certified, image_area=image_area),
     )
+
+
+def _patch_table(result: CertifyResult, certified: Sequence[Accuracy], *, image_area: int) -> Table:
+    """One row per patch side: what it touches, and what is proven under each rule."""
+    entries = sorted(result.header["summary"]["certified"], key=lambda e: int(e["patch_size"]))
+    sizes = [int(entry["patch_size"]) for entry in entries]
+    parts: dict[Column, Sequence[Cell]] = {
+        Column("patch side", "number", "px"): sizes,
+        Column("area", "number", "% of pixels"): [
+            round(100 * m * m / image_area, 2) for m in sizes
+        ],
+    }
+    for key, title in (("num_touched", "touched"), ("exact_touched", "touched, exact")):
+        if all(key in entry for entry in entries):
+            parts[Column(title, "number", "votes")] = [entry[key] for entry in entries]
+    parts[proven_column("certified", "", result)] = certified
+    if second := result.header["claim"].get("second_rule"):
+        verdicts = [share(result.certified_at_size(m, rule=second)) for m in sizes]
+        parts[Column("certified", "proven", f"rule {second}")] = verdicts
+    return Table(result.name, tuple(parts), tuple(zip(*parts.values(), strict=True)))
+
+
+def proven_column(title: str, detail: str, result: CertifyResult) -> Column:
+    """A column of certified accuracies; one that is not sound is never set as proven."""
+    if result.sound:
+        return Column(title, "proven", detail)
+    return Column(f"{title} (not sound)", "measured", detail)
+
+
+def describe_votes(result: CertifyResult) -> str:
+    """What votes on an item, in words."""
+    settings = result.header["evidence"]["settings"]
+    if result.kind == "double_masking":
+        return (
+            f"all pairs of masks that hide any patch up to {side(settings['mask_patch'])}, "
+            f"{result.header['summary']['num_masks']} masks"
+        )
+    band, stride = settings["band"], settings["stride"]
+    shown = {
+        "columns": f"bands of {band} columns",
+        "rows": f"bands of {band} rows",
+        "blocks": f"squares of {band} {TIMES} {band} pixels",
+        "both": f"bands of {band} columns and bands of {band} rows",
+    }[result.kind]
+    return f"{shown}, one every {stride} px"
+
+
+def sweep_tables(
+    results: Sequence[CertifyResult], model_of: Callable[[CertifyResult], str]
+) -> tuple[Table, ...]:
+    """Per kind, accuracies by ablation size and stride (layout of Salman et al. 2022, Table 8).
+
+    One table for certificates that differ in nothing but model, band and stride.
+    """
+    groups: dict[str, list[CertifyResult]] = {}
+    for result in results:
+        if result.kind in ABLATION_KINDS:
+            claim = result.header["claim"]
+            groups.setdefault(canonical_json([result.kind, claim]), []).append(result)
+    found = [group for group in groups.values() if len({_geometry(r) for r in group}) > 1]
+    return tuple(_sweep(number, group, model_of) for number, group in enumerate(found))
+
+
+def _geometry(result: CertifyResult) -> tuple[int, int]:
+    settings = result.header["evidence"]["settings"]
+    return int(settings["band"]), int(settings["stride"])
+
+
+def _sweep(
+    number: int, group: Sequence[CertifyResult], model_of: Callable[[CertifyResult], str]
+) -> Table:
+    first = group[0]
+    sizes = sorted(int(m) for m in first.header["claim"]["patch_sizes"])
+    bands = sorted({_geometry(r)[0] for r in group})
+    cells = {(model_of(r), *_geometry(r)): r for r in group}
+    columns = [Column("Model"), Column("stride", "number", "px")]
+    for band in bands:
+        columns.append(Column("without adversary", "measured", f"size {band}"))
+        columns += [proven_column(f"certified {side(m)}", f"size {band}", first) for m in sizes]
+    rows = []
+    for model, stride in dict.fromkeys((model_of(r), _geometry(r)[1]) for r in group):
+        row: list[Cell] = [model, stride]
+        for band in bands:
+            found = cells.get((model, band, stride))
+            row.append(share(found.correct) if found else None)
+            row += [share(found.certified_at_size(m)) if found else None for m in sizes]
+        rows.append(tuple(row))
+    title = f"{first.kind}: accuracy by ablation size and stride"
+    return Table(f"sweep-{first.kind}-{number}", tuple(columns), tuple(rows), title=title)
 
 
 def radius_chart(result: CertifyResult, *, model: str) -> Chart:
@@ -145,11 +234,15 @@ def recount_agrees(result: CertifyResult) -> bool:
     for entry in result.header["summary"]["certified"]:
         held = (
             result.certified_at_size(entry["patch_size"])
-            if result.kind == "columns"
+            if result.is_patch
             else result.certified_at_radius(entry["radius"])
         )
         if Accuracy.parse(entry["accuracy"], source=result.name) != share(held):
             return False
+        if "accuracy_loc" in entry:
+            held = result.certified_at_size(entry["patch_size"], rule="loc")
+            if Accuracy.parse(entry["accuracy_loc"], source=result.name) != share(held):
+                return False
     return True
 
 
@@ -162,6 +255,38 @@ def _steps(result: CertifyResult) -> tuple[FloatArray, FloatArray, FloatArray, F
     counts = np.rint(held * num_items).astype(int)
     bounds = np.array([clopper_pearson_interval(int(k), num_items) for k in counts])
     return knots, held, bounds[:, 0], bounds[:, 1]
+
+
+def _proven_sign(result: CertifyResult) -> str:
+    if not result.sound:
+        return "by the published count of touched votes, which is too small: not proven"
+    return "proven for every patch of this size, band: 95% interval"
+
+
+def _doubt(result: CertifyResult) -> tuple[str, ...]:
+    if result.sound:
+        return ()
+    return (
+        "sound: false. These figures use the published count of touched ablations, which ignores "
+        "the seam at the image's edge; they reproduce tables and prove nothing.",
+    )
+
+
+def _vote_sentences(result: CertifyResult) -> tuple[str, ...]:
+    """How good single votes are, or how many were asked."""
+    summary, said = result.header["summary"], []
+    if raw := summary.get("ablation_accuracy"):
+        single = Accuracy.parse(raw, source=result.name)
+        said.append(
+            f"A single vote is right in {single.percent('measured')} of all cases "
+            f"(95% interval over items {single.interval()})."
+        )
+    if asked := summary.get("votes_asked"):
+        said.append(
+            f"Voting stopped as soon as all verdicts were decided: {100 * asked['value']:.1f}% of "
+            f"the votes were asked, {asked['num_votes']:,}."
+        )
+    return tuple(said)
 
 
 def _standard_sentence(result: CertifyResult, standard: Accuracy) -> str:

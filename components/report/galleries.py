@@ -4,15 +4,18 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from components.data.ablation import column_starts
+from components.certify.patch_evidence import ablations_of, masks_of
+from components.core.types import Array
+from components.report.certified import describe_votes
 from components.report.content import Gallery, Picture, Strip
 from components.report.pictures import (
+    HIDDEN_TINT,
     amplification,
     perturbation,
     png_uri,
-    shown_columns,
     spread_starts,
 )
 from components.report.results import AttackResult, CertifyResult, Examples
@@ -50,26 +53,41 @@ def ablation_gallery(
     votes: dict[str, list[int]],
     classes: Sequence[str],
 ) -> Gallery:
-    """What single votes of a column certificate see; `images` are (C, H, W) in [0, 1] by item."""
-    settings = result.header["evidence"]["settings"]
-    band, stride = int(settings["band"]), int(settings["stride"])
+    """What single votes of a patch certificate see; `images` are (C, H, W) in [0, 1] by item."""
+    visible = _visible(result)
     rows = {item: i for i, item in enumerate(result.columns["item_id"])}
     strips, num_votes = [], len(next(iter(votes.values())))
     for item, image in images.items():
-        starts = column_starts(image.shape[-1], stride)
         label = int(result.columns["label"][rows[item]])
         seen = [Picture(png_uri(image.numpy()), f"item {item}", "whole item")]
-        for index in spread_starts(starts, count=NUM_ABLATIONS):
-            start, vote = starts[index], votes[item][index]
-            uri = png_uri(shown_columns(image, start=start, band=band))
-            alt = f"item {item}, columns from {start}, vote {classes[vote]}"
+        asked = tuple(k for k, vote in enumerate(votes[item]) if vote < len(classes))
+        for index in (asked[i] for i in spread_starts(asked, count=NUM_ABLATIONS)):
+            vote = votes[item][index]
+            uri = png_uri(_shown(image, visible[index]))
+            alt = f"item {item}, vote {index}: {classes[vote]}"
             seen.append(Picture(uri, alt, f"vote {classes[vote]}", _verdict(vote, label)))
         strips.append(Strip(_claim(result, rows[item], classes=classes), tuple(seen)))
     caption = (
-        f"Every vote sees one band of {band} columns; the blue-grey part is hidden (the model sees "
-        f"black there). Shown are a few of the {num_votes} bands that vote on each item."
+        f"Votes: {describe_votes(result)}. The blue-grey part is hidden (the model sees black "
+        f"there). Shown are a few of the {num_votes} votes on each item."
     )
     return Gallery("What the votes see", caption, tuple(strips))
+
+
+def _visible(result: CertifyResult) -> Tensor:
+    """(K, H, W) bool: what each vote sees, in the order of votes."""
+    evidence = result.header["evidence"]
+    if result.kind == "double_masking":
+        masks = masks_of(evidence)
+        return masks.visible(masks.pairs())
+    return ablations_of(evidence).masks()
+
+
+def _shown(image: Tensor, visible: Tensor) -> Array:
+    """A (C, H, W) image whose hidden pixels have a flat tint; the model itself sees black there."""
+    colour = image if image.shape[0] == 3 else image.expand(3, -1, -1)
+    tint = (torch.tensor(HIDDEN_TINT, dtype=torch.float32) / 255).view(3, 1, 1)
+    return np.asarray(torch.where(visible, colour, tint).numpy())
 
 
 def _claim(result: CertifyResult, row: int, *, classes: Sequence[str]) -> str:
@@ -77,7 +95,10 @@ def _claim(result: CertifyResult, row: int, *, classes: Sequence[str]) -> str:
     label, winner = classes[columns["label"][row]], classes[columns["prediction"][row]]
     sizes = columns["certified_patch_sizes"][row]
     proven = f"proven up to {side(max(sizes))}" if sizes else "not proven at any size"
-    return f"label {label}: {columns['top_votes'][row]} votes for {winner}, {proven}"
+    for count in ("top_votes", "num_agreeing"):  # votes that stopped early have no final count
+        if count in columns:
+            return f"label {label}: {columns[count][row]} votes for {winner}, {proven}"
+    return f"label {label}: voted {winner}, {proven}"
 
 
 def _attack_strip(examples: Examples, i: int, *, classes: Sequence[str], factor: int) -> Strip:

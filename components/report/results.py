@@ -153,17 +153,28 @@ class CertifyResult:
 
     @property
     def kind(self) -> str:
-        """`columns` (patch) or `gaussian` (l2)."""
+        """`gaussian` (l2), else a kind of ablation or `double_masking` (patches)."""
         return str(self.header["kind"])
+
+    @property
+    def is_patch(self) -> bool:
+        """Whether the claim is about patches."""
+        return self.kind != "gaussian"
+
+    @property
+    def sound(self) -> bool:
+        """False for a claim that only reproduces published tables."""
+        return bool(self.header["sound"])
 
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Per item: the smoothed prediction is the label (an abstention is not)."""
         return np.asarray(self.columns["correct"], dtype=np.bool_)
 
-    def certified_at_size(self, patch: int) -> NDArray[np.bool_]:
-        """Per item: correct, and proven against every patch of this side."""
-        proven = [patch in sizes for sizes in self.columns["certified_patch_sizes"]]
+    def certified_at_size(self, patch: int, *, rule: str = "") -> NDArray[np.bool_]:
+        """Per item: correct, and proven against every patch of this side; `rule`: the second."""
+        column = f"certified_patch_sizes_{rule}" if rule else "certified_patch_sizes"
+        proven = [patch in sizes for sizes in self.columns[column]]
         return self.correct & np.asarray(proven, dtype=np.bool_)
 
     def certified_at_radius(self, radius: float) -> NDArray[np.bool_]:
@@ -324,7 +335,7 @@ def read_certify(step: str, folder: Path) -> CertifyResult:
 
 
 def read_band_votes(result: CertifyResult, item_ids: list[str]) -> dict[str, list[int]]:
-    """Per item, the prediction on every column ablation, in order of their starts."""
+    """Per item, the prediction on every ablation or pair of masks, in the order of votes."""
     table = _read_table(result.folder / "votes.parquet", step=result.name)
     rows = [row for row in table.to_pylist() if row["item_id"] in item_ids]
     votes: dict[str, list[int]] = {}

@@ -87,7 +87,8 @@ def headline(results: Results) -> Table:
         columns[column] = attack.robust
     for result in results.certificates:
         title, detail, share = certified.headline_cell(result)
-        column, model = Column(title, "proven", detail), results.model_of(result)
+        column = certified.proven_column(title, detail, result)
+        model = results.model_of(result)
         if model in columns.get(column, {}):
             column = _fresh(column, columns, result.name)
         columns.setdefault(column, {})[model] = share
@@ -153,20 +154,36 @@ def attack_section(attacks: Sequence[AttackResult]) -> Section | None:
 
 def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section | None:
     """Patch certificates with the pictures of their ablations."""
-    found = [c for c in results.certificates if c.kind == "columns"]
+    found = [c for c in results.certificates if c.is_patch]
     if not found:
         return None
     area = results.dataset.height * results.dataset.width
     return Section(
         "patches",
         "Proven against patches",
-        "The classifier lets a model vote on many copies of an item, each showing one band of "
-        "columns. A patch touches only some bands; where the lead is larger than what those could "
-        "turn, no patch changes the prediction.",
+        _patch_intro({c.kind for c in found}),
         charts=tuple(
             certified.patch_chart(c, model=results.model_of(c), image_area=area) for c in found
         ),
         galleries=tuple(pictures),
+        tables=certified.sweep_tables(found, results.model_of),
+    )
+
+
+def _patch_intro(kinds: set[str]) -> str:
+    voted = (
+        "The classifier lets a model vote on many copies of an item, each showing one "
+        f"{'band of columns' if kinds == {'columns'} else 'small part'}. A patch touches only some "
+        f"{'bands' if kinds == {'columns'} else 'parts'}; where the lead is larger than what those "
+        "could turn, no patch changes the prediction."
+    )
+    masked = (
+        "Double masking hides every place where the patch could be; where all pairs of masks leave "
+        "the same class, no patch changes the prediction of that procedure."
+    )
+    pairs = "double_masking" in kinds
+    return " ".join(
+        [*([voted] if kinds - {"double_masking"} else []), *([masked] if pairs else [])]
     )
 
 

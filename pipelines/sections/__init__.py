@@ -14,10 +14,12 @@ from pipelines.sections.attack import (
 )
 from pipelines.sections.base import Count, Name, Pixels, PositivePixels, Section
 from pipelines.sections.certify import (
+    AblationCertify,
     Certify,
-    ColumnsCertify,
+    DoubleMaskingCertify,
     GaussianCertify,
     L2Challenge,
+    PatchCertify,
     PatchChallenge,
 )
 from pipelines.sections.data import DataSection, ModelSection, SyntheticSection
@@ -70,6 +72,7 @@ __all__ = [
     "ARCHITECTURES",
     "AasAttack",
     "AasSection",
+    "AblationCertify",
     "AblationObjective",
     "AdversarialSection",
     "ApgdAttack",
@@ -83,13 +86,13 @@ __all__ = [
     "Certify",
     "ChangeSection",
     "ClusterSection",
-    "ColumnsCertify",
     "ColumnsObjective",
     "Count",
     "CurvesSection",
     "DataSection",
     "DenoisedObjective",
     "DenoiserObjective",
+    "DoubleMaskingCertify",
     "FgsmAttack",
     "FgsmObjective",
     "GamaAttack",
@@ -104,6 +107,7 @@ __all__ = [
     "Name",
     "Objective",
     "OptunaSearch",
+    "PatchCertify",
     "PatchChallenge",
     "PbtScheduler",
     "PgdAttack",

@@ -17,15 +17,16 @@ class PatchChallenge(Section):
     num_positions: Count = 4
 
 
-class ColumnsCertify(Section):
-    """Patch certificates from votes over column ablations (Salman et al. 2022)."""
+class PatchCertify(Section):
+    """What all certificates against one square patch share."""
 
-    kind: Literal["columns"]
+    kind: str
     model: str = "main"
-    band: Count | None = None  # None: the width the model was trained with
-    stride: Count = 1
     patch_sizes: list[Count] = Field(min_length=1)
-    rule: Literal["strict", "count", "loc"] = "count"
+    # What happens to hidden tokens. A model trained one way and certified the other loses many
+    # points, so that has to be asked for twice.
+    token_policy: Literal["as_trained", "drop", "mask"] = "as_trained"
+    allow_token_mismatch: bool = False
     num_items: Count | None = None
     micro_batch: Count = 64
     challenge: PatchChallenge | None = None
@@ -37,6 +38,54 @@ class ColumnsCertify(Section):
                 "model",
                 "challenge.patch_size: {size} is not among the claimed patch_sizes {claimed}",
                 {"size": self.challenge.patch_size, "claimed": str(self.patch_sizes)},
+            )
+        return self
+
+
+class AblationCertify(PatchCertify):
+    """Patch certificates from votes over ablations (Levine & Feizi 2020, Salman et al. 2022)."""
+
+    kind: Literal["columns", "rows", "blocks", "both"]
+    band: Count | None = None  # None: the width the model was trained with
+    stride: Count = 1
+    rule: Literal["strict", "count", "loc"] = "count"
+    second_rule: Literal["none", "loc"] = "none"
+    delta_rule: Literal["exact", "paper_reference"] = "exact"
+    stop_early: bool = False  # votes then answer these sizes and rules, and no others
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> Self:
+        if self.second_rule == self.rule:
+            raise PydanticCustomError("model", "second_rule: {rule} is the rule already", _of(self))
+        if self.rule == "loc" and self.delta_rule != "exact":
+            raise PydanticCustomError(
+                "model", "delta_rule: {delta} does not apply to rule loc, which counts", _of(self)
+            )
+        if self.stop_early and self.delta_rule != "exact":
+            raise PydanticCustomError(
+                "model", "delta_rule: {delta} needs all votes; leave out stop_early", _of(self)
+            )
+        return self
+
+
+def _of(section: AblationCertify) -> dict[str, str]:
+    return {"rule": section.rule, "delta": section.delta_rule}
+
+
+class DoubleMaskingCertify(PatchCertify):
+    """Patch certificates by pairs of masks, for a patch of known size (Xiang et al. 2022)."""
+
+    kind: Literal["double_masking"]
+    mask_patch: Count  # the largest patch that the masks hide
+    num_masks: Annotated[int, Field(ge=2)] = 6  # per side
+
+    @model_validator(mode="after")
+    def _masks_hide_the_patches(self) -> Self:
+        if max(self.patch_sizes) > self.mask_patch:
+            raise PydanticCustomError(
+                "model",
+                "patch_sizes: {size} is larger than mask_patch {limit}, which the masks hide",
+                {"size": max(self.patch_sizes), "limit": self.mask_patch},
             )
         return self
 
@@ -85,4 +134,6 @@ class GaussianCertify(Section):
         return self
 
 
-Certify = Annotated[ColumnsCertify | GaussianCertify, Field(discriminator="kind")]
+Certify = Annotated[
+    AblationCertify | DoubleMaskingCertify | GaussianCertify, Field(discriminator="kind")
+]

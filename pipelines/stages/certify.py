@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from components.certify.certificate import write_certificate
+from components.certify.early_stop import ORDER
 from components.certify.gaussian import check_can_certify
 from components.certify.votes import VOTES_NAME, VoteRow, Votes, write_votes
 from components.core.digests import digest_json
@@ -19,9 +20,17 @@ from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import run_units
-from pipelines.sections import ColumnsCertify, GaussianCertify
+from pipelines.sections import (
+    AblationCertify,
+    Certify,
+    DoubleMaskingCertify,
+    GaussianCertify,
+    PatchCertify,
+)
 from pipelines.stages import challenge
-from pipelines.stages.voting import VoteConfig, make_voter, plan_votes
+from pipelines.stages.voting import VoteConfig, make_voter, plan_votes, rules_of
+
+TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
@@ -33,14 +42,16 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         inputs["prepare"],
         model,
         section,
-        _band(section, model, dataset, out.part),
+        _band(section, model, key=f"certify.{out.part}"),
         recipe.seed,
         build.actor_device(recipe.cluster),
+        _token_policy(section, model, key=f"certify.{out.part}"),
     )
+    _check_sizes(config, dataset, key=f"certify.{out.part}")
     if isinstance(section, GaussianCertify):
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
-    units = plan_votes(section, num_items=num_items)
+    units = plan_votes(config, num_items=num_items)
     header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
     parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
     run_units(
@@ -53,26 +64,51 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         _challenge(recipe, config, votes, out)
 
 
-def _band(section: Any, model: Path, dataset: PreparedDataset, part: str) -> int | None:
-    """The width of the column band: as written, else what the model was trained with."""
-    if not isinstance(section, ColumnsCertify):
+def _band(section: Certify, model: Path, *, key: str) -> int | None:
+    """Pixels that an ablation keeps: as written, else what the model was trained with."""
+    if not isinstance(section, AblationCertify):
         return None
     trained = read_header(model)["spec"]["trained_for"]
-    columns = trained.get("kind") == "ablation" and trained.get("shape") == "column"
-    band = section.band or trained.get("band") or (trained.get("size") if columns else None)
+    shape, size = trained.get("shape"), trained.get("size")
+    if trained.get("kind") == "columns":
+        shape, size = "column", trained.get("band")
+    band = section.band or (size if shape == TRAINED_SHAPE.get(section.kind) else None)
     if band is None:
-        raise CasemateError(
-            f"certify.{part}.band",
-            None,
-            f"is needed: model {section.model} was not trained on column bands",
-        )
-    asked = (("band", band), ("stride", section.stride), ("patch_sizes", max(section.patch_sizes)))
-    for key, value in asked:
-        if value > dataset.width:
-            raise CasemateError(
-                f"certify.{part}.{key}", value, f"is wider than the image ({dataset.width})"
-            )
+        remedy = f"is needed: model {section.model} was not trained on this kind, {section.kind}"
+        raise CasemateError(f"{key}.band", None, remedy)
     return int(band)
+
+
+def _token_policy(section: Certify, model: Path, *, key: str) -> str | None:
+    """What happens to hidden tokens: as in training, unless the recipe insists."""
+    if not isinstance(section, PatchCertify):
+        return None
+    trained = str(read_header(model)["spec"]["token_policy"])
+    if section.token_policy in ("as_trained", trained):
+        return trained
+    if not section.allow_token_mismatch:
+        remedy = (
+            f"is not how model {section.model} was trained ({trained}) and costs certified "
+            "accuracy; add allow_token_mismatch: true to certify it so all the same"
+        )
+        raise CasemateError(f"{key}.token_policy", section.token_policy, remedy)
+    return section.token_policy
+
+
+def _check_sizes(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> None:
+    """Refuse lengths that do not fit into the images."""
+    section, side = config.section, min(dataset.height, dataset.width)
+    if isinstance(section, GaussianCertify):
+        return
+    asked = {"patch_sizes": max(section.patch_sizes)}
+    if isinstance(section, AblationCertify):
+        assert config.band is not None
+        asked |= {"band": config.band, "stride": section.stride}
+    else:
+        asked |= {"mask_patch": section.mask_patch}
+    for name, value in asked.items():
+        if value > side:
+            raise CasemateError(f"{key}.{name}", value, f"is larger than the image ({side})")
 
 
 def _header(
@@ -80,22 +116,11 @@ def _header(
 ) -> dict[str, Any]:
     """Which model voted on which data under which settings; no time and no place."""
     section, model = config.section, read_header(config.model)
-    settings: dict[str, Any] = {"micro_batch": section.micro_batch, "device": config.device}
-    if isinstance(section, ColumnsCertify):
-        policy = model["spec"]["token_policy"]
-        settings |= {
-            "band": config.band,
-            "stride": section.stride,
-            "token_policy": policy,
-            "fill": "black",
-        }
-    else:
-        settings |= {
-            "sigma": section.sigma,
-            "num_select": section.num_select,
-            "num_estimate": section.num_estimate,
-            "run_seed": config.seed,
-        }
+    settings = {
+        "micro_batch": section.micro_batch,
+        "device": config.device,
+        **_vote_settings(config, trained_policy=model["spec"]["token_policy"]),
+    }
     return {
         "kind": section.kind,
         "run_id": run_id,
@@ -114,10 +139,38 @@ def _header(
     }
 
 
-def _claim(section: ColumnsCertify | GaussianCertify) -> dict[str, Any]:
-    if isinstance(section, ColumnsCertify):
-        return {"patch_sizes": section.patch_sizes, "rule": section.rule}
-    return {"failure_prob": section.failure_prob, "radii": section.radii}
+def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]:
+    """What the votes depend on beside model and data."""
+    section = config.section
+    if isinstance(section, GaussianCertify):
+        return {
+            "sigma": section.sigma,
+            "num_select": section.num_select,
+            "num_estimate": section.num_estimate,
+            "run_seed": config.seed,
+        }
+    settings: dict[str, Any] = {"token_policy": config.token_policy, "fill": "black"}
+    if config.token_policy != trained_policy:
+        settings["trained_token_policy"] = trained_policy
+    if isinstance(section, DoubleMaskingCertify):
+        return settings | {"mask_patch": section.mask_patch, "num_masks": section.num_masks}
+    settings |= {"band": config.band, "stride": section.stride}
+    if section.stop_early:
+        settings["stopped_for"] = {
+            "patch_sizes": sorted(set(section.patch_sizes)),
+            "rules": rules_of(section),
+            "order": ORDER,
+        }
+    return settings
+
+
+def _claim(section: Certify) -> dict[str, Any]:
+    if isinstance(section, GaussianCertify):
+        return {"failure_prob": section.failure_prob, "radii": section.radii}
+    if isinstance(section, DoubleMaskingCertify):
+        return {"patch_sizes": section.patch_sizes}
+    keys = ("patch_sizes", "rule", "second_rule", "delta_rule")
+    return {key: getattr(section, key) for key in keys}
 
 
 def _rows(parts: PartStore, units: list[str]) -> Iterator[VoteRow]:
@@ -131,10 +184,16 @@ def _track(out: StageDir, document: Mapping[str, Any]) -> None:
     values = {f"{prefix}/standard_accuracy": summary["standard_accuracy"]["value"]}
     for entry in summary["certified"]:
         at = f"{entry['radius']:.2f}" if "radius" in entry else str(entry["patch_size"])
-        values[f"{prefix}/accuracy_at_{at}"] = entry["accuracy"]["value"]
+        for name in ("accuracy", "accuracy_loc"):
+            if name in entry:
+                values[f"{prefix}/{name}_at_{at}"] = entry[name]["value"]
+    for name in ("ablation_accuracy", "votes_asked"):
+        if name in summary:
+            values[f"{prefix}/{name}"] = summary[name]["value"]
     if "average_certified_radius" in summary:
         values[f"{prefix}/average_certified_radius"] = summary["average_certified_radius"]
     out.run.metrics(values)
+    out.run.tags({f"{prefix}/sound": document["sound"]})
     out.run.artifacts(
         *(out.path / name for name in (VOTES_NAME, "certificates.parquet", "certificate.json"))
     )

@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import torch
 
 from components.attacks.gradients import attack_mode
-from components.attacks.patch import attack_columns, hard_vote, rank_positions
+from components.attacks.patch import attack_vote, hard_vote, rank_positions
 from components.attacks.smoothed import attack_smoothed_l2
 from components.certify.certificate import CERTIFICATES_NAME
+from components.certify.double_masking import certify_pairs
+from components.certify.early_stop import UNSEEN
 from components.certify.noise import predict_block
 from components.certify.predict import predict_counts
 from components.certify.votes import Votes
@@ -19,13 +21,18 @@ from components.core.seeding import generator_for
 from components.core.threats import UNIT, PatchThreat, describe
 from components.evaluate.accuracy import accuracy
 from components.models.checkpoint import load_model
-from components.models.voting import column_predictions
+from components.models.voting import ablation_predictions
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, WorkFn, run_units
-from pipelines.sections import ColumnsCertify, GaussianCertify
-from pipelines.stages.voting import VoteConfig, load_items
+from pipelines.sections import AblationCertify, Certify, GaussianCertify, PatchCertify
+from pipelines.stages.voting import (
+    AblationVoter,
+    PairVoter,
+    VoteConfig,
+    load_items,
+)
 
 SCHEMA = pa.schema(
     [
@@ -43,58 +50,72 @@ class Target:
 
     item: int
     prediction: int
-    votes: tuple[int, ...]  # of the columns; empty for noise
+    votes: tuple[int, ...]  # of ablations or pairs; empty for noise
 
 
 class PatchChallenger:
-    """Adaptive patch attack on the column-smoothed classifier."""
+    """Adaptive patch attack on the classifier that was certified: votes, or pairs of masks."""
 
     def __init__(self, config: VoteConfig) -> None:
+        ablations = isinstance(config.section, AblationCertify)
         self.config, self.items = config, load_items(config)
-        self.model = load_model(config.model, device=config.device)
+        self.voter = AblationVoter(config) if ablations else PairVoter(config)
+        self.model = self.voter.model
+        if isinstance(self.voter, AblationVoter):
+            self.masks = self.voter.ablations.masks()
+        else:
+            self.masks = self.voter.visible
 
     def __call__(self, target: Target) -> pa.Table:
-        section, band = self.config.section, self.config.band
-        assert isinstance(section, ColumnsCertify)
+        section = self.config.section
+        assert isinstance(section, PatchCertify)
         assert section.challenge is not None
-        assert band is not None
         c, item = section.challenge, self.items.span(target.item, target.item + 1)
         item_id, image = item.item_ids[0], item.pixels()[0].to(self.config.device)
         votes = torch.tensor(target.votes)
+        if (votes == UNSEEN).any():  # voting stopped early; the attack needs them all
+            votes = self._votes(image)
         positions = rank_positions(
             votes,
-            height=image.shape[1],
-            width=image.shape[2],
-            band=band,
-            stride=section.stride,
+            self.masks,
+            winner=target.prediction,
             patch=c.patch_size,
             num_positions=c.num_positions,
         )
         with attack_mode(self.model):
-            result = attack_columns(
+            result = attack_vote(
                 self.model,
                 image,
                 target.prediction,
                 votes,
-                band=band,
-                stride=section.stride,
+                self.masks,
                 patch=c.patch_size,
                 num_steps=c.num_steps,
                 step_size=0.1,
                 positions=positions,
                 generator=generator_for(self.config.seed, "patch", item_id),
                 micro_batch=section.micro_batch,
+                decide=self._decide,
             )
         # The attack saw other batch shapes; only a recount as in certification is a verdict.
-        recount = column_predictions(
-            self.model,
-            result.x_adv[None],
-            band=band,
-            stride=section.stride,
-            micro_batch=section.micro_batch,
-        )
-        verdict = hard_vote(recount[0])
+        verdict = self._decide(self._votes(result.x_adv))
         return _row(item_id, verdict, result.num_evaluations, float(c.patch_size))
+
+    def _votes(self, image: torch.Tensor) -> torch.Tensor:
+        """All votes, as certification asks for them."""
+        if isinstance(self.voter, PairVoter):
+            return torch.from_numpy(self.voter.votes(image[None]).astype(np.int64))
+        micro_batch = self.config.section.micro_batch
+        return ablation_predictions(
+            self.model, image[None], self.voter.ablations, micro_batch=micro_batch
+        )[0]
+
+    def _decide(self, votes: torch.Tensor) -> int:
+        """What the deployed classifier makes of the votes."""
+        if isinstance(self.voter, AblationVoter):
+            return hard_vote(votes)
+        classes, masks = self.model.spec.num_classes, self.voter.masks
+        return int(certify_pairs(votes[None].numpy(), masks, num_classes=classes).prediction[0])
 
 
 class L2Challenger:
@@ -143,11 +164,8 @@ class L2Challenger:
 
 
 def make_challenger(config: VoteConfig) -> WorkFn:
-    return (
-        PatchChallenger(config)
-        if isinstance(config.section, ColumnsCertify)
-        else L2Challenger(config)
-    )
+    gaussian = isinstance(config.section, GaussianCertify)
+    return L2Challenger(config) if gaussian else PatchChallenger(config)
 
 
 def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict[str, Any]:
@@ -158,9 +176,9 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
         row["item_id"]: row for row in pq.read_table(out.path / CERTIFICATES_NAME).to_pylist()
     }
     clean = (
-        {item.item_id: item for item in votes.items()}
-        if isinstance(section, ColumnsCertify)
-        else {}
+        {}
+        if isinstance(section, GaussianCertify)
+        else {item.item_id: next(iter(item.streams.values())) for item in votes.items()}
     )
     order = load_items(config).take(min(section.challenge.num_items, len(claims))).item_ids
     units = [
@@ -170,7 +188,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
             Target(
                 i,
                 claims[item_id]["prediction"],
-                tuple(clean[item_id].streams["columns"].tolist()) if clean else (),
+                tuple(clean[item_id].tolist()) if clean else (),
             ),
         )
         for i, item_id in enumerate(order)
@@ -191,7 +209,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
 
 
 def _compare(
-    section: ColumnsCertify | GaussianCertify, claims: list[dict[str, Any]], after: dict[str, int]
+    section: Certify, claims: list[dict[str, Any]], after: dict[str, int]
 ) -> dict[str, Any]:
     """Accuracies of claim and attack on the same items; an undecided vote (-1) stands."""
     certified, standing, broken = [], [], []
@@ -215,9 +233,9 @@ def _compare(
     }
 
 
-def _describe(section: ColumnsCertify | GaussianCertify) -> dict[str, Any]:
+def _describe(section: Certify) -> dict[str, Any]:
     """The attack and the one budget it used."""
-    if isinstance(section, ColumnsCertify):
+    if isinstance(section, PatchCertify):
         assert section.challenge is not None
         threat = describe(PatchThreat((section.challenge.patch_size,)))
         return {"attack": "adaptive patch attack", "threat": threat}
@@ -226,8 +244,8 @@ def _describe(section: ColumnsCertify | GaussianCertify) -> dict[str, Any]:
     return {"attack": "SmoothAdv l2 attack", "threat": threat}
 
 
-def _is_certified(section: ColumnsCertify | GaussianCertify, claim: dict[str, Any]) -> bool:
-    if isinstance(section, ColumnsCertify):
+def _is_certified(section: Certify, claim: dict[str, Any]) -> bool:
+    if isinstance(section, PatchCertify):
         assert section.challenge is not None
         return section.challenge.patch_size in claim["certified_patch_sizes"]
     assert section.challenge is not None

@@ -1,33 +1,59 @@
 """Workers that produce votes: what runs on an actor, in a test and in `verify --resample` alike."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
+from torch import Tensor
 
+from components.certify.double_masking import MaskSet
+from components.certify.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.noise import predict_block
 from components.certify.votes import SCHEMA, image_digest
+from components.core.types import Array
+from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset, Split
 from components.models.checkpoint import load_model
-from components.models.voting import column_predictions
+from components.models.masked_votes import dense_chunks, masked_predictions
+from components.models.pixels import PixelModel
+from components.models.tokens import check_droppable
+from components.models.voting import ablation_predictions
 from pipelines.runtime.shards import Unit, WorkFn
-from pipelines.sections import ColumnsCertify, GaussianCertify
+from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 
-ITEMS_PER_UNIT = 20  # of column votes: about a second of work for a small model
+VOTES_PER_UNIT = 1_280  # of patches: about a second of work for a small model
+ITEMS_PER_UNIT = 20  # at most
 
 
 @dataclass(frozen=True, slots=True)
 class VoteConfig:
-    """Places and settings; `band` is resolved."""
+    """Places and settings; `band` and `token_policy` are resolved."""
 
     dataset: Path
     model: Path
-    section: ColumnsCertify | GaussianCertify
+    section: Certify
     band: int | None
     seed: int
     device: str
+    token_policy: str | None = None  # None: the model's own
+
+    def ablations(self) -> Ablations:
+        """The ablations that vote."""
+        section, dataset = self.section, PreparedDataset.open(self.dataset)
+        assert isinstance(section, AblationCertify)
+        assert self.band is not None
+        size = (dataset.height, dataset.width)
+        return Ablations(kind=section.kind, image_size=size, band=self.band, stride=section.stride)
+
+    def masks(self) -> MaskSet:
+        """The masks whose pairs vote."""
+        section, dataset = self.section, PreparedDataset.open(self.dataset)
+        assert isinstance(section, DoubleMaskingCertify)
+        size = (dataset.height, dataset.width)
+        return MaskSet(image_size=size, patch=section.mask_patch, num_masks=section.num_masks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +66,80 @@ class Block:
     stop: int
 
 
-class ColumnsVoter:
-    """All column ablations of some items."""
+class AblationVoter:
+    """Votes over the ablations of some items."""
 
     def __init__(self, config: VoteConfig) -> None:
-        assert config.band is not None
-        self.config, self.band = config, config.band
-        self.items = load_items(config)
-        self.model = load_model(config.model, device=config.device)
+        self.config, self.items = config, load_items(config)
+        self.model, self.ablations = load_voting_model(config), config.ablations()
 
     def __call__(self, indices: Iterable[int]) -> pa.Table:
-        section = self.config.section
-        assert isinstance(section, ColumnsCertify)
         rows = []
         for index in indices:
             item = self.items.span(index, index + 1)
-            votes = column_predictions(
-                self.model,
-                item.pixels(),
-                band=self.band,
-                stride=section.stride,
-                micro_batch=section.micro_batch,
-            )
-            rows.append(_row(item, "columns", 0, votes[0].numpy().astype(np.uint16)))
+            votes = self.votes(item.pixels())
+            rows.append(_row(item, self.ablations.kind, 0, votes))
         return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def votes(self, image: Tensor) -> Array:
+        """(K,) uint16 of one (1, C, H, W) image, UNSEEN where voting stopped before."""
+        section = self.config.section
+        assert isinstance(section, AblationCertify)
+        if section.stop_early:
+            return self._until_decided(image, section)
+        votes = ablation_predictions(
+            self.model, image, self.ablations, micro_batch=section.micro_batch
+        )
+        return votes[0].numpy().astype(np.uint16)
+
+    def _until_decided(self, image: Tensor, section: AblationCertify) -> Array:
+        """Micro-batch by micro-batch, until no vote left can change the prediction or a verdict."""
+        order = voting_order(len(self.ablations))
+        votes = np.full(len(order), UNSEEN, dtype=np.uint16)
+        for start in range(0, len(order), section.micro_batch):
+            asked = order[start : start + section.micro_batch]
+            votes[asked] = ablation_predictions(
+                self.model,
+                image,
+                self.ablations,
+                micro_batch=section.micro_batch,
+                order=asked.tolist(),
+            )[0].numpy()
+            if not any(self._undecided(votes, section, rule) for rule in rules_of(section)):
+                break
+        return votes
+
+    def _undecided(self, votes: Array, section: AblationCertify, rule: str) -> bool:
+        claims = certify_partial(
+            votes[None],
+            self.ablations,
+            num_classes=self.model.spec.num_classes,
+            patch_sizes=section.patch_sizes,
+            rule=rule,
+        )
+        return bool(claims.undecided[0])
+
+
+class PairVoter:
+    """Predictions under all pairs of masks of some items."""
+
+    def __init__(self, config: VoteConfig) -> None:
+        self.config, self.items = config, load_items(config)
+        self.model, self.masks = load_voting_model(config), config.masks()
+        self.visible = self.masks.visible(self.masks.pairs())
+        self.chunks = dense_chunks(self.model, self.visible, micro_batch=config.section.micro_batch)
+
+    def __call__(self, indices: Iterable[int]) -> pa.Table:
+        rows = []
+        for index in indices:
+            item = self.items.span(index, index + 1)
+            rows.append(_row(item, "pairs", 0, self.votes(item.pixels())))
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def votes(self, image: Tensor) -> Array:
+        """(Q,) uint16 of one (1, C, H, W) image."""
+        votes = masked_predictions(self.model, image, self.visible, chunks=self.chunks)
+        return votes[0].numpy().astype(np.uint16)
 
 
 class GaussianVoter:
@@ -98,9 +174,20 @@ class GaussianVoter:
 
 def make_voter(config: VoteConfig) -> WorkFn:
     """The voter of a certify section."""
-    if isinstance(config.section, ColumnsCertify):
-        return ColumnsVoter(config)
-    return GaussianVoter(config)
+    match config.section:
+        case AblationCertify():
+            return AblationVoter(config)
+        case DoubleMaskingCertify():
+            return PairVoter(config)
+        case GaussianCertify():
+            return GaussianVoter(config)
+        case unknown:
+            assert_never(unknown)
+
+
+def rules_of(section: AblationCertify) -> list[str]:
+    """The rules under which a certificate gives verdicts."""
+    return [section.rule, *([section.second_rule] if section.second_rule != "none" else [])]
 
 
 def load_items(config: VoteConfig) -> Split:
@@ -108,17 +195,38 @@ def load_items(config: VoteConfig) -> Split:
     return PreparedDataset.open(config.dataset).open_split("test")
 
 
-def plan_votes(section: ColumnsCertify | GaussianCertify, *, num_items: int) -> list[Unit]:
+def load_voting_model(config: VoteConfig) -> PixelModel:
+    """The model with the token policy under which it votes."""
+    model = load_model(config.model, device=config.device)
+    if config.token_policy not in (None, model.spec.token_policy):
+        if config.token_policy == "drop":
+            check_droppable(model.net)
+        model.spec = replace(model.spec, token_policy=config.token_policy)
+    return model
+
+
+def plan_votes(config: VoteConfig, *, num_items: int) -> list[Unit]:
     """The units of work: they follow from the settings alone, never from the cluster."""
-    if isinstance(section, ColumnsCertify):
-        spans = [
-            range(i, min(i + ITEMS_PER_UNIT, num_items))
-            for i in range(0, num_items, ITEMS_PER_UNIT)
-        ]
-        return [
-            Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s))
-            for s in spans
-        ]
+    match config.section:
+        case AblationCertify():
+            return _items_units(num_items, num_votes=len(config.ablations()))
+        case DoubleMaskingCertify():
+            return _items_units(num_items, num_votes=len(config.masks().pairs()))
+        case GaussianCertify() as section:
+            return _draws_units(section, num_items)
+        case unknown:
+            assert_never(unknown)
+
+
+def _items_units(num_items: int, *, num_votes: int) -> list[Unit]:
+    step = max(1, min(ITEMS_PER_UNIT, VOTES_PER_UNIT // num_votes))
+    spans = [range(i, min(i + step, num_items)) for i in range(0, num_items, step)]
+    return [
+        Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s)) for s in spans
+    ]
+
+
+def _draws_units(section: GaussianCertify, num_items: int) -> list[Unit]:
     units = []
     for item in range(num_items):
         for start in range(0, section.num_estimate, section.block_size):
@@ -132,7 +240,7 @@ def plan_votes(section: ColumnsCertify | GaussianCertify, *, num_items: int) -> 
     return units
 
 
-def _row(item: ImageSplit, stream: str, start: int, predictions: np.ndarray) -> dict[str, object]:
+def _row(item: ImageSplit, stream: str, start: int, predictions: Array) -> dict[str, object]:
     return {
         "item_id": item.item_ids[0],
         "label": int(item.labels[0]),

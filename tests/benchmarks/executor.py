@@ -53,7 +53,7 @@ def main() -> int:
     cluster = ClusterSection(num_cpus=2, num_actors=1)
     with tempfile.TemporaryDirectory() as name, ray_cluster(cluster):
         config = prepare_work(Path(name))
-        units = plan_votes(config.section, num_items=NUM_ITEMS)
+        units = plan_votes(config, num_items=NUM_ITEMS)
         voter = make_voter(config)
 
         def loop() -> float:

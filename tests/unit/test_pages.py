@@ -82,7 +82,7 @@ def test_every_casemate_call_is_one_the_command_line_takes(page):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        ("estimate demo", KeyError),
+        ("price demo", KeyError),
         ("run demo --workers 3", TyperException),
         ("run", TyperException),
         ("verify runs/x --resample few", TyperException),

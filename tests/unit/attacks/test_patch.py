@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from components.attacks.gradients import attack_mode
-from components.attacks.patch import attack_columns, rank_positions
+from components.attacks.patch import attack_vote, rank_positions
 
 SIDE = 8
 CELL = 4  # columns per token of the stand-in
@@ -76,14 +76,17 @@ def winner(votes):
     return int((counts == counts.max()).nonzero()[0])
 
 
+def masks_of(*, band, stride):
+    return torch.stack([visible_mask(start, band) for start in range(0, SIDE, stride)])
+
+
 def run(model, image, label, predictions, *, band, stride, patch, positions, num_steps=6, seed=0):
-    return attack_columns(
+    return attack_vote(
         model,
         image,
         label,
         predictions,
-        band=band,
-        stride=stride,
+        masks_of(band=band, stride=stride),
         patch=patch,
         num_steps=num_steps,
         step_size=0.2,
@@ -229,7 +232,11 @@ def test_ranking_puts_the_most_winning_votes_first(data, num_positions):
     votes = torch.tensor(data.draw(st.lists(label, min_size=num_votes, max_size=num_votes)))
     geometry = {"band": band, "stride": stride, "patch": patch}
     squares = rank_positions(
-        votes, height=SIDE, width=SIDE, **geometry, num_positions=num_positions
+        votes,
+        masks_of(band=band, stride=stride),
+        winner=winner(votes),
+        patch=patch,
+        num_positions=num_positions,
     )
     assert 1 <= len(squares) <= num_positions
     assert len(set(squares)) == len(squares)

@@ -1,0 +1,59 @@
+"""The command that prices certificates: `casemate estimate`."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from pipelines.cli_options import JsonOpt, RecipeArg, SetOpt, SmokeOpt, load_recipe
+
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: casemate estimate svit-in1k-col19-vit-s --accelerator A100")
+def estimate(
+    recipe: RecipeArg,
+    set_: SetOpt = None,
+    smoke: SmokeOpt = False,
+    accelerator: Annotated[
+        list[str] | None, typer.Option(help="Of one worker, e.g. A100; default: all known.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    workers: Annotated[int, typer.Option(help="Workers at once.", min=1)] = 1,
+    items: Annotated[
+        int | None, typer.Option(help="Test items, where the recipe leaves them open.", min=1)
+    ] = None,
+    passes_per_second: Annotated[
+        float | None, typer.Option(help="Measured on your device, in place of an accelerator.")
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what a recipe's certificates cost: passes, FLOPs, hours and memory."""
+    from pipelines.estimates import estimates_of
+
+    rows = estimates_of(
+        load_recipe(recipe, set_, smoke),
+        accelerators=accelerator or [],
+        dtype=dtype,
+        num_workers=workers,
+        num_items=items,
+        passes_per_second=passes_per_second,
+    )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        _show(row)
+
+
+def _show(row: dict[str, Any]) -> None:
+    print(
+        f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} passes, "
+        f"{row['flops']:.3g} FLOPs, votes {row['votes_bytes'] / 1e6:.1f} MB, "
+        f"memory of a worker {row['device_bytes'] / 1e9:.2f} GB at most"
+    )
+    for place in row["hours"]:
+        low, high = place["low"], place["high"]
+        hours = f"{high:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+        tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
+        print(f"  {place['where']:<9} {hours} h ({place['rate']}){tight}")
