@@ -83,13 +83,14 @@ def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
             rows.append(
                 _headline("smoothed, clean", model, document["summary"]["standard_accuracy"])
             )
+            doubt = "" if document["sound"] else " (not sound)"
             for entry in document["summary"]["certified"]:
                 at = (
                     f"l2 {entry['radius']:g}"
                     if "radius" in entry
                     else f"patch {entry['patch_size']}px"
                 )
-                rows.append(_headline(f"certified {at}", model, entry["accuracy"]))
+                rows.append(_headline(f"certified {at}{doubt}", model, entry["accuracy"]))
     return rows
 
 

@@ -47,7 +47,7 @@ CAPS = {
     "num_angles": 3,
 }
 OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
-LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "pad")  # in pixels of the images
+LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "mask_patch", "pad")  # pixels
 
 SIDE = 64  # of images and of what a network sees: 16-pixel patches still leave 4 x 4 tokens
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}

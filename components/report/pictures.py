@@ -5,12 +5,9 @@ import io
 import math
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from components.core.types import Array
-from components.data.ablation import column_mask
 
 HIDDEN_TINT = (112, 128, 152)  # hidden pixels of an ablation; black would vanish on dark images
 
@@ -39,17 +36,6 @@ def amplification(clean: Array, adversarial: Array) -> int:
 def perturbation(clean: Array, adversarial: Array, *, factor: int) -> Array:
     """The difference around middle grey: grey is unchanged, lighter was raised, darker lowered."""
     return np.asarray(0.5 + factor * (adversarial.astype(np.float64) - clean))
-
-
-def shown_columns(image: Tensor, *, start: int, band: int) -> Array:
-    """A (C, H, W) image of which only the retained band shows; hidden pixels get a flat tint.
-
-    The model itself sees hidden pixels as black.
-    """
-    visible = column_mask(image.shape[-1], start, band)
-    colour = image if image.shape[0] == 3 else image.expand(3, -1, -1)
-    tint = (torch.tensor(HIDDEN_TINT, dtype=torch.float32) / 255).view(3, 1, 1)
-    return np.asarray(torch.where(visible, colour, tint).numpy())
 
 
 def spread_starts(starts: tuple[int, ...], *, count: int) -> tuple[int, ...]:

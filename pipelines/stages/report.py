@@ -71,7 +71,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
     pictures = [
         gallery
         for result in found.certificates
-        if result.kind == "columns"
+        if result.is_patch
         for gallery in _ablations(result, dataset, num_examples=recipe.report.num_examples)
     ]
     chapters = (

@@ -5,17 +5,14 @@ import io
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from components.report.pictures import (
-    HIDDEN_TINT,
     amplification,
     perturbation,
     png_uri,
-    shown_columns,
     spread_starts,
 )
 
@@ -56,13 +53,6 @@ def test_the_factor_of_a_usual_budget_and_of_no_change():
     clean = np.full((1, 1, 2, 2), 0.5, dtype=np.float32)
     assert amplification(clean, clean + np.float32(8 / 255)) == 15  # 0.5 * 255 / 8 = 15.9
     assert amplification(clean, clean) == 1
-
-
-def test_hidden_columns_are_tinted_and_the_band_wraps():
-    shown = shown_columns(torch.ones(1, 2, 6), start=4, band=3)
-    hidden = [bool(np.allclose(shown[:, 0, c] * 255, HIDDEN_TINT)) for c in range(6)]
-    assert hidden == [False, True, True, True, False, False]
-    assert np.all(shown[:, :, [0, 4, 5]] == 1)
 
 
 @given(st.integers(1, 64), st.integers(1, 10))
