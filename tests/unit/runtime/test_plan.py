@@ -44,7 +44,7 @@ def changed(*overrides: str) -> set[str]:
         ("data.shard_size=10", EVERYTHING),  # streamed training shuffles among shards
         ("seed=8", EVERYTHING - {"prepare"}),
         ("data.val_fraction=0.2", EVERYTHING),
-        ("model.options.depth=3", EVERYTHING - {"prepare", "train.columns", "certify.patch"}),
+        ("model.options.depth=5", EVERYTHING - {"prepare", "train.columns", "certify.patch"}),
         ("train.weight_decay=0.1", EVERYTHING - {"prepare"}),
         ("train.objective.eps=0.2", {"train.main", "tune", "attack.linf", "report"}),
         (
