@@ -29,12 +29,10 @@ os.environ |= {
 os.environ.pop("RAY_ADDRESS", None)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_itemcollected(item):
     """Tests with Ray go to one process, one after the other; the other cores do the rest."""
-    for item in items:
-        if item.get_closest_marker("ray") or item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+    if item.get_closest_marker("ray") or item.get_closest_marker("e2e"):
+        item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(scope="session", autouse=True)
