@@ -29,12 +29,6 @@ os.environ |= {
 os.environ.pop("RAY_ADDRESS", None)
 
 
-def pytest_itemcollected(item):
-    """Tests with Ray go to one process, one after the other; the other cores do the rest."""
-    if item.get_closest_marker("ray") or item.get_closest_marker("e2e"):
-        item.add_marker(pytest.mark.xdist_group("ray"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _remove_ray_home():
     yield
