@@ -308,7 +308,7 @@ def set_key(values: dict[str, Any], key: str, value: object) -> None:
         if isinstance(place, dict) and place.get(slot) is None:
             place[slot] = {}
         place = place[slot]
-    section[slot] = value
+    section[slot] = deepcopy(value)  # a later key may point inside: the caller keeps his own
 
 
 def shrink(recipe: Recipe) -> Recipe:

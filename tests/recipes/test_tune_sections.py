@@ -110,3 +110,10 @@ def test_a_mistake_is_one_line(section, message):
         tuned(section)
     assert str(caught.value).startswith(f"my.yaml: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_values_of_one_recipe_never_reach_into_those_of_another():
+    given = {"train.objective": {"kind": "fgsm", "eps": 0.1}, "train.objective.num_steps": 3}
+    changed = loads("{name: a, data: {source: digits}, train: {}}", source="a").with_values(given)
+    assert changed.train.objective.num_steps == 3
+    assert given["train.objective"] == {"kind": "fgsm", "eps": 0.1}
