@@ -4,7 +4,6 @@ UV := .boot/bin/uv
 BIN := .venv/bin
 STORAGE ?= runs
 STAMP := .venv/.installed
-SPARE := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? n - 1 : 1)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-fast check fix lock bench ui clean browser
@@ -37,7 +36,7 @@ smoke: setup ## run every ready recipe, shrunk, on images made on the spot
 test: setup browser ## run every test (unit, ray, e2e)
 	@echo "test: tests with Ray one after the other; the unit tests beside them, shown at the end"
 	@log=$$(mktemp); export OMP_NUM_THREADS=1; \
-	  $(BIN)/python -m pytest -q -n $(SPARE) -m "not ray and not e2e" >$$log 2>&1 & unit=$$!; \
+	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e" >$$log 2>&1 & unit=$$!; \
 	  trap "kill $$unit" INT TERM; \
 	  $(BIN)/python -m pytest -q -m "ray or e2e"; ray=$$?; \
 	  wait $$unit; unit=$$?; cat $$log; rm -f $$log; exit $$((ray | unit))
