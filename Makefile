@@ -34,12 +34,14 @@ smoke: setup ## run every ready recipe, shrunk, on images made on the spot
 	@$(BIN)/python -m tests.benchmarks.smoke
 
 test: setup browser ## run every test (unit, ray, e2e)
-	@echo "test: tests with Ray one after the other; the unit tests beside them, shown at the end"
-	@log=$$(mktemp); export OMP_NUM_THREADS=1; \
-	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e" >$$log 2>&1 & unit=$$!; \
-	  trap "kill $$unit" INT TERM; \
-	  $(BIN)/python -m pytest -q -m "ray or e2e"; ray=$$?; \
-	  wait $$unit; unit=$$?; cat $$log; rm -f $$log; exit $$((ray | unit))
+	@echo "test: the command line; beside it stages on Ray and unit tests, both shown at the end"
+	@logs=$$(mktemp -d); export OMP_NUM_THREADS=1; \
+	  $(BIN)/python -m pytest -q -m "ray and not e2e" >$$logs/ray 2>&1 & ray=$$!; \
+	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e" >$$logs/unit 2>&1 & unit=$$!; \
+	  trap "kill $$ray $$unit" INT TERM; \
+	  $(BIN)/python -m pytest -q -m e2e; failed=$$?; \
+	  wait $$ray || failed=1; cat $$logs/ray; \
+	  wait $$unit || failed=1; cat $$logs/unit; rm -rf $$logs; exit $$failed
 
 test-fast: setup ## run the unit tests only
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"
