@@ -6,6 +6,7 @@ printed and their median compared with the limit; starting the actor is not coun
 """
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from pipelines.runtime.shards import run_units
 from pipelines.sections import ClusterSection, GaussianCertify
 from pipelines.stages import prepare
 from pipelines.stages.voting import VoteConfig, make_voter, plan_votes
+
+os.environ.setdefault("RAY_worker_niceness", "0")  # both sides with the same right to the cores
 
 LIMIT = 1.10
 ROUNDS = 5
