@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from components.core.errors import CasemateError
-from pipelines import build
 from pipelines import sections as s
+from pipelines.checks import check_recipe
 from pipelines.recipe import Recipe
 
 
@@ -18,7 +18,8 @@ class LintWarning:
 
 
 def warnings_of(recipe: Recipe) -> list[LintWarning]:
-    """All warnings of a valid recipe."""
+    """All warnings of a valid recipe; what is impossible is an error instead."""
+    check_recipe(recipe)
     return [*_training(recipe), *_attacks(recipe), *_certificates(recipe), *_tuning(recipe)]
 
 
@@ -99,7 +100,6 @@ def _rates(train: s.TrainSection) -> Iterator[LintWarning]:
 
 def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.attack.items():
-        build.attack_list(section)  # impossible settings are errors, not warnings
         for number, entry in enumerate(section.attacks):
             yield from _steps(f"attack.{name}.attacks.{number}", entry, section.eps)
         if all(isinstance(entry, s.FgsmAttack) for entry in section.attacks):

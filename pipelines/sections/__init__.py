@@ -12,7 +12,14 @@ from pipelines.sections.attack import (
     PgdAttack,
     SanitySection,
 )
-from pipelines.sections.base import Count, Name, Pixels, PositivePixels, Section
+from pipelines.sections.base import (
+    Count,
+    Name,
+    Pixels,
+    PositivePixels,
+    Section,
+    keys_with_off,
+)
 from pipelines.sections.certify import (
     AblationCertify,
     Certify,
@@ -130,4 +137,5 @@ __all__ = [
     "UniformAxis",
     "VariantSection",
     "is_on_disk",
+    "keys_with_off",
 ]
