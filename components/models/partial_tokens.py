@@ -2,7 +2,7 @@
 
 A patch embedding is linear and hidden pixels are black before normalisation, so a cell that shows
 the pixel set S embeds to
-    E(S) = base + sum_{k in S} C_k,        C_k = W_k x_k / std,    base = bias - sum_k W_k mean / std
+    E(S) = base + sum_{k in S} C_k,    C_k = W_k x_k / std,    base = bias - sum_k W_k mean / std
 (derived from Salman et al. 2022, Algorithm 1). Bands cut cells along whole pixel columns or rows,
 so almost every S is the cell itself, its first or its last lines: one forward and one backward scan
 over the lines of every cell hold all those sums, at the price of embedding the image once.
@@ -60,9 +60,9 @@ def cut_cells(visible: Tensor, keep: Tensor, patch_size: tuple[int, int]) -> Cut
 def _patterns(shown: Tensor) -> Tensor:
     """Number of each (..., tall, wide) set of pixels: 0 whole; first and last columns; then rows.
 
-    Of a side of p lines, the first e are number e and the last p - a number p - 1 + a, 0 < e, a < p.
+    Of p lines, the first e are number e and those from a on number p - 1 + a; 0 < e, a < p.
     """
-    tall, wide = shown.shape[-2:]
+    wide = shown.shape[-1]
     rows, columns = shown.any(dim=-1), shown.any(dim=-2)
     by_column, by_row = _end_of_side(columns), _end_of_side(rows)
     by_row = torch.where(by_row > 0, by_row + 2 * (wide - 1), by_row)
@@ -131,7 +131,9 @@ class PartialTokens:
         if any(0 < number <= num_by_column for number in patterns) or not sums:
             sums |= _scans(*self._lines(dim=3), first=1)
         table = torch.stack([sums[number] for number in patterns])
-        return self._positioned(table.unflatten(1, (len(self.cells), -1)), slice(None))
+        return self._positioned(
+            table.view(len(patterns), len(self.cells), -1, len(self.base)), slice(None)
+        )
 
     def _alone(self, cells: Tensor, shown: Tensor, place: Tensor) -> Tensor:
         """(n, D): cells (n, C, tall, wide) that show only `shown`, at raster indices `place`."""
@@ -163,6 +165,6 @@ def _scans(pixels: Tensor, weight: Tensor, *, first: int) -> dict[int, Tensor]:
 
 def _cells(images: Tensor, patch_size: tuple[int, int]) -> Tensor:
     """(B, N, C, tall, wide) cells of (B, C, H, W) images in raster order."""
-    tall, wide = patch_size
-    split = images.unflatten(3, (-1, wide)).unflatten(2, (-1, tall))  # (B, C, h, tall, w, wide)
+    (num, channels, height, width), (tall, wide) = images.shape, patch_size
+    split = images.reshape(num, channels, height // tall, tall, width // wide, wide)
     return split.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

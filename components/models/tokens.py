@@ -85,9 +85,10 @@ def forward_kept(net: nn.Module, images: Tensor, kept: Tensor) -> Tensor:
 
     Every step is timm's own: embed, add positions, gather, then blocks, norm and head.
     """
-    if not isinstance(net, DROPPABLE):
+    if type(net) not in DROPPABLE:
         raise ValueError(f"{type(net).__name__} is not droppable: check_droppable comes first")
-    tokens, rotations = with_positions(net, net.patch_embed(images))
+    stem: Any = net.patch_embed
+    tokens, rotations = with_positions(net, stem(images))
     return forward_tokens(net, _gather(net, tokens, kept), kept, rotations)
 
 
@@ -126,9 +127,7 @@ def _relative_positions(net: Any, patches: Tensor) -> tuple[Tensor, Tensor | Non
 
 
 @singledispatch
-def _features(
-    net: nn.Module, tokens: Tensor, kept: Tensor, rotations: Tensor | None
-) -> Tensor:
+def _features(net: nn.Module, tokens: Tensor, kept: Tensor, rotations: Tensor | None) -> Tensor:
     """Final token features; one implementation for each way in which timm encodes positions."""
     raise ValueError(f"no order of blocks is known of {type(net).__name__}")
 

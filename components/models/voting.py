@@ -38,8 +38,8 @@ from components.models.tokens import patch_size_of
 # Two best logits closer than this share of the largest one are taken again. In float32, other batch
 # shapes and the sums move logits by some 1e-6 of it; numbers of 16 bits carry 8 (bfloat16) or 11
 # bits, and a dozen layers lose a few units of the last one.
-DOUBT = {"float32": 1e-4, "bfloat16": 2**-4, "float16": 2**-7}
-LEAST_DOUBT = 1e-3  # however small the logits are
+DOUBT = {"float32": 2**-14, "bfloat16": 2**-4, "float16": 2**-7}
+LEAST_DOUBT = 1e-4  # however small the logits are
 MASKS_AT_ONCE = 256  # while planning: the masks of all squares together would fill the memory
 TABLE_BYTES = 2**28  # for the sums of images that vote together
 MOST_IMAGES = 8  # that vote together
@@ -184,7 +184,9 @@ def _fast_votes(
     with torch.autocast(images.device.type, dtype=dtype, enabled=precision != "float32"):
         for group in plan.groups:
             size = len(group.columns)
-            for rows in torch.arange(len(images) * size, device=images.device).split(micro_batch):
+            for rows in torch.split(
+                torch.arange(len(images) * size, device=images.device), micro_batch
+            ):
                 # compiled code knows one shape: the last pass repeats a row
                 filled = torch.cat([rows, rows[:1].expand(padded * (micro_batch - len(rows)))])
                 logits = logits_of(group, filled // size, filled % size)[: len(rows)].float()
@@ -244,23 +246,23 @@ def _plan(
     device: torch.device,
 ) -> Plan:
     bands = choose_bands(ablations, asked, device)
-    spans = torch.arange(len(bands), device=device).split(MASKS_AT_ONCE)
     columns = torch.arange(len(bands), device=device)
     if model.spec.token_policy == "mask":
         return Plan(bands, (Group(columns, None),), ())
+    spans = torch.split(columns, MASKS_AT_ONCE)
     counts = torch.cat([model.kept_tokens(bands.masks(span)).sum(dim=1) for span in spans])
-    members = [columns[counts == count] for count in counts.unique()]
+    members = [columns[counts == count] for count in sorted(set(counts.tolist()))]
     if not in_cells:
         return Plan(bands, tuple(Group(group, None) for group in members), ())
     groups = [_group(model, bands, group) for group in members]
-    numbers = {n for group in groups if group.cells for n in group.cells.pattern.unique().tolist()}
+    numbers = {n for g in groups if g.cells for n in g.cells.pattern.flatten().tolist()}
     return Plan(bands, tuple(groups), tuple(sorted(numbers - {ALONE} | {0})))
 
 
 def _group(model: PixelModel, bands: Bands, columns: Tensor) -> Group:
     size = patch_size_of(model.net)
     parts = []
-    for span in columns.split(MASKS_AT_ONCE):
+    for span in torch.split(columns, MASKS_AT_ONCE):
         masks = bands.masks(span)
         parts.append(cut_cells(model.resized_mask(masks), model.kept_tokens(masks), size))
     kept, pattern = torch.cat([p.kept for p in parts]), torch.cat([p.pattern for p in parts])
@@ -272,21 +274,26 @@ def _images_together(model: PixelModel, plan: Plan) -> int:
     if not plan.patterns:
         return MOST_IMAGES
     stem: Any = model.net.patch_embed
-    bytes_each = 4 * len(plan.patterns) * stem.num_patches * stem.proj.out_channels
+    bytes_each: int = 4 * len(plan.patterns) * stem.num_patches * stem.proj.out_channels
     return min(max(TABLE_BYTES // bytes_each, 1), MOST_IMAGES)
 
 
 @contextmanager
 def _compiled_blocks(net: nn.Module, compiled: bool) -> Iterator[None]:
-    """Inside, the blocks of a transformer run as compiled code, where that is asked for."""
+    """Inside, the blocks of a transformer run as compiled code, where that is asked for.
+
+    Not the last one: `lean` takes it apart.
+    """
+    blocks: Any = getattr(net, "blocks", ())
     with ExitStack() as stack:
-        for block in getattr(net, "blocks", ()) if compiled else ():
+        for block in blocks[:-1] if compiled else ():
             forward = partial(_compiled_forward(type(block)), block)
             stack.enter_context(shadowed(block, "forward", forward))
         yield
 
 
 @cache
-def _compiled_forward(kind: type[nn.Module]) -> Callable[..., Tensor]:
+def _compiled_forward(kind: Any) -> Callable[..., Tensor]:
     """One compiled function for all blocks of a class: their weights are its arguments."""
-    return torch.compile(kind.forward, dynamic=False)
+    compiled: Callable[..., Tensor] = torch.compile(kind.forward, dynamic=False)
+    return compiled
