@@ -15,6 +15,7 @@ replaced by 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -155,11 +156,11 @@ class PartialTokens:
 
 def _scans(pixels: Tensor, weight: Tensor, *, first: int) -> dict[int, Tensor]:
     """Sums over the first and over the last lines of every cell; 0 is the whole cell."""
-    lines = torch.bmm(pixels, weight)  # (p, B * N, D): what each line adds
-    forward, backward = lines.cumsum(0), lines.flip(0).cumsum(0).flip(0)
+    lines = torch.bmm(pixels, weight).unbind()  # p times (B * N, D): what each line adds
+    forward, backward = list(accumulate(lines)), list(accumulate(reversed(lines)))
     side = len(lines)
     heads = {first + e - 1: forward[e - 1] for e in range(1, side)}
-    tails = {first + side - 2 + a: backward[a] for a in range(1, side)}
+    tails = {first + side - 2 + a: backward[side - a - 1] for a in range(1, side)}
     return {0: forward[-1], **heads, **tails}
 
 

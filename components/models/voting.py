@@ -287,7 +287,8 @@ def _compiled_blocks(net: nn.Module, compiled: bool) -> Iterator[None]:
     blocks: Any = getattr(net, "blocks", ())
     with ExitStack() as stack:
         for block in blocks[:-1] if compiled else ():
-            forward = partial(_compiled_forward(type(block)), block)
+            kind: Any = type(block)
+            forward = partial(_compiled_forward(kind), block)
             stack.enter_context(shadowed(block, "forward", forward))
         yield
 
