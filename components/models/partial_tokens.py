@@ -106,7 +106,8 @@ class PartialTokens:
         self.positions = tokens[0, net.num_prefix_tokens :]  # (N, D)
         self.cells = _cells(images, self.patch_size)
         self.patterns = torch.tensor(patterns, device=images.device)  # ascending
-        self.table = self._table(patterns)  # (patterns, B, N, D)
+        # (B, patterns, N, D), image by image: other images must not change how sums are rounded
+        self.table = torch.stack([self._table(cells, patterns) for cells in self.cells])
 
     def logits(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
         """Logits of R ablations of the (R,) images numbered `image`.
@@ -114,7 +115,7 @@ class PartialTokens:
         Their (R, H, W) visible pixels are asked for where some cell's pattern is ALONE.
         """
         entry = torch.searchsorted(self.patterns, cells.pattern.clamp(min=0))
-        index = (entry * len(self.cells) + image[:, None]) * len(self.positions) + cells.kept
+        index = (image[:, None] * len(self.patterns) + entry) * len(self.positions) + cells.kept
         tokens = self.table.flatten(0, 2)[index]
         if visible is not None:
             row, slot = (cells.pattern == ALONE).nonzero(as_tuple=True)
@@ -124,39 +125,38 @@ class PartialTokens:
         tokens = torch.cat([self.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
         return forward_tokens(self.net, tokens, cells.kept, self.rotations)
 
-    def _table(self, patterns: Sequence[int]) -> Tensor:
+    def _table(self, cells: Tensor, patterns: Sequence[int]) -> Tensor:
+        """(patterns, N, D) tokens of one image's (N, C, tall, wide) cells."""
         num_by_column = 2 * (self.patch_size[1] - 1)
         sums: dict[int, Tensor] = {}
         if any(number > num_by_column for number in patterns):
-            sums |= _scans(*self._lines(dim=2), first=num_by_column + 1)
+            sums |= _scans(*self._lines(cells, dim=2), first=num_by_column + 1)
         if any(0 < number <= num_by_column for number in patterns) or not sums:
-            sums |= _scans(*self._lines(dim=3), first=1)
-        table = torch.stack([sums[number] for number in patterns])
-        return self._positioned(
-            table.view(len(patterns), len(self.cells), -1, len(self.base)), slice(None)
-        )
+            sums |= _scans(*self._lines(cells, dim=3), first=1)
+        return self._positioned(torch.stack([sums[number] for number in patterns]), slice(None))
 
     def _alone(self, cells: Tensor, shown: Tensor, place: Tensor) -> Tensor:
         """(n, D): cells (n, C, tall, wide) that show only `shown`, at raster indices `place`."""
         pixels = torch.where(shown, cells, torch.zeros((), device=cells.device)).flatten(1)
-        return self._positioned(pixels @ self.weight.flatten(1).T, place)
+        with torch.autocast(cells.device.type, enabled=False):  # as exact as the table
+            return self._positioned(pixels @ self.weight.flatten(1).T, place)
 
     def _positioned(self, sums: Tensor, place: Tensor | slice) -> Tensor:
         tokens: Tensor = self.net.patch_embed.norm(sums.add_(self.base))
         return tokens.add_(self.positions[place])
 
-    def _lines(self, *, dim: int) -> tuple[Tensor, Tensor]:
-        """Pixels (p, B * N, ...) and weights (p, ..., D) of each line along one side of the cells.
+    def _lines(self, cells: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
+        """Pixels (p, N, ...) and weights (p, ..., D) of each line along one side of the cells.
 
         `dim` counts in (D, C, tall, wide): 2 takes rows of pixels, 3 columns.
         """
-        pixels = self.cells.flatten(0, 1).movedim(dim, 0).flatten(2)
+        pixels = cells.movedim(dim, 0).flatten(2)
         return pixels, self.weight.movedim(dim, 0).flatten(2).transpose(1, 2)
 
 
 def _scans(pixels: Tensor, weight: Tensor, *, first: int) -> dict[int, Tensor]:
     """Sums over the first and over the last lines of every cell; 0 is the whole cell."""
-    lines = torch.bmm(pixels, weight).unbind()  # p times (B * N, D): what each line adds
+    lines = torch.bmm(pixels, weight).unbind()  # p times (N, D): what each line adds
     forward, backward = list(accumulate(lines)), list(accumulate(reversed(lines)))
     side = len(lines)
     heads = {first + e - 1: forward[e - 1] for e in range(1, side)}

@@ -4,17 +4,16 @@ A vote is the argmax, ties to the lowest class, of the float32 logits that `forw
 one ablated image by itself: that is what certificates are about. Everything else here is a faster
 way to the same votes. Ablations that keep equally many tokens share a batch, also across images;
 partly visible tokens come from sums (`partial_tokens`); the last block computes what the head reads
-(`fast`); compilation and reduced precision are options. All of these move logits by rounding only,
-and where a row's two best logits are closer than rounding could explain, its vote is taken again
-one by one. So votes depend neither on the other images of a batch nor on its size: any number of
-workers gives the same bytes.
+(`fast`), the others run on packed weights (`packed`) or compiled; 16-bit numbers are an option.
+All of these move logits by rounding only, and where a row's two best logits are closer than
+rounding could explain, its vote is taken again one by one. So votes depend neither on the other
+images of a batch nor on its size: any number of workers gives the same bytes.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,80 +24,50 @@ from components.core.types import Images, Logits
 from components.data.ablation import Ablations
 from components.models.attention.shadow import shadowed
 from components.models.fast import lean
-from components.models.partial_tokens import (
-    ALONE,
-    CutCells,
-    PartialTokens,
-    can_embed_cuts,
-    cut_cells,
-)
+from components.models.packed import packed_blocks
+from components.models.partial_tokens import PartialTokens
 from components.models.pixels import PixelModel
-from components.models.tokens import patch_size_of
+from components.models.vote_plan import Group, Plan, embeds_cuts, plan_for
 
 # Two best logits closer than this share of the largest one are taken again. In float32, other batch
 # shapes and the sums move logits by some 1e-6 of it; numbers of 16 bits carry 8 (bfloat16) or 11
 # bits, and a dozen layers lose a few units of the last one.
 DOUBT = {"float32": 2**-14, "bfloat16": 2**-4, "float16": 2**-7}
 LEAST_DOUBT = 1e-4  # however small the logits are
-MASKS_AT_ONCE = 256  # while planning: the masks of all squares together would fill the memory
 TABLE_BYTES = 2**28  # for the sums of images that vote together
 MOST_IMAGES = 8  # that vote together
+NUM_PROBES = 8  # ablations on which two ways are compared
 
-LogitsOf = Callable[["Group", Tensor, Tensor], Logits]  # of rows: numbers of image and member
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Ablations that keep equally many tokens, in the order asked."""
-
-    columns: Tensor  # (G,) where their votes go
-    cells: CutCells | None  # their tokens; None: ablated images go through the whole model
-    any_alone: bool = False  # some cell shows what no table holds
+LogitsOf = Callable[[Group, Tensor, Tensor], Logits]  # of rows: numbers of image and member
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is asked of every image; follows from the settings and the shape of the model alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How votes are computed: changes their cost, not their meaning. Recorded with them."""
 
-    bands: "Bands"
-    groups: tuple[Group, ...]
-    patterns: tuple[int, ...]  # that tables of partial tokens must hold
+    path: str = "fast"  # plain: ablated images through the model as it is
+    precision: str = "float32"  # of the blocks
+    compiled: bool = False
 
+    def __post_init__(self) -> None:
+        if self.path not in ("fast", "plain"):
+            raise ValueError(f"path must be fast or plain, got {self.path}")
+        if self.precision not in DOUBT:
+            remedy = f"is not one of {', '.join(DOUBT)}"
+            raise CasemateError("certify.precision", self.precision, remedy)
+        if self.path == "plain" and (self.compiled or self.precision != "float32"):
+            raise ValueError("the plain path is float32 and not compiled")
 
-@dataclass(frozen=True, slots=True)
-class Bands:
-    """Visible pixels of chosen ablations, made when asked for."""
+    @property
+    def fixed_shape(self) -> bool:
+        """Whether every pass has the same number of rows: the last one repeats a row.
 
-    ablations: Ablations
-    corners: Tensor  # (K, 2) top row and left column; -1 where a side is not divided
-
-    def __len__(self) -> int:
-        return len(self.corners)
-
-    def masks(self, index: Tensor) -> Tensor:
-        """(R, H, W) bool; the same as those rows of `Ablations.masks`."""
-        sides = [
-            _band(self.corners[index, axis], side, self.ablations.band)
-            for axis, side in enumerate(self.ablations.image_size)
-        ]
-        return sides[0][:, :, None] & sides[1][:, None, :]
+        Compiled code knows one shape; 16-bit rounding is coarse enough for other shapes to matter.
+        """
+        return self.compiled or self.precision != "float32"
 
 
-def choose_bands(ablations: Ablations, order: Sequence[int], device: torch.device) -> Bands:
-    """The ablations numbered `order`, in this order."""
-    corners = [
-        (-1 if rows is None else top, -1 if columns is None else left)
-        for rows, columns in ablations.families
-        for top in ablations.starts(rows)
-        for left in ablations.starts(columns)
-    ]
-    return Bands(ablations, torch.tensor([corners[k] for k in order], device=device).view(-1, 2))
-
-
-def _band(starts: Tensor, side: int, band: int) -> Tensor:
-    """(R, side) bool: `band` lines from each start on, around the edge; all where it is -1."""
-    lines = torch.arange(side, device=starts.device)
-    return ((lines - starts[:, None]) % side < band) | (starts < 0)[:, None]
+FAST = Way()
 
 
 def ablation_predictions(
@@ -108,36 +77,28 @@ def ablation_predictions(
     *,
     micro_batch: int,
     order: Sequence[int] | None = None,
-    precision: str = "float32",
-    compiled: bool = False,
+    way: Way = FAST,
 ) -> Tensor:
     """(B, K) int64: argmax of every ablation, ties to the lowest class.
 
     `order` asks for these ablations only: column j is then the vote of ablation `order[j]`. At most
-    `micro_batch` ablations are in one pass; like `precision` and `compiled` it changes the speed.
+    `micro_batch` ablations are in one pass; like `way` it changes the speed.
     """
-    if model.training:
-        raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")
-    if micro_batch < 1:
-        raise ValueError(f"micro_batch must be at least 1, got {micro_batch}")
-    if ablations.image_size != (model.spec.image_size,) * 2:
-        raise ValueError(f"ablations of {ablations.image_size} do not fit the model's images")
-    device = model.mean.device
-    check_precision(precision, device)
-    asked = tuple(range(len(ablations))) if order is None else tuple(order)
-    plan = _plan(model, ablations, asked, in_cells=_embeds_cuts(model), device=device)
-    votes = torch.empty(len(images), len(asked), dtype=torch.int64)
+    device = _check(model, ablations, micro_batch, way)
+    votes = torch.empty(len(images), len(ablations), dtype=torch.int64)
+    plan = plan_for(model, ablations, in_cells=_in_cells(model, way), device=device)
+    asked = _asked(plan, order, device)
     together = _images_together(model, plan)
     with torch.inference_mode():
         for first in range(0, len(images), together):
             some = images[first : first + together].to(device)
-            with _compiled_blocks(model.net, compiled), lean(model.net):
-                found, in_doubt = _fast_votes(model, plan, some, micro_batch, precision, compiled)
-            for row, column in in_doubt.nonzero():
-                shown = plan.bands.masks(column[None])
-                found[row, column] = model.forward_ablated(some[row, None], shown).argmax()
+            with _faster(model.net, way):
+                found, in_doubt = _quick_votes(model, plan, asked, some, micro_batch, way)
+            for row, number in in_doubt.nonzero():
+                shown = ablations.masks(number[None])
+                found[row, number] = model.forward_ablated(some[row, None], shown).argmax()
             votes[first : first + together] = found.cpu()
-    return votes
+    return votes if order is None else votes[:, list(order)]
 
 
 def column_predictions(
@@ -149,14 +110,46 @@ def column_predictions(
     return ablation_predictions(model, images, ablations, micro_batch=micro_batch)
 
 
+def difference_to_plain(
+    model: PixelModel, ablations: Ablations, *, micro_batch: int, way: Way = FAST
+) -> float:
+    """Largest difference of logits between `way` and the plain path, over the largest logit or 1.
+
+    On noise, for a few ablations of every group. Rounding stays far below `DOUBT`; more means that
+    the network is not what the fast path takes it for.
+    """
+    device = _check(model, ablations, micro_batch, way)
+    side, channels = model.spec.image_size, model.spec.channels
+    noise = torch.rand(1, channels, side, side, generator=torch.Generator().manual_seed(0))
+    image, worst = noise.to(device), 0.0
+    plan = plan_for(model, ablations, in_cells=_in_cells(model, way), device=device)
+    with torch.inference_mode():
+        for group in plan.groups:
+            size = len(group.numbers)
+            member = torch.linspace(0, size - 1, min(size, NUM_PROBES), device=device).long()
+            member = member[:micro_batch]
+            with _faster(model.net, way):
+                found = _pass(_logits_of(model, plan, image), group, member, size, micro_batch, way)
+            shown = ablations.masks(group.numbers[member])
+            expected = model.forward_ablated(image.expand(len(member), -1, -1, -1), shown)
+            gap = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
+            worst = max(worst, float(torch.nan_to_num(gap, nan=torch.inf)))
+    return worst
+
+
+def agrees_with_plain(
+    model: PixelModel, ablations: Ablations, *, micro_batch: int, way: Way = FAST
+) -> bool:
+    """Whether `way` gives the plain path's logits, up to rounding."""
+    bound = 1e-4 if way.precision == "float32" else DOUBT[way.precision]
+    return difference_to_plain(model, ablations, micro_batch=micro_batch, way=way) <= bound
+
+
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse what is unknown, or slower than float32: 16 bits on a processor without units for it.
+    """Refuse what is slower than float32: 16 bits on a processor without units for it.
 
     torch computes those by conversion, some ten times as slow.
     """
-    if precision not in DOUBT:
-        known = ", ".join(DOUBT)
-        raise CasemateError("certify.precision", precision, f"is not one of {known}")
     if device.type != "cpu" or precision == "float32":
         return
     if precision == "float16" or not (
@@ -167,33 +160,63 @@ def check_precision(precision: str, device: torch.device) -> None:
         )
 
 
-def _fast_votes(
+def _check(model: PixelModel, ablations: Ablations, micro_batch: int, way: Way) -> torch.device:
+    if model.training:
+        raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")
+    if micro_batch < 1:
+        raise ValueError(f"micro_batch must be at least 1, got {micro_batch}")
+    if ablations.image_size != (model.spec.image_size,) * 2:
+        raise ValueError(f"ablations of {ablations.image_size} do not fit the model's images")
+    check_precision(way.precision, model.mean.device)
+    return model.mean.device
+
+
+def _in_cells(model: PixelModel, way: Way) -> bool:
+    return way.path == "fast" and embeds_cuts(model)
+
+
+def _asked(plan: Plan, order: Sequence[int] | None, device: torch.device) -> list[Tensor]:
+    """For each group, which of its members are asked."""
+    wanted = torch.full((len(plan.ablations),), order is None, device=device)
+    if order is not None:
+        wanted[list(order)] = True
+    return [wanted[group.numbers].nonzero()[:, 0] for group in plan.groups]
+
+
+def _quick_votes(
     model: PixelModel,
     plan: Plan,
+    asked: Sequence[Tensor],
     images: Images,
     micro_batch: int,
-    precision: str,
-    padded: bool,
+    way: Way,
 ) -> tuple[Tensor, Tensor]:
-    """(B, K) argmax of fast logits, and whether rounding could have decided it."""
-    votes = torch.empty(len(images), len(plan.bands), dtype=torch.int64, device=images.device)
+    """(B, K) argmax of fast logits where asked, and whether rounding could have decided it."""
+    shape = len(images), len(plan.ablations)
+    votes = torch.zeros(shape, dtype=torch.int64, device=images.device)
     in_doubt = torch.zeros_like(votes, dtype=torch.bool)
-    logits_of = _token_logits(model, plan, images) if plan.patterns else None
-    logits_of = logits_of or partial(_image_logits, model, plan, images)
-    dtype = getattr(torch, precision)
-    with torch.autocast(images.device.type, dtype=dtype, enabled=precision != "float32"):
-        for group in plan.groups:
-            size = len(group.columns)
-            for rows in torch.split(
-                torch.arange(len(images) * size, device=images.device), micro_batch
-            ):
-                # compiled code knows one shape: the last pass repeats a row
-                filled = torch.cat([rows, rows[:1].expand(padded * (micro_batch - len(rows)))])
-                logits = logits_of(group, filled // size, filled % size)[: len(rows)].float()
-                place = rows // size, group.columns[rows % size]
-                votes[place] = logits.argmax(dim=1)
-                in_doubt[place] = _is_close(logits, DOUBT[precision])
+    logits_of = _logits_of(model, plan, images)
+    for group, members in zip(plan.groups, asked, strict=True):
+        size = len(group.numbers)
+        images_and_members = torch.arange(len(images), device=members.device)[:, None] * size
+        for rows in torch.split((images_and_members + members).flatten(), micro_batch):
+            logits = _pass(logits_of, group, rows, size, micro_batch, way)
+            place = rows // size, group.numbers[rows % size]
+            votes[place] = logits.argmax(dim=1)
+            in_doubt[place] = _is_close(logits, DOUBT[way.precision])
     return votes, in_doubt
+
+
+def _pass(
+    logits_of: LogitsOf, group: Group, rows: Tensor, size: int, micro_batch: int, way: Way
+) -> Logits:
+    """Float32 logits of `rows`, each image * size + member, in one pass."""
+    filled = rows
+    if way.fixed_shape:
+        filled = torch.cat([rows, rows[:1].expand(micro_batch - len(rows))])
+    dtype, enabled = getattr(torch, way.precision), way.precision != "float32"
+    with torch.autocast(rows.device.type, dtype=dtype, enabled=enabled):
+        return logits_of(group, filled // size, filled % size)[: len(rows)].float()
 
 
 def _is_close(logits: Logits, share: float) -> Tensor:
@@ -203,15 +226,22 @@ def _is_close(logits: Logits, share: float) -> Tensor:
     return ~(best[:, 0] - best[:, -1] >= doubt)
 
 
+def _logits_of(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
+    """Kept tokens out of the images' table where the plan has one, else ablated images."""
+    if plan.patterns:
+        return _token_logits(model, plan, images)
+    return partial(_image_logits, model, plan, images)
+
+
 def _image_logits(
     model: PixelModel, plan: Plan, images: Images, group: Group, image: Tensor, member: Tensor
 ) -> Logits:
     """The general way, for any network: ablated images through the whole model."""
-    return model.forward_ablated(images[image], plan.bands.masks(group.columns[member]))
+    return model.forward_ablated(images[image], plan.ablations.masks(group.numbers[member]))
 
 
 def _token_logits(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
-    """The way of vision transformers that drop tokens: kept tokens out of the images' table."""
+    """The way of vision transformers that drop tokens."""
     tokens = PartialTokens(
         model.net, model.resized(images), mean=model.mean, std=model.std, patterns=plan.patterns
     )
@@ -220,53 +250,10 @@ def _token_logits(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
         assert group.cells is not None
         shown = None
         if group.any_alone:
-            shown = model.resized_mask(plan.bands.masks(group.columns[member]))
+            shown = model.resized_mask(plan.ablations.masks(group.numbers[member]))
         return tokens.logits(group.cells.rows(member), image=image, visible=shown)
 
     return logits_of
-
-
-def _embeds_cuts(model: PixelModel) -> bool:
-    """Whether tokens may come from sums: resizing must commute with hiding pixels."""
-    spec = model.spec
-    return (
-        spec.token_policy == "drop"
-        and (spec.upsample is None or spec.upsample_mode == "nearest")
-        and can_embed_cuts(model.net)
-    )
-
-
-@lru_cache(maxsize=4)  # holds its models: no more than a worker uses in turn
-def _plan(
-    model: PixelModel,
-    ablations: Ablations,
-    asked: tuple[int, ...],
-    *,
-    in_cells: bool,
-    device: torch.device,
-) -> Plan:
-    bands = choose_bands(ablations, asked, device)
-    columns = torch.arange(len(bands), device=device)
-    if model.spec.token_policy == "mask":
-        return Plan(bands, (Group(columns, None),), ())
-    spans = torch.split(columns, MASKS_AT_ONCE)
-    counts = torch.cat([model.kept_tokens(bands.masks(span)).sum(dim=1) for span in spans])
-    members = [columns[counts == count] for count in sorted(set(counts.tolist()))]
-    if not in_cells:
-        return Plan(bands, tuple(Group(group, None) for group in members), ())
-    groups = [_group(model, bands, group) for group in members]
-    numbers = {n for g in groups if g.cells for n in g.cells.pattern.flatten().tolist()}
-    return Plan(bands, tuple(groups), tuple(sorted(numbers - {ALONE} | {0})))
-
-
-def _group(model: PixelModel, bands: Bands, columns: Tensor) -> Group:
-    size = patch_size_of(model.net)
-    parts = []
-    for span in torch.split(columns, MASKS_AT_ONCE):
-        masks = bands.masks(span)
-        parts.append(cut_cells(model.resized_mask(masks), model.kept_tokens(masks), size))
-    kept, pattern = torch.cat([p.kept for p in parts]), torch.cat([p.pattern for p in parts])
-    return Group(columns, CutCells(kept, pattern), bool((pattern == ALONE).any()))
 
 
 def _images_together(model: PixelModel, plan: Plan) -> int:
@@ -279,14 +266,24 @@ def _images_together(model: PixelModel, plan: Plan) -> int:
 
 
 @contextmanager
-def _compiled_blocks(net: nn.Module, compiled: bool) -> Iterator[None]:
-    """Inside, the blocks of a transformer run as compiled code, where that is asked for.
+def _faster(net: nn.Module, way: Way) -> Iterator[None]:
+    """Inside, `net` takes the savings of `way`."""
+    with ExitStack() as stack:
+        if way.compiled:
+            stack.enter_context(_compiled_blocks(net))
+        elif way.path == "fast" and way.precision == "float32":
+            stack.enter_context(packed_blocks(net))
+        if way.path == "fast":
+            stack.enter_context(lean(net))
+        yield
 
-    Not the last one: `lean` takes it apart.
-    """
+
+@contextmanager
+def _compiled_blocks(net: nn.Module) -> Iterator[None]:
+    """Inside, the blocks of a transformer run as compiled code; not the last one, `lean`'s."""
     blocks: Any = getattr(net, "blocks", ())
     with ExitStack() as stack:
-        for block in blocks[:-1] if compiled else ():
+        for block in blocks[:-1]:
             kind: Any = type(block)
             forward = partial(_compiled_forward(kind), block)
             stack.enter_context(shadowed(block, "forward", forward))

@@ -5,12 +5,16 @@ import torch
 
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations
-from components.models import voting
+from components.models import partial_tokens, voting
+from components.models.masked_votes import group_by_tokens
+from components.models.vote_plan import plan_for
 from components.models.voting import (
+    FAST,
+    Way,
     ablation_predictions,
-    choose_bands,
+    agrees_with_plain,
     column_predictions,
-    group_by_tokens,
+    difference_to_plain,
 )
 
 CPU = torch.device("cpu")
@@ -75,13 +79,14 @@ def test_votes_do_not_depend_on_the_other_images(new_model, images, monkeypatch,
 
 
 @pytest.mark.parametrize("in_cells", [True, False])
-def test_fast_votes_alone_are_right_too(new_model, images, in_cells):
+def test_quick_votes_alone_are_right_too(new_model, images, in_cells):
     """Close calls are taken again; everything else must stand by itself."""
     model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
-    plan = voting._plan(model, ablations, tuple(range(16)), in_cells=in_cells, device=CPU)
+    plan = plan_for(model, ablations, in_cells=in_cells, device=CPU)
     assert bool(plan.patterns) == in_cells
+    asked = voting._asked(plan, None, CPU)
     with torch.inference_mode():
-        votes, in_doubt = voting._fast_votes(model, plan, images, 7, "float32", False)
+        votes, in_doubt = voting._quick_votes(model, plan, asked, images, 7, FAST)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert in_doubt.float().mean() < 0.1
 
@@ -90,14 +95,14 @@ def test_close_calls_are_decided_by_one_ablation_at_a_time(new_model, images, mo
     """Wrong by more than any rounding, for rows in doubt only: the votes must not show it."""
     model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
     truth = vote_one_at_a_time(model, images, ablations)
-    fast = voting._fast_votes
+    quick = voting._quick_votes
 
     def spoiled(*args):
-        votes, _ = fast(*args)
+        votes, _ = quick(*args)
         doubt = torch.arange(votes.numel()).view(votes.shape) % 3 == 0
         return torch.where(doubt, (votes + 1) % 5, votes), doubt
 
-    monkeypatch.setattr(voting, "_fast_votes", spoiled)
+    monkeypatch.setattr(voting, "_quick_votes", spoiled)
     assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
 
 
@@ -114,17 +119,6 @@ def test_order_asks_only_for_some(new_model, images):
     order = [13, 0, 7]
     some = ablation_predictions(model, images, ablations, micro_batch=4, order=order)
     assert torch.equal(some, votes[:, order])
-
-
-@pytest.mark.parametrize("kind", ["columns", "rows", "blocks", "both"])
-def test_masks_made_when_asked_for(kind):
-    ablations = Ablations(kind=kind, image_size=(7, 9), band=3, stride=2)
-    masks = ablations.masks()
-    bands = choose_bands(ablations, range(len(ablations)), CPU)
-    assert len(bands) == len(masks)
-    assert torch.equal(bands.masks(torch.arange(len(masks))), masks)
-    index = torch.tensor([3, 0])
-    assert torch.equal(choose_bands(ablations, [2, 0, 1, 3], CPU).masks(index), masks[[3, 2]])
 
 
 def test_plans_follow_the_settings(new_model, images):
@@ -176,11 +170,13 @@ def test_compiled_blocks_see_one_shape_per_group(new_model, images, monkeypatch)
         return forward
 
     monkeypatch.setattr(voting, "_compiled_forward", compiled)
-    votes = ablation_predictions(model, images, ablations, micro_batch=5, compiled=True)
+    way = Way(compiled=True)
+    votes = ablation_predictions(model, images, ablations, micro_batch=5, way=way)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert len(shapes) == 5  # of 24 ablations, in the first of two blocks
     assert set(shapes) == {(5, 1 + 8, 16)}
     assert not any("forward" in vars(block) for block in model.net.blocks)
+    assert agrees_with_plain(model, ablations, micro_batch=3, way=way)
 
 
 def test_precision_is_refused_where_it_only_costs(monkeypatch):
@@ -191,14 +187,47 @@ def test_precision_is_refused_where_it_only_costs(monkeypatch):
     with pytest.raises(CasemateError, match="no units in this processor"):
         voting.check_precision("bfloat16", CPU)
     with pytest.raises(CasemateError, match="not one of float32"):
-        voting.check_precision("int8", CPU)
+        Way(precision="int8")
+    with pytest.raises(ValueError, match="plain path is float32"):
+        Way(path="plain", precision="bfloat16")
 
 
-def test_reduced_precision_keeps_the_votes(new_model, images, monkeypatch):
+@pytest.mark.parametrize(("kind", "stride"), [("columns", 2), ("blocks", 5)])
+def test_reduced_precision_keeps_the_votes(new_model, images, monkeypatch, kind, stride):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    model, ablations = new_model(token_policy="drop"), ablations_of(band=5, stride=2)
-    votes = ablation_predictions(model, images, ablations, micro_batch=8, precision="bfloat16")
+    model, ablations = new_model(token_policy="drop"), ablations_of(kind, band=5, stride=stride)
+    way = Way(precision="bfloat16")
+    votes = ablation_predictions(model, images, ablations, micro_batch=8, way=way)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
+    assert 1e-5 < difference_to_plain(model, ablations, micro_batch=8, way=way) < 2**-4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("tiny_vit", {"token_policy": "drop"}),
+        ("tiny_vit", {"token_policy": "mask"}),
+        ("resnet18", {"options": {}}),
+    ],
+)
+def test_the_fast_path_is_compared_with_the_plain_one(
+    new_model, images, monkeypatch, architecture, changes
+):
+    model = new_model(architecture, **changes)
+    for kind in ("columns", "blocks"):
+        ablations = ablations_of(kind, band=5, stride=3)
+        assert agrees_with_plain(model, ablations, micro_batch=7)
+        plain = ablation_predictions(model, images, ablations, micro_batch=7, way=Way(path="plain"))
+        assert torch.equal(ablation_predictions(model, images, ablations, micro_batch=7), plain)
+    if changes.get("token_policy") == "drop":  # sums of other lines than the visible ones
+        wrong = partial_tokens._scans
+        monkeypatch.setattr(
+            partial_tokens,
+            "_scans",
+            lambda *args, **kw: {k: v * (1 + 0.1 * k) for k, v in wrong(*args, **kw).items()},
+        )
+        assert not agrees_with_plain(model, ablations_of(band=5), micro_batch=7)
+        assert agrees_with_plain(model, ablations_of(band=5), micro_batch=7, way=Way(path="plain"))
 
 
 def test_wrong_calls(new_model, images):
