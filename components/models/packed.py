@@ -1,9 +1,9 @@
 """Transformer blocks on a processor with fewer passes over memory; the same up to rounding.
 
 A plain timm block becomes four matrix products whose weights oneDNN has laid out for itself, with
-bias, GELU and residual sum inside them, two layer norms and one fused attention. The operators are
-those that torch's own compiler emits for such blocks on a CPU; called directly they need no
-compilation, which takes minutes, and take any number of rows. Weights and modules stay as they are.
+bias, GELU and residual sum inside them, two layer norms and the attention. The operators are those
+that torch's own compiler emits for such blocks on a CPU; called directly they need no compilation,
+which takes minutes, and take any number of rows. Weights and modules stay as they are.
 A layout is kept as long as its weights; a change of these (torch counts them) makes it anew.
 """
 
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from components.models.attention.shadow import shadowed
 from components.models.fast import is_hooked
+
+SHORT = 64  # tokens
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def can_pack(block: Any) -> bool:
     return (
         type(block) is Block
         and not torch.is_grad_enabled()
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and not block.training
         and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in block.parameters())
         and _is_plain(block.attn, block.mlp)
@@ -113,13 +115,26 @@ def _packed(block: Any) -> Callable[[Tensor], Tensor]:
     fc1, fc2 = _layout(mlp.fc1), _layout(mlp.fc2, block.ls2)
 
     def forward(tokens: Tensor) -> Tensor:
-        num_rows, length, _ = tokens.shape
-        mixed = _product(block.norm1(tokens), qkv)
-        split = mixed.view(num_rows, length, 3, attn.num_heads, attn.head_dim)
-        q, k, v = split.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, L, width) each
-        attended = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
-        attended = attn.norm(attended.transpose(1, 2).flatten(2))
-        tokens = _added(tokens, attended, proj)
+        mixed = _product(block.norm1(tokens), qkv).unflatten(2, (3, attn.num_heads, attn.head_dim))
+        tokens = _added(tokens, attn.norm(_attended(attn, mixed)), proj)
         return _added(tokens, _product(block.norm2(tokens), fc1, "gelu"), fc2)
 
     return forward
+
+
+def _attended(attn: Any, mixed: Tensor) -> Tensor:
+    """(B, L, D) of queries, keys and values (B, L, 3, heads, width).
+
+    The fused kernel works in tiles that a few dozen tokens leave half empty: short sequences are
+    faster head by head, which also needs no copies.
+    """
+    plain = type(attn.q_norm) is type(attn.k_norm) is nn.Identity
+    if not plain or mixed.shape[1] > SHORT:
+        q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, L, width) each
+        fused = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        return fused.transpose(1, 2).flatten(2)
+    nothing, outputs = mixed.new_empty(1), []
+    for q, k, v in (head.unbind(2) for head in mixed.unbind(3)):
+        scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=attn.scale)
+        outputs.append(torch.bmm(scores.softmax(dim=-1), v))
+    return torch.cat(outputs, dim=2)

@@ -100,7 +100,10 @@ class PartialTokens:
         if stem.proj.bias is not None:
             self.base = self.base + stem.proj.bias
         # Prefix tokens and positions are what the network makes of patches of 0.
-        nothing = torch.zeros_like(stem(images[:1]))
+        if stem.flatten:
+            nothing = images.new_zeros(1, stem.num_patches, len(self.base))
+        else:
+            nothing = torch.zeros_like(stem(images[:1]))  # as the stem lays out its grid
         tokens, self.rotations = with_positions(net, nothing)
         self.prefix = tokens[:, : net.num_prefix_tokens]
         self.positions = tokens[0, net.num_prefix_tokens :]  # (N, D)

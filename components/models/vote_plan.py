@@ -65,7 +65,7 @@ def _plan(
     if not in_cells:
         return Plan(ablations, tuple(Group(group, None) for group in members), ())
     groups = [_group(model, ablations, group) for group in members]
-    shown = {n for g in groups if g.cells for n in g.cells.pattern.unique().tolist()}
+    shown = {n for g in groups if g.cells for n in g.cells.pattern.flatten().tolist()}
     return Plan(ablations, tuple(groups), tuple(sorted(shown - {ALONE} | {0})))
 
 

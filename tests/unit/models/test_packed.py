@@ -26,7 +26,7 @@ def new_net(**options) -> VisionTransformer:
         {"qk_norm": True, "scale_attn_norm": True},
     ],
 )
-@pytest.mark.parametrize("shape", [(1, 1), (3, 9), (7, 17)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 9), (2, 70)])
 @torch.inference_mode()
 def test_tokens_are_those_of_the_plain_blocks(options, shape):
     net, tokens = new_net(**options), torch.randn(*shape, 16)
