@@ -7,16 +7,18 @@ which takes minutes, and take any number of rows. Weights and modules stay as th
 A layout is kept as long as its weights; a change of these (torch counts them) makes it anew.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, LayerScale, Mlp
-from timm.models.vision_transformer import Block
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from components.models.attention.shadow import shadowed
@@ -32,7 +34,7 @@ def packed_blocks(net: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for block in blocks[:-1]:
             if can_pack(block):
-                stack.enter_context(shadowed(block, "forward", _packed(block)))
+                stack.enter_context(shadowed(block, "forward", _PackedBlock(block)))
         yield
 
 
@@ -46,7 +48,6 @@ def can_pack(block: Any) -> bool:
         and not torch.is_grad_enabled()
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and not block.training
-        and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in block.parameters())
         and _is_plain(block.attn, block.mlp)
         and all(type(scale) in (nn.Identity, LayerScale) for scale in (block.ls1, block.ls2))
         and not any(is_hooked(part) or "forward" in vars(part) for part in block.modules())
@@ -62,7 +63,15 @@ def _is_plain(attn: Any, mlp: Any) -> bool:
         and type(mlp.act) is nn.GELU
         and mlp.act.approximate == "none"
         and type(mlp.norm) is nn.Identity
-        and all(type(part) is nn.Linear for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
+        and all(_is_plain_product(part) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
+    )
+
+
+def _is_plain_product(part: nn.Module) -> bool:
+    return (
+        type(part) is nn.Linear
+        and part.weight.device.type == "cpu"
+        and part.weight.dtype == torch.float32
     )
 
 
@@ -109,17 +118,55 @@ def _added(tokens: Tensor, rows: Tensor, by: _Layout) -> Tensor:
     return output
 
 
-def _packed(block: Any) -> Callable[[Tensor], Tensor]:
-    attn, mlp = block.attn, block.mlp
-    qkv, proj = _layout(attn.qkv), _layout(attn.proj, block.ls1)
-    fc1, fc2 = _layout(mlp.fc1), _layout(mlp.fc2, block.ls2)
+class _PackedBlock:
+    """What stands in for the forward of a block."""
 
-    def forward(tokens: Tensor) -> Tensor:
-        mixed = _product(block.norm1(tokens), qkv).unflatten(2, (3, attn.num_heads, attn.head_dim))
-        tokens = _added(tokens, attn.norm(_attended(attn, mixed)), proj)
-        return _added(tokens, _product(block.norm2(tokens), fc1, "gelu"), fc2)
+    def __init__(self, block: Any) -> None:
+        self.block, attn, mlp = block, block.attn, block.mlp
+        self.qkv, self.proj = _layout(attn.qkv), _layout(attn.proj, block.ls1)
+        self.fc1, self.fc2 = _layout(mlp.fc1), _layout(mlp.fc2, block.ls2)
 
-    return forward
+    def __call__(self, tokens: Tensor, shapes: Sequence[tuple[int, int]] | None = None) -> Tensor:
+        """Of (B, L, D) tokens; or of (N, D), sequences of several `shapes` (B, L) in one row."""
+        block, attn = self.block, self.block.attn
+        mixed = _product(block.norm1(tokens), self.qkv)
+        mixed = mixed.unflatten(-1, (3, attn.num_heads, attn.head_dim))
+        if shapes is None:
+            attended = _attended(attn, mixed)
+        else:
+            parts = [
+                part.flatten(0, 1) for part in map(partial(_attended, attn), _cut(mixed, shapes))
+            ]
+            attended = torch.cat(parts)
+        tokens = _added(tokens, attn.norm(attended), self.proj)
+        return _added(tokens, _product(block.norm2(tokens), self.fc1, "gelu"), self.fc2)
+
+
+def runs_joined(net: nn.Module) -> bool:
+    """Whether `joined_logits` can be asked: all blocks but the last are packed."""
+    blocks: Any = getattr(net, "blocks", ())
+    plain = type(net) in (VisionTransformer, VisionTransformerDistilled)
+    return plain and all(isinstance(vars(b).get("forward"), _PackedBlock) for b in blocks[:-1])
+
+
+def joined_logits(net: Any, groups: Sequence[Tensor]) -> list[Tensor]:
+    """Logits of groups of (B, L, D) tokens with positions, each group with its own B and L.
+
+    All but attention works on each token by itself: there the groups make one large product
+    instead of several small ones. Of the last block little is left to do (`fast`).
+    """
+    shapes = [(len(tokens), tokens.shape[1]) for tokens in groups]
+    joined = net.norm_pre(torch.cat([tokens.flatten(0, 1) for tokens in groups]))
+    for block in net.blocks[:-1]:
+        joined = block(joined, shapes=shapes)
+    last = net.blocks[-1]
+    return [net.forward_head(net.norm(last(tokens))) for tokens in _cut(joined, shapes)]
+
+
+def _cut(joined: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """(N, ...) back into (B, L, ...) of each shape."""
+    parts = joined.split([rows * length for rows, length in shapes])
+    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _attended(attn: Any, mixed: Tensor) -> Tensor:

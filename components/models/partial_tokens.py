@@ -109,34 +109,39 @@ class PartialTokens:
         self.positions = tokens[0, net.num_prefix_tokens :]  # (N, D)
         self.cells = _cells(images, self.patch_size)
         self.patterns = torch.tensor(patterns, device=images.device)  # ascending
-        # (B, patterns, N, D), image by image: other images must not change how sums are rounded
-        self.table = torch.stack([self._table(cells, patterns) for cells in self.cells])
+        # image by image: other images must not change how sums are rounded
+        sums = torch.stack([part for cells in self.cells for part in self._sums(cells, patterns)])
+        self.table = self._positioned(sums, slice(None))  # (B * patterns, N, D)
 
     def logits(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
-        """Logits of R ablations of the (R,) images numbered `image`.
+        """Logits of R ablations, as `tokens` takes them."""
+        tokens = self.tokens(cells, image=image, visible=visible)
+        return forward_tokens(self.net, tokens, cells.kept, self.rotations)
+
+    def tokens(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
+        """(R, P + T, D) of R ablations of the (R,) images numbered `image`.
 
         Their (R, H, W) visible pixels are asked for where some cell's pattern is ALONE.
         """
         entry = torch.searchsorted(self.patterns, cells.pattern.clamp(min=0))
         index = (image[:, None] * len(self.patterns) + entry) * len(self.positions) + cells.kept
-        tokens = self.table.flatten(0, 2)[index]
+        tokens = self.table.flatten(0, 1)[index]
         if visible is not None:
             row, slot = (cells.pattern == ALONE).nonzero(as_tuple=True)
             place = cells.kept[row, slot]
             shown = _cells(visible[:, None], self.patch_size)[row, place]
             tokens[row, slot] = self._alone(self.cells[image[row], place], shown, place)
-        tokens = torch.cat([self.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
-        return forward_tokens(self.net, tokens, cells.kept, self.rotations)
+        return torch.cat([self.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
 
-    def _table(self, cells: Tensor, patterns: Sequence[int]) -> Tensor:
-        """(patterns, N, D) tokens of one image's (N, C, tall, wide) cells."""
+    def _sums(self, cells: Tensor, patterns: Sequence[int]) -> list[Tensor]:
+        """For each pattern, (N, D) of one image's (N, C, tall, wide) cells."""
         num_by_column = 2 * (self.patch_size[1] - 1)
         sums: dict[int, Tensor] = {}
         if any(number > num_by_column for number in patterns):
             sums |= _scans(*self._lines(cells, dim=2), first=num_by_column + 1)
         if any(0 < number <= num_by_column for number in patterns) or not sums:
             sums |= _scans(*self._lines(cells, dim=3), first=1)
-        return self._positioned(torch.stack([sums[number] for number in patterns]), slice(None))
+        return [sums[number] for number in patterns]
 
     def _alone(self, cells: Tensor, shown: Tensor, place: Tensor) -> Tensor:
         """(n, D): cells (n, C, tall, wide) that show only `shown`, at raster indices `place`."""

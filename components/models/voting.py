@@ -24,7 +24,7 @@ from components.core.types import Images, Logits
 from components.data.ablation import Ablations
 from components.models.attention.shadow import shadowed
 from components.models.fast import lean
-from components.models.packed import packed_blocks
+from components.models.packed import joined_logits, packed_blocks, runs_joined
 from components.models.partial_tokens import PartialTokens
 from components.models.pixels import PixelModel
 from components.models.vote_plan import Group, Plan, embeds_cuts, plan_for
@@ -38,7 +38,8 @@ TABLE_BYTES = 2**28  # for the sums of images that vote together
 MOST_IMAGES = 8  # that vote together
 NUM_PROBES = 8  # ablations on which two ways are compared
 
-LogitsOf = Callable[[Group, Tensor, Tensor], Logits]  # of rows: numbers of image and member
+Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of image and member
+LogitsOf = Callable[[Sequence[Rows]], list[Logits]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +127,11 @@ def difference_to_plain(
     with torch.inference_mode():
         for group in plan.groups:
             size = len(group.numbers)
-            member = torch.linspace(0, size - 1, min(size, NUM_PROBES), device=device).long()
-            member = member[:micro_batch]
+            count = min(size, NUM_PROBES, micro_batch)
+            member = torch.linspace(0, size - 1, count, device=device).long()
+            rows = [(group, torch.zeros_like(member), member)]
             with _faster(model.net, way):
-                found = _pass(_logits_of(model, plan, image), group, member, size, micro_batch, way)
+                (found,) = _pass(_logits_of(model, plan, image), rows, micro_batch, way)
             shown = ablations.masks(group.numbers[member])
             expected = model.forward_ablated(image.expand(len(member), -1, -1, -1), shown)
             gap = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
@@ -196,27 +198,48 @@ def _quick_votes(
     votes = torch.zeros(shape, dtype=torch.int64, device=images.device)
     in_doubt = torch.zeros_like(votes, dtype=torch.bool)
     logits_of = _logits_of(model, plan, images)
-    for group, members in zip(plan.groups, asked, strict=True):
-        size = len(group.numbers)
-        images_and_members = torch.arange(len(images), device=members.device)[:, None] * size
-        for rows in torch.split((images_and_members + members).flatten(), micro_batch):
-            logits = _pass(logits_of, group, rows, size, micro_batch, way)
-            place = rows // size, group.numbers[rows % size]
+    for rows in _passes(plan, asked, len(images), micro_batch, joined=_joins(model, way)):
+        found = _pass(logits_of, rows, micro_batch, way)
+        for (group, image, member), logits in zip(rows, found, strict=True):
+            place = image, group.numbers[member]
             votes[place] = logits.argmax(dim=1)
             in_doubt[place] = _is_close(logits, DOUBT[way.precision])
     return votes, in_doubt
 
 
-def _pass(
-    logits_of: LogitsOf, group: Group, rows: Tensor, size: int, micro_batch: int, way: Way
-) -> Logits:
-    """Float32 logits of `rows`, each image * size + member, in one pass."""
-    filled = rows
+def _passes(
+    plan: Plan, asked: Sequence[Tensor], num_images: int, micro_batch: int, *, joined: bool
+) -> Iterator[list[Rows]]:
+    """At most `micro_batch` rows of one group each; or of several, what is left of them."""
+    left: list[Rows] = []
+    for group, members in zip(plan.groups, asked, strict=True):
+        image = torch.arange(num_images, device=members.device).repeat_interleave(len(members))
+        member = members.repeat(num_images)
+        for some in zip(image.split(micro_batch), member.split(micro_batch), strict=True):
+            if not joined or len(some[0]) == micro_batch:
+                yield [(group, *some)]
+                continue
+            if sum(len(rows[1]) for rows in left) + len(some[0]) > micro_batch:
+                yield left
+                left = []
+            left.append((group, *some))
+    if left:
+        yield left
+
+
+def _pass(logits_of: LogitsOf, rows: Sequence[Rows], micro_batch: int, way: Way) -> list[Logits]:
+    """Float32 logits of `rows`; a pass of fixed shape repeats its first row."""
     if way.fixed_shape:
-        filled = torch.cat([rows, rows[:1].expand(micro_batch - len(rows))])
+        filled = [
+            (group, *(torch.cat([n, n[:1].expand(micro_batch - len(n))]) for n in numbers))
+            for group, *numbers in rows
+        ]
+    else:
+        filled = list(rows)
     dtype, enabled = getattr(torch, way.precision), way.precision != "float32"
-    with torch.autocast(rows.device.type, dtype=dtype, enabled=enabled):
-        return logits_of(group, filled // size, filled % size)[: len(rows)].float()
+    with torch.autocast(rows[0][1].device.type, dtype=dtype, enabled=enabled):
+        found = logits_of(filled)
+    return [logits[: len(r[1])].float() for r, logits in zip(rows, found, strict=True)]
 
 
 def _is_close(logits: Logits, share: float) -> Tensor:
@@ -224,6 +247,11 @@ def _is_close(logits: Logits, share: float) -> Tensor:
     best = logits.topk(min(2, logits.shape[1]), dim=1).values
     doubt = (share * logits.abs().amax(dim=1)).clamp(min=LEAST_DOUBT)
     return ~(best[:, 0] - best[:, -1] >= doubt)
+
+
+def _joins(model: PixelModel, way: Way) -> bool:
+    """Whether groups may share a pass."""
+    return not way.fixed_shape and runs_joined(model.net)
 
 
 def _logits_of(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
@@ -234,10 +262,13 @@ def _logits_of(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
 
 
 def _image_logits(
-    model: PixelModel, plan: Plan, images: Images, group: Group, image: Tensor, member: Tensor
-) -> Logits:
+    model: PixelModel, plan: Plan, images: Images, rows: Sequence[Rows]
+) -> list[Logits]:
     """The general way, for any network: ablated images through the whole model."""
-    return model.forward_ablated(images[image], plan.ablations.masks(group.numbers[member]))
+    return [
+        model.forward_ablated(images[image], plan.ablations.masks(group.numbers[member]))
+        for group, image, member in rows
+    ]
 
 
 def _token_logits(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
@@ -246,12 +277,17 @@ def _token_logits(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
         model.net, model.resized(images), mean=model.mean, std=model.std, patterns=plan.patterns
     )
 
-    def logits_of(group: Group, image: Tensor, member: Tensor) -> Logits:
+    def ask(group: Group, image: Tensor, member: Tensor) -> dict[str, Any]:
         assert group.cells is not None
         shown = None
         if group.any_alone:
             shown = model.resized_mask(plan.ablations.masks(group.numbers[member]))
-        return tokens.logits(group.cells.rows(member), image=image, visible=shown)
+        return {"cells": group.cells.rows(member), "image": image, "visible": shown}
+
+    def logits_of(rows: Sequence[Rows]) -> list[Logits]:
+        if runs_joined(model.net):
+            return joined_logits(model.net, [tokens.tokens(**ask(*some)) for some in rows])
+        return [tokens.logits(**ask(*some)) for some in rows]
 
     return logits_of
 
