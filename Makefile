@@ -68,12 +68,14 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure what we promise: executor overhead, training input, memory, attacks, training steps
+bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes
 	@$(BIN)/python -m tests.benchmarks.executor
 	@$(BIN)/python -m tests.benchmarks.input
 	@$(BIN)/python -m tests.benchmarks.memory
 	@$(BIN)/python -m tests.benchmarks.attacks
 	@$(BIN)/python -m tests.benchmarks.training
+	@$(BIN)/python -m tests.benchmarks.patches
+	@$(BIN)/python -m tests.benchmarks.workers
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"

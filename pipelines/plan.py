@@ -20,12 +20,15 @@ VERSIONS = {
     "train": 2,
     "tune": 3,
     "attack": 3,
-    "certify": 1,
+    "certify": 2,
     "report": 2,
 }
 
 # Of patch certificates: see `_certify_identity`.
-LATER_KEYS = ("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early")
+LATER_KEYS = (
+    *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
+    *("precision", "compiled"),
+)
 
 
 @dataclass(frozen=True)

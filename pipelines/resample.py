@@ -13,6 +13,7 @@ from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
+from components.models.voting import Way
 from pipelines.runtime.artifacts import read_manifest
 from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 from pipelines.stages.voting import Block, VoteConfig, make_voter
@@ -86,7 +87,16 @@ def _config(votes: Votes, model: Path, data: Path) -> VoteConfig:
         settings.get("run_seed", 0),
         settings["device"],
         settings.get("token_policy"),
+        _way(settings.get("way", {"path": "plain"})),  # not recorded: there was one path only
     )
+
+
+def _way(recorded: Any) -> Way:
+    try:
+        return Way(**recorded)
+    except (TypeError, ValueError) as error:
+        remedy = f"is no record of how votes were computed ({error})"
+        raise CasemateError("verify: votes' way", recorded, remedy) from error
 
 
 def _section(header: Mapping[str, Any]) -> Certify:

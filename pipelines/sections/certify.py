@@ -52,6 +52,10 @@ class AblationCertify(PatchCertify):
     second_rule: Literal["none", "loc"] = "none"
     delta_rule: Literal["exact", "paper_reference"] = "exact"
     stop_early: bool = False  # votes then answer these sizes and rules, and no others
+    # How votes are computed: faster where the hardware has units for 16 bits, or for long runs.
+    # Votes that such rounding could have decided are taken again in float32.
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compiled: bool = False
 
     @model_validator(mode="after")
     def _rules_fit(self) -> Self:

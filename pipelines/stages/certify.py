@@ -1,6 +1,7 @@
 """Certify test items: votes (the evidence), certificates derived, then an attack on the claim."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
+from components.models.voting import Way
 from pipelines import build
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
+from pipelines.runtime.progress import say
 from pipelines.runtime.shards import run_units
 from pipelines.sections import (
     AblationCertify,
@@ -28,7 +31,7 @@ from pipelines.sections import (
     PatchCertify,
 )
 from pipelines.stages import challenge
-from pipelines.stages.voting import VoteConfig, make_voter, plan_votes, rules_of
+from pipelines.stages.voting import VoteConfig, choose_way, make_voter, plan_votes, rules_of
 
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
 
@@ -48,6 +51,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         _token_policy(section, model, key=f"certify.{out.part}"),
     )
     _check_sizes(config, dataset, key=f"certify.{out.part}")
+    config = replace(config, way=_way(config, step=out.step))
     if isinstance(section, GaussianCertify):
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
@@ -93,6 +97,17 @@ def _token_policy(section: Certify, model: Path, *, key: str) -> str | None:
         )
         raise CasemateError(f"{key}.token_policy", section.token_policy, remedy)
     return section.token_policy
+
+
+def _way(config: VoteConfig, *, step: str) -> Way:
+    """How ablations vote; a line where the fast path does not fit the model."""
+    way = choose_way(config)
+    if way.path == "plain":
+        say(
+            f"{step}: the fast path gives other logits than the plain one for this model; "
+            "votes take the plain path, in float32"
+        )
+    return way
 
 
 def _check_sizes(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> None:
@@ -154,7 +169,7 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
         settings["trained_token_policy"] = trained_policy
     if isinstance(section, DoubleMaskingCertify):
         return settings | {"mask_patch": section.mask_patch, "num_masks": section.num_masks}
-    settings |= {"band": config.band, "stride": section.stride}
+    settings |= {"band": config.band, "stride": section.stride, "way": asdict(config.way)}
     if section.stop_early:
         settings["stopped_for"] = {
             "patch_sizes": sorted(set(section.patch_sizes)),

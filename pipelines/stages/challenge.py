@@ -21,7 +21,6 @@ from components.core.seeding import generator_for
 from components.core.threats import UNIT, PatchThreat, describe
 from components.evaluate.accuracy import accuracy
 from components.models.checkpoint import load_model
-from components.models.voting import ablation_predictions
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
@@ -105,10 +104,7 @@ class PatchChallenger:
         """All votes, as certification asks for them."""
         if isinstance(self.voter, PairVoter):
             return torch.from_numpy(self.voter.votes(image[None]).astype(np.int64))
-        micro_batch = self.config.section.micro_batch
-        return ablation_predictions(
-            self.model, image[None], self.voter.ablations, micro_batch=micro_batch
-        )[0]
+        return self.voter.ask(image[None])[0]
 
     def _decide(self, votes: torch.Tensor) -> int:
         """What the deployed classifier makes of the votes."""

@@ -34,19 +34,20 @@ ROUNDS = 5
 NUM_ITEMS = 12
 
 
-def prepare_work(folder: Path) -> VoteConfig:
-    """Real digits and a freshly initialised network of the demo's size."""
-    recipe = recipes.load("demo", overrides=["data.limits={train: 20, val: 10, test: 12}"])
+def prepare_work(folder: Path, *, num_items: int = NUM_ITEMS, **options: int) -> VoteConfig:
+    """Real digits and a freshly initialised network, of the demo's size but for `options`."""
+    limits = f"data.limits={{train: 20, val: 10, test: {num_items}}}"
+    recipe = recipes.load("demo", overrides=[limits])
     data = folder / "data"
     data.mkdir()
     prepare.run(recipe, {}, StageDir(data, "prepare", "bench", run=None))  # type: ignore[arg-type]
     spec = ModelSpec(
         architecture="tiny_vit", num_classes=10, channels=1, image_size=32, mean=(0.5,), std=(0.5,),
-        options=recipe.model.options,
+        options={**recipe.model.options, **options}, token_policy="drop",
     )  # fmt: skip
     save_model(folder / "model", initial_model(spec, seed=0), recipe_digest="bench")
     section = GaussianCertify(
-        kind="gaussian", sigma=0.25, num_estimate=1000, num_items=NUM_ITEMS, block_size=1000
+        kind="gaussian", sigma=0.25, num_estimate=1000, num_items=num_items, block_size=1000
     )
     return VoteConfig(data, folder / "model", section, None, 0, "cpu")
 

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from components.attacks import patch as patch_attack
 from components.certify.double_masking import infer
 from components.certify.verify import recertify, verify
-from components.certify.votes import read_votes
+from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
+from components.models.voting import FAST, Way
 from pipelines.recipe import parse
 from pipelines.resample import resample
 from pipelines.runtime.artifacts import StageDir
@@ -241,6 +242,71 @@ def test_tokens_are_kept_black_only_when_asked_for_twice(run, model):
     dropped = run({"kind": "columns", "band": 3})
     assert "trained_token_policy" not in document_of(dropped)["evidence"]["settings"]
     assert any((votes_of(out)[i] != votes).any() for i, votes in votes_of(dropped).items())
+
+
+def test_a_model_that_the_fast_path_misreads_votes_the_plain_way(
+    run, finished, model, prepared, capsys
+):
+    """Said, recorded, and repeated by whoever votes again."""
+
+    def only_plain(*args, way=FAST, **kwargs):
+        return way.path == "plain"
+
+    places = {"model": model / "model", "data": prepared}
+    with mock.patch.object(voting, "agrees_with_plain", only_plain):
+        out = run({"kind": "rows", **KINDS["rows"]})
+        with mock.patch.object(PreparedDataset, "open_split", first_items):
+            assert resample(out.path, count=2, **places) == []
+            with pytest.raises(RuntimeError, match="other logits than the plain path"):
+                resample(finished["rows"].path, count=1, **places)
+    assert "certify.p: the fast path gives other logits" in capsys.readouterr().err
+    ways = [document_of(o)["evidence"]["settings"]["way"] for o in (out, finished["rows"])]
+    assert ways == [
+        {"path": path, "precision": "float32", "compiled": False} for path in ("plain", "fast")
+    ]
+    for item_id, votes in votes_of(out).items():
+        assert (votes == votes_of(finished["rows"])[item_id]).all()
+
+
+def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
+    section = {"kind": "rows", **KINDS["rows"], "precision": "bfloat16"}
+    places = {"model": model / "model", "data": prepared}
+    with (
+        mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=False),
+        mock.patch.object(torch.cpu, "_is_amx_tile_supported", return_value=False),
+        pytest.raises(CasemateError, match="no units in this processor"),
+    ):
+        run(section)
+    with (
+        mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=True),
+        mock.patch.object(PreparedDataset, "open_split", first_items),
+    ):
+        out = run(section)
+        with mock.patch.object(
+            voting, "ablation_predictions", wraps=voting.ablation_predictions
+        ) as asked:
+            assert resample(out.path, count=2, **places) == []
+    assert asked.call_args.kwargs["way"] == Way(precision="bfloat16")
+    assert document_of(out)["evidence"]["settings"]["way"]["precision"] == "bfloat16"
+    for item_id, votes in votes_of(out).items():
+        assert (votes == votes_of(finished["rows"])[item_id]).all()
+
+
+def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, prepared, tmp_path):
+    votes = read_votes(finished["rows"].path / "votes.parquet")
+    header = json.loads(json.dumps(dict(votes.header)))
+    del header["settings"]["way"]
+    rows = [
+        VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
+        for row in votes.table.to_pylist()
+    ]
+    write_votes(tmp_path / "votes.parquet", rows, header)
+    with mock.patch.object(PreparedDataset, "open_split", first_items):
+        assert resample(tmp_path, count=2, model=model / "model", data=prepared) == []
+        header["settings"]["way"] = {"path": "scenic"}
+        write_votes(tmp_path / "votes.parquet", rows, header)
+        with pytest.raises(CasemateError, match="no record of how votes were computed"):
+            resample(tmp_path, count=2, model=model / "model", data=prepared)
 
 
 @pytest.mark.parametrize(
