@@ -25,7 +25,10 @@ VERSIONS = {
 }
 
 # Of patch certificates: see `_certify_identity`.
-LATER_KEYS = ("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early")
+LATER_KEYS = (
+    *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
+    "sweep",
+)
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,10 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
                 {"attack": attack.model_dump(mode="json"), "seed": recipe.seed},
             )
         )
-    for name, certify in recipe.certify.items():
-        needs = ("prepare", f"train.{certify.model}")
-        identity = {"certify": _certify_identity(certify), "seed": recipe.seed}
+    for name, entry in recipe.certificates().items():
+        needs = ("prepare", f"train.{entry.section.model}")
+        needs += (f"certify.{entry.finer}",) if entry.finer else ()
+        identity = {"certify": _certify_identity(entry.section), "seed": recipe.seed}
         steps.append(Step("certify", name, needs, identity))
     everything = tuple(step.name for step in steps)
     identity = {"report": recipe.report.model_dump(mode="json"), "name": recipe.name}

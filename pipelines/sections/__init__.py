@@ -16,11 +16,14 @@ from pipelines.sections.base import Count, Name, Pixels, PositivePixels, Section
 from pipelines.sections.certify import (
     AblationCertify,
     Certify,
+    CertifyEntry,
     DoubleMaskingCertify,
     GaussianCertify,
     L2Challenge,
     PatchCertify,
     PatchChallenge,
+    SweepSection,
+    certify_entries,
 )
 from pipelines.sections.data import DataSection, ModelSection, SyntheticSection
 from pipelines.sections.denoise import (
@@ -84,6 +87,7 @@ __all__ = [
     "AwpSection",
     "Axis",
     "Certify",
+    "CertifyEntry",
     "ChangeSection",
     "ClusterSection",
     "ColumnsObjective",
@@ -121,6 +125,7 @@ __all__ = [
     "StandardObjective",
     "StepSchedule",
     "StorageSection",
+    "SweepSection",
     "SyntheticSection",
     "TrackingSection",
     "TradesObjective",
@@ -129,5 +134,6 @@ __all__ = [
     "TuneSection",
     "UniformAxis",
     "VariantSection",
+    "certify_entries",
     "is_on_disk",
 ]
