@@ -21,7 +21,7 @@ VERSIONS = {
     "tune": 3,
     "attack": 3,
     "certify": 1,
-    "report": 2,
+    "report": 3,
 }
 
 # Of patch certificates: see `_certify_identity`.
