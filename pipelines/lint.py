@@ -144,7 +144,8 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
         if isinstance(section, s.GaussianCertify):
             yield from _gaussian(key, section, objective)
         elif isinstance(section, s.AblationCertify):
-            yield from _ablations(key, section, objective, recipe.data.image_size)
+            yield from _ablations(key, section, objective)
+            yield from _strides(key, section, recipe.data.image_size)
         else:
             yield from _pairs(key, section, objective)
         if isinstance(section, s.PatchCertify):
@@ -180,7 +181,7 @@ def _gaussian(
 
 
 def _ablations(
-    key: str, section: s.AblationCertify, objective: s.Objective, width: int | None
+    key: str, section: s.AblationCertify, objective: s.Objective
 ) -> Iterator[LintWarning]:
     shape, size = trained_ablation(objective) or (None, None)
     if shape != section.kind:
@@ -191,16 +192,21 @@ def _ablations(
         )
     elif section.band and section.band != size:
         yield LintWarning(f"{key}.band", f"{section.band} differs from the training band {size}")
-    if width and width % section.stride:
-        yield LintWarning(
-            f"{key}.stride",
-            f"{section.stride} does not divide {width}: patches at the seam touch one band more",
-        )
     if section.delta_rule != "exact":
         yield LintWarning(
             f"{key}.delta_rule",
             "paper_reference reproduces published tables; its certificates are not sound",
         )
+
+
+def _strides(key: str, section: s.AblationCertify, width: int | None) -> Iterator[LintWarning]:
+    swept = section.sweep.stride if section.sweep else []
+    for stride in swept or [section.stride]:
+        if width and width % stride:
+            yield LintWarning(
+                f"{key}.sweep.stride" if swept else f"{key}.stride",
+                f"{stride} does not divide {width}: patches at the seam touch one band more",
+            )
 
 
 def _pairs(

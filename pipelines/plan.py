@@ -21,13 +21,13 @@ VERSIONS = {
     "tune": 3,
     "attack": 3,
     "certify": 2,
-    "report": 2,
+    "report": 3,
 }
 
 # Of patch certificates: see `_certify_identity`.
 LATER_KEYS = (
     *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
-    *("precision", "compiled"),
+    *("precision", "compiled", "sweep"),
 )
 
 
@@ -101,9 +101,10 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
                 {"attack": attack.model_dump(mode="json"), "seed": recipe.seed},
             )
         )
-    for name, certify in recipe.certify.items():
-        needs = ("prepare", f"train.{certify.model}")
-        identity = {"certify": _certify_identity(certify), "seed": recipe.seed}
+    for name, entry in recipe.certificates().items():
+        needs = ("prepare", f"train.{entry.section.model}")
+        needs += (f"certify.{entry.finer}",) if entry.finer else ()
+        identity = {"certify": _certify_identity(entry.section), "seed": recipe.seed}
         steps.append(Step("certify", name, needs, identity))
     everything = tuple(step.name for step in steps)
     identity = {"report": recipe.report.model_dump(mode="json"), "name": recipe.name}

@@ -74,6 +74,15 @@ class Recipe(s.Section):
         return self
 
     @model_validator(mode="after")
+    def _certificates_differ_in_name(self) -> Self:
+        names = [name for k, c in self.certify.items() for name in s.certify_entries(k, c)]
+        for name in names:
+            if names.count(name) > 1:
+                remedy = f"two sections make a certificate called {name}; rename one"
+                raise PydanticCustomError("certify", f"certify: {remedy}")
+        return self
+
+    @model_validator(mode="after")
     def _denoisers_fit(self) -> Self:
         if self.train is None:
             return self
@@ -111,6 +120,10 @@ class Recipe(s.Section):
         """The folder of a model that is used as it is: pretrained, and nothing trains it."""
         start = self.model.pretrained
         return None if self.train or start in (None, "timm") else Path(start).expanduser()
+
+    def certificates(self) -> dict[str, s.CertifyEntry]:
+        """Every certificate that is asked for: sections as they are, sweeps entry by entry."""
+        return {n: e for k, c in self.certify.items() for n, e in s.certify_entries(k, c).items()}
 
     def objective_of(self, model: str) -> s.Objective:
         """The training objective of a model of this recipe."""

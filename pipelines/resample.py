@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.certify.patch_evidence import DOUBLE_MASKING, stopped_for
+from components.certify.patch_evidence import (
+    DOUBLE_MASKING,
+    ablations_of,
+    asked_ablations,
+    stopped_for,
+)
+from components.certify.thinning import positions_among
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
+from components.core.types import Array
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
 from components.models.voting import Way
@@ -44,7 +51,15 @@ def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -
             *(f"item {name}: was certified by nobody, the votes leave it out" for name in missing),
         ]
     chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
-    return [problem for item in chosen for problem in _compare(voter, config, item, position)]
+    kept = _kept(votes)
+    return [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
+
+
+def _kept(votes: Votes) -> Array | slice:
+    """Which of the predictions that are asked for again the file keeps: all, unless thinned."""
+    if "asked_stride" not in votes.header["settings"]:
+        return slice(None)
+    return positions_among(ablations_of(votes.header), asked_ablations(votes.header))
 
 
 def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -> tuple[Path, Path]:
@@ -126,14 +141,19 @@ def _section(header: Mapping[str, Any]) -> Certify:
         common |= {"stop_early": True, "rule": rule, "second_rule": second}
     return AblationCertify(
         kind=header["kind"],
-        stride=settings["stride"],
+        stride=asked_ablations(header).stride,
         patch_sizes=stop["patch_sizes"] if stop else [1],
         **common,
     )
 
 
 def _compare(
-    voter: Any, config: VoteConfig, item: ItemVotes, position: dict[str, int]
+    voter: Any,
+    config: VoteConfig,
+    item: ItemVotes,
+    position: dict[str, int],
+    *,
+    kept: Array | slice,
 ) -> list[str]:
     index = position[item.item_id]
     if isinstance(config.section, GaussianCertify):
@@ -144,7 +164,7 @@ def _compare(
         table = voter([index])
     problems = []
     for row in table.to_pylist():
-        stored, again = item.streams[row["stream"]], np.array(row["predictions"])
+        stored, again = item.streams[row["stream"]], np.array(row["predictions"])[kept]
         if row["label"] != item.label:
             problems.append(f"item {item.item_id}: label {item.label}, dataset says {row['label']}")
         if row["image_sha256"] != item.image_sha256:

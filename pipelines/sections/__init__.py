@@ -23,11 +23,14 @@ from pipelines.sections.base import (
 from pipelines.sections.certify import (
     AblationCertify,
     Certify,
+    CertifyEntry,
     DoubleMaskingCertify,
     GaussianCertify,
     L2Challenge,
     PatchCertify,
     PatchChallenge,
+    SweepSection,
+    certify_entries,
 )
 from pipelines.sections.data import DataSection, ModelSection, SyntheticSection
 from pipelines.sections.denoise import (
@@ -91,6 +94,7 @@ __all__ = [
     "AwpSection",
     "Axis",
     "Certify",
+    "CertifyEntry",
     "ChangeSection",
     "ClusterSection",
     "ColumnsObjective",
@@ -128,6 +132,7 @@ __all__ = [
     "StandardObjective",
     "StepSchedule",
     "StorageSection",
+    "SweepSection",
     "SyntheticSection",
     "TrackingSection",
     "TradesObjective",
@@ -136,6 +141,7 @@ __all__ = [
     "TuneSection",
     "UniformAxis",
     "VariantSection",
+    "certify_entries",
     "is_on_disk",
     "keys_with_off",
 ]

@@ -10,7 +10,8 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.early_stop import ORDER
 from components.certify.gaussian import check_can_certify
-from components.certify.votes import VOTES_NAME, VoteRow, Votes, write_votes
+from components.certify.thinning import thin_votes
+from components.certify.votes import VOTES_NAME, VoteRow, Votes, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
@@ -38,8 +39,10 @@ TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of th
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Collect the missing votes, derive the certificate, challenge it."""
-    section = recipe.certify[out.part]
-    dataset = PreparedDataset.open(inputs["prepare"])
+    entry = recipe.certificates()[out.part]
+    section, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
+    for name, other in recipe.certificates().items():  # all before the first votes are paid for
+        _check_sizes(other.section, dataset, key=f"certify.{name}")
     model = inputs[f"train.{section.model}"] / "model"
     config = VoteConfig(
         inputs["prepare"],
@@ -50,22 +53,37 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         build.actor_device(recipe.cluster),
         _token_policy(section, model, key=f"certify.{out.part}"),
     )
-    _check_sizes(config, dataset, key=f"certify.{out.part}")
     config = replace(config, way=_way(config, step=out.step))
     if isinstance(section, GaussianCertify):
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
-    units = plan_votes(config, num_items=num_items)
     header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
-    parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
-    run_units(
-        units, make=make_voter, config=config, parts=parts, cluster=recipe.cluster, label=out.step
-    )
-    votes = write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
+    if entry.finer:
+        votes = _thinned(inputs[f"certify.{entry.finer}"], header, out)
+    else:
+        votes = _voted(recipe, config, header, out)
     document = write_certificate(out.path, votes, _claim(section))
     _track(out, document)
     if section.challenge:
         _challenge(recipe, config, votes, out)
+
+
+def _voted(recipe: Recipe, config: VoteConfig, header: Mapping[str, Any], out: StageDir) -> Votes:
+    """Ask for the votes that are not there yet, on the cluster; keep them all in one file."""
+    units = plan_votes(config, num_items=header["num_items"])
+    parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
+    run_units(
+        units, make=make_voter, config=config, parts=parts, cluster=recipe.cluster, label=out.step
+    )
+    return write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
+
+
+def _thinned(finer: Path, header: Mapping[str, Any], out: StageDir) -> Votes:
+    """The votes of a coarser stride, out of the finished ones of a finer stride."""
+    source = read_votes(finer / VOTES_NAME)
+    settings = header["settings"] | {"asked_stride": source.header["settings"]["stride"]}
+    own = {**header, "settings": settings}
+    return write_votes(out.path / VOTES_NAME, thin_votes(source, own), own)
 
 
 def _band(section: Certify, model: Path, *, key: str) -> int | None:
@@ -110,15 +128,14 @@ def _way(config: VoteConfig, *, step: str) -> Way:
     return way
 
 
-def _check_sizes(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> None:
-    """Refuse lengths that do not fit into the images."""
-    section, side = config.section, min(dataset.height, dataset.width)
+def _check_sizes(section: Certify, dataset: PreparedDataset, *, key: str) -> None:
+    """Refuse lengths that do not fit into the images; a band as trained fitted in training."""
+    side = min(dataset.height, dataset.width)
     if isinstance(section, GaussianCertify):
         return
     asked = {"patch_sizes": max(section.patch_sizes)}
     if isinstance(section, AblationCertify):
-        assert config.band is not None
-        asked |= {"band": config.band, "stride": section.stride}
+        asked |= {"band": section.band or 1, "stride": section.stride}
     else:
         asked |= {"mask_patch": section.mask_patch}
     for name, value in asked.items():

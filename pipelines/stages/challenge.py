@@ -211,11 +211,12 @@ def _compare(
     certified, standing, broken = [], [], []
     for claim in claims:
         safe = _is_certified(section, claim)
+        claimed = safe or _is_certified(section, claim, second=True)
         verdict = after.get(claim["item_id"], -1)
         fell = verdict not in (-1, claim["prediction"])
         certified.append(bool(claim["correct"] and safe))
         standing.append(bool(claim["correct"] and not fell))
-        if safe and fell:
+        if claimed and fell:
             broken.append(claim["item_id"])
     assert section.challenge is not None
     return {
@@ -240,10 +241,12 @@ def _describe(section: Certify) -> dict[str, Any]:
     return {"attack": "SmoothAdv l2 attack", "threat": threat}
 
 
-def _is_certified(section: Certify, claim: dict[str, Any]) -> bool:
+def _is_certified(section: Certify, claim: dict[str, Any], *, second: bool = False) -> bool:
+    """Whether the claim covers the attack's budget; `second`: under the second rule, if any."""
     if isinstance(section, PatchCertify):
         assert section.challenge is not None
-        return section.challenge.patch_size in claim["certified_patch_sizes"]
+        column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
+        return section.challenge.patch_size in claim.get(column, [])
     assert section.challenge is not None
     return bool(not claim["abstain"] and claim["radius"] >= section.challenge.eps)
 
