@@ -17,8 +17,8 @@ STAGES = ("prepare", "train", "tune", "attack", "certify", "report")
 VERSIONS = {
     "prepare": 2,
     "model": 1,
-    "train": 2,
-    "tune": 3,
+    "train": 3,
+    "tune": 4,
     "attack": 3,
     "certify": 2,
     "report": 3,
