@@ -218,6 +218,8 @@ def _passes(
         image = torch.arange(num_images, device=members.device).repeat_interleave(len(members))
         member = members.repeat(num_images)
         for some in zip(image.split(micro_batch), member.split(micro_batch), strict=True):
+            if not len(some[0]):  # nothing is asked of this group
+                continue
             if not joined or len(some[0]) == micro_batch:
                 yield [(group, *some)]
                 continue

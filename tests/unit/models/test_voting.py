@@ -121,6 +121,17 @@ def test_order_asks_only_for_some(new_model, images):
     assert torch.equal(some, votes[:, order])
 
 
+@pytest.mark.parametrize("way", [FAST, Way(path="plain")])
+def test_every_ablation_can_be_asked_alone(new_model, images, way):
+    """Also where the groups of other token counts have nothing to do."""
+    model, ablations = new_model(token_policy="drop"), ablations_of("blocks", band=6, stride=5)
+    assert len(plan_for(model, ablations, in_cells=True, device=CPU).groups) > 1
+    votes = ablation_predictions(model, images, ablations, micro_batch=4, way=way)
+    for k in range(len(ablations)):
+        alone = ablation_predictions(model, images, ablations, micro_batch=4, order=[k], way=way)
+        assert torch.equal(alone[:, 0], votes[:, k])
+
+
 def test_plans_follow_the_settings(new_model, images):
     """The plan is remembered per model and settings: a second call must not get the first one's."""
     model = new_model(token_policy="drop")
