@@ -41,12 +41,12 @@ def find_sweeps(results: Sequence[CertifyResult], model_of: ModelOf) -> tuple[Sw
     for result in results:
         if result.kind in ABLATION_KINDS:
             groups.setdefault(canonical_json(_shared(result)), []).append(result)
-    found = []
+    found: list[Sweep] = []
     for group in groups.values():
         if len({geometry(r) for r in group}) > 1:
-            # two certificates in one cell, e.g. of two early stops: the table shows the first
-            cells = {(model_of(r), *geometry(r)): r for r in reversed(group)}
-            ordered = tuple(r for r in group if r in cells.values())
+            # of two certificates for one cell of the table the first is in the sweep
+            cells = {(model_of(r), *geometry(r)): r.name for r in reversed(group)}
+            ordered = tuple(r for r in group if r.name in cells.values())
             found.append(Sweep(f"sweep-{group[0].kind}-{len(found)}", ordered))
     return tuple(found)
 
@@ -149,7 +149,7 @@ def _chart(
         ),
         (
             LegendEntry(_sign(sweep), "proven" if sweep.first.sound else "measured", "line"),
-            LegendEntry("the vote without an adversary", "measured", "dash"),
+            LegendEntry("the vote without an adversary", "measured", "line"),
         ),
         _caption(sweep, models, patches, image_area=image_area, num_hidden=len(hidden)),
     )

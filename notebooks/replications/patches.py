@@ -1,7 +1,8 @@
 """Patch certificates in miniature: ViT against ResNet, ablation sizes, strides, tokens.
 
 Reads finished runs of the recipe `svit-mnist5k-mini`, one per seed, keeps their counts in
-`patches.jsonl` and makes the page from that file: `python -m notebooks.replications.patches`.
+`patches.jsonl` and makes the page from that file: `python -m notebooks.replications.patches`. With
+`--run` what is missing of the runs is made first.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from components.core.errors import CasemateError
 from notebooks.replications import page
 from notebooks.replications.experiments import Contrast, Experiment
 from notebooks.replications.statistics import Estimate, paired
+from pipelines.flow import run_flow
 from pipelines.plan import plan
-from pipelines.recipe import load
+from pipelines.recipe import Recipe, load
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 RECIPE, SEEDS = "svit-mnist5k-mini", (0, 1, 2)
@@ -49,17 +51,19 @@ about the published ones on photographs, is said in [training.md](training.md).
 """
 
 
+def recipe_of(seed: int) -> Recipe:
+    """The recipe with the mismatched certificates beside its own."""
+    return load(RECIPE, overrides=[f"seed={seed}", *MISMATCHED])
+
+
 def collect(storage: Path, seeds: Sequence[int] = SEEDS) -> list[Line]:
     """The counts of finished runs, one line per certificate."""
     lines = []
     for seed in seeds:
-        recipe = load(RECIPE, overrides=[f"seed={seed}", *MISMATCHED])
-        for step in plan(recipe, storage):
+        for step in plan(recipe_of(seed), storage):
             if step.step.stage == "certify":
                 if not step.finished:
-                    asked = " ".join(f"--set '{change}'" for change in MISMATCHED)
-                    command = f"casemate run {RECIPE} --set seed={seed} {asked}"
-                    raise CasemateError("storage", step.folder, f"is not finished; {command}")
+                    raise CasemateError("storage", step.folder, "is not finished; add --run")
                 document = json.loads((step.folder / "certificate.json").read_text())
                 lines.append(_line(seed, step.step.part, step.step.identity, document))
     return lines
@@ -350,9 +354,14 @@ def main() -> None:
         prog="python -m notebooks.replications.patches", description=__doc__
     )
     parser.add_argument("--storage", type=Path, help="finished runs; default: the counts kept here")
+    parser.add_argument("--run", action="store_true", help="make what is missing in the storage")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of counts and page")
     given = parser.parse_args()
     path = given.out / "patches.jsonl"
+    if given.run and not given.storage:
+        parser.error("--run needs --storage, the folder of the runs")
+    for seed in SEEDS if given.run else ():
+        run_flow(recipe_of(seed), storage=given.storage, until="certify")
     if given.storage:
         given.out.mkdir(parents=True, exist_ok=True)
         found = collect(given.storage)

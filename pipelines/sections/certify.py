@@ -201,8 +201,9 @@ def certify_entries(name: str, section: Certify) -> dict[str, CertifyEntry]:
         return {name: CertifyEntry(section)}
     assert isinstance(section, AblationCertify)
     strides = sorted(sweep.stride) or [section.stride]
+    bands: list[int | None] = [*sorted(sweep.band)] or [section.band]
     entries = {}
-    for band in sorted(sweep.band) or [section.band]:
+    for band in bands:
         names = {stride: _entry_name(name, sweep, band=band, stride=stride) for stride in strides}
         for stride in strides:
             own = section.model_copy(update={"band": band, "stride": stride, "sweep": None})
