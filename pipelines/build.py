@@ -285,8 +285,7 @@ def validation_attack(recipe: Recipe, model: str) -> ValidationAttack | Training
     if train.val_attack != "train":
         return ValidationAttack(eps, train.val_steps, train.val_attack)
     own = recipe.objective_of(model)
-    if not isinstance(own, s.AdversarialSection):
-        raise CasemateError("train.val_attack", "train", f"is none: {own.kind} attacks nothing")
+    assert isinstance(own, s.AdversarialSection)  # a train section of others is refused
     full = {"eps": eps, "eps_warmup_epochs": 0, "eps_zero_epochs": 0}
     return TrainingAttack(adversarial_objective(own.model_copy(update=full), 0.0))
 

@@ -17,6 +17,10 @@ def check_recipe(recipe: Recipe) -> None:
         build.attack_list(section)
     if recipe.train:
         build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
+        share, rest = divmod(recipe.train.batch_size, recipe.cluster.train_workers)
+        if build.mixing(recipe.train.augment) and share % 2 and not rest:
+            remedy = f"leaves a worker {share} images; mixing needs pairs"
+            raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
     if recipe.data.image_size:
         check_on_images(recipe, side=recipe.data.image_size)
 

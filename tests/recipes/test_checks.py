@@ -36,6 +36,10 @@ SIZES = [
     ),
 ]
 OTHERS = [
+    (
+        ["train.batch_size=6", "train.augment.mixup=0.8", "cluster.train_workers=2"],
+        "train.batch_size: 6 leaves a worker 3 images; mixing needs pairs",
+    ),
     (["train.augment.rand_augment=foo"], "train.augment.rand_augment: foo is not a RandAugment"),
     (
         [RESNET, "train.objective={kind: pgd, eps: 0.1, aas: {}}"],

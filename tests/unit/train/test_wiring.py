@@ -158,11 +158,12 @@ def test_validation_by_the_training_attack_is_at_full_epsilon(toy):
     overrides = ["train.val_attack=train", f"train.objective={own}"]
     attack = build.validation_attack(recipe_of(*overrides), "main").objective.attack
     assert (attack.eps_at(0), attack.num_steps) == (0.1, 3)
-    assert build.validation_attack(recipe_of("train.val_attack=train"), "main") is None
+    beside = recipe_of(*overrides, "train.variants.plain={objective: {kind: standard}}")
+    assert build.validation_attack(beside, "plain") is None
     row = make_session(recipe_of(*overrides), "main", toy).run_epoch()
     assert 0 <= row["val_robust_accuracy"] <= 1
     with pytest.raises(CasemateError, match="is none: standard attacks nothing"):
-        build.validation_attack(recipe_of("train.val_attack=train", "train.val_eps=0.1"), "main")
+        recipe_of("train.val_attack=train", "train.val_eps=0.1")
 
 
 @pytest.mark.parametrize(
