@@ -48,6 +48,9 @@ def _lengths(recipe: Recipe) -> Iterator[tuple[str, int]]:
         if isinstance(section, s.AblationCertify):
             yield f"{key}.band", section.band or 0  # None: as trained, which is asked above
             yield f"{key}.stride", section.stride
+            if section.sweep:
+                yield f"{key}.sweep.band", max(section.sweep.band, default=0)
+                yield f"{key}.sweep.stride", max(section.sweep.stride, default=0)
         if isinstance(section, s.DoubleMaskingCertify):
             yield f"{key}.mask_patch", section.mask_patch
 

@@ -31,6 +31,10 @@ SIZES = [
         "certify.p.stride: 9",
     ),
     (
+        ["certify={p: {kind: columns, patch_sizes: [1], sweep: {band: [2, 9]}}}"],
+        "certify.p.sweep.band: 9",
+    ),
+    (
         ["certify={p: {kind: double_masking, mask_patch: 9, patch_sizes: [1]}}"],
         "certify.p.mask_patch: 9",
     ),
