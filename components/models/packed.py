@@ -129,6 +129,7 @@ class _PackedBlock:
     def __call__(self, tokens: Tensor, shapes: Sequence[tuple[int, int]] | None = None) -> Tensor:
         """Of (B, L, D) tokens; or of (N, D), sequences of several `shapes` (B, L) in one row."""
         block, attn = self.block, self.block.attn
+        tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
         mixed = _product(block.norm1(tokens), self.qkv)
         mixed = mixed.unflatten(-1, (3, attn.num_heads, attn.head_dim))
         if shapes is None:

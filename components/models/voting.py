@@ -213,13 +213,11 @@ def _passes(
     """At most `micro_batch` rows of one group each; or of several, what is left of them."""
     left: list[Rows] = []
     for group, members in zip(plan.groups, asked, strict=True):
-        if len(members) == 0:
+        if not len(members):  # nothing is asked of this group
             continue
         image = torch.arange(num_images, device=members.device).repeat_interleave(len(members))
         member = members.repeat(num_images)
         for some in zip(image.split(micro_batch), member.split(micro_batch), strict=True):
-            if not len(some[0]):  # nothing is asked of this group
-                continue
             if not joined or len(some[0]) == micro_batch:
                 yield [(group, *some)]
                 continue
