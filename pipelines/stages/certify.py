@@ -53,13 +53,15 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         build.actor_device(recipe.cluster),
         _token_policy(section, model, key=f"certify.{out.part}"),
     )
-    config = replace(config, way=_way(config, step=out.step))
+    source = read_votes(inputs[f"certify.{entry.finer}"] / VOTES_NAME) if entry.finer else None
+    way = _way(config, step=out.step) if source is None else _way_of(source)
+    config = replace(config, way=way)
     if isinstance(section, GaussianCertify):
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
     header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
-    if entry.finer:
-        votes = _thinned(inputs[f"certify.{entry.finer}"], header, out)
+    if source is not None:
+        votes = _thinned(source, header, out)
     else:
         votes = _voted(recipe, config, header, out)
     document = write_certificate(out.path, votes, _claim(section))
@@ -78,12 +80,16 @@ def _voted(recipe: Recipe, config: VoteConfig, header: Mapping[str, Any], out: S
     return write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
 
 
-def _thinned(finer: Path, header: Mapping[str, Any], out: StageDir) -> Votes:
+def _thinned(source: Votes, header: Mapping[str, Any], out: StageDir) -> Votes:
     """The votes of a coarser stride, out of the finished ones of a finer stride."""
-    source = read_votes(finer / VOTES_NAME)
     settings = header["settings"] | {"asked_stride": source.header["settings"]["stride"]}
     own = {**header, "settings": settings}
     return write_votes(out.path / VOTES_NAME, thin_votes(source, own), own)
+
+
+def _way_of(votes: Votes) -> Way:
+    """How finished votes were computed; a coarser stride that takes them does not choose again."""
+    return Way(**votes.header["settings"]["way"])
 
 
 def _band(section: Certify, model: Path, *, key: str) -> int | None:
