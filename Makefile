@@ -68,7 +68,7 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes
+bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes, draws
 	@$(BIN)/python -m tests.benchmarks.executor
 	@$(BIN)/python -m tests.benchmarks.input
 	@$(BIN)/python -m tests.benchmarks.memory
@@ -76,6 +76,7 @@ bench: setup ## measure what we promise: executor overhead, input, memory, attac
 	@$(BIN)/python -m tests.benchmarks.training
 	@$(BIN)/python -m tests.benchmarks.patches
 	@$(BIN)/python -m tests.benchmarks.workers
+	@$(BIN)/python -m tests.benchmarks.sequential
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"

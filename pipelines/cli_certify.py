@@ -1,6 +1,7 @@
-"""The command that prices certificates: `casemate estimate`."""
+"""Commands around certificates: `casemate estimate` and `casemate export-tsv`."""
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -57,3 +58,30 @@ def _show(row: dict[str, Any]) -> None:
         hours = f"{high:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
         print(f"  {place['where']:<9} {hours} h ({place['rate']}){tight}")
+
+
+@commands.command(
+    "export-tsv", epilog="Example: casemate export-tsv runs/demo/certify.l2-1f2e3d4c5b6a"
+)
+def export_tsv(
+    path: Annotated[Path, typer.Argument(help="Folder of an l2 certificate.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: PATH.tsv.")] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Write the radii of an l2 certificate as the per-image table of Cohen et al. 2019."""
+    from components.certify.certificate import CERTIFICATES_NAME
+    from components.certify.cohen_tsv import rows_of_certificates, write_cohen_tsv
+    from components.certify.verify import certificate_folder
+    from components.certify.votes import read_table
+    from components.core.errors import CasemateError
+
+    folder = certificate_folder(path)
+    rows = rows_of_certificates(read_table(folder / CERTIFICATES_NAME))
+    target = out or folder.with_name(f"{folder.resolve().name}.tsv")
+    if not target.parent.is_dir():
+        raise CasemateError("--out", target, "is in a folder that does not exist")
+    write_cohen_tsv(target, rows)
+    if as_json:
+        print(json.dumps({"file": str(target), "num_items": len(rows)}, indent=2))
+    else:
+        print(f"{target}: {len(rows)} items")

@@ -22,6 +22,7 @@ from components.certify.estimate import (
     nominal_rate,
     patch_work,
 )
+from components.certify.sequential import SELECT_STEP
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations, column_mask
 from components.data.sources import find_source
@@ -125,7 +126,9 @@ class _Priced:
 
     @property
     def least_share(self) -> float:
-        """Of the votes: a prediction is never decided before half of them are in."""
+        """Of the votes, at least: half of the ablations, or one look at the draws."""
+        if isinstance(self.section, GaussianCertify) and self.section.method == "sequential":
+            return min(1.0, (SELECT_STEP + self.section.look_every) / self.work.passes_per_item)
         if isinstance(self.section, AblationCertify) and self.section.stop_early:
             return -(-self.work.passes_per_item // 2) / self.work.passes_per_item
         return 1.0

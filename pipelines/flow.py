@@ -84,6 +84,8 @@ def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
             which = f", {step.step.part}" if models.count(model) > 1 else ""
             standard = document["summary"]["standard_accuracy"]
             rows.append(_headline(f"smoothed, clean{which}", model, standard))
+            if label := document["summary"].get("prediction_accuracy"):
+                rows.append(_headline(f"smoothed, label alone{which}", model, label))
             doubt = which if document["sound"] else f"{which} (not sound)"
             for entry in document["summary"]["certified"]:
                 at = (

@@ -156,8 +156,6 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
 def _gaussian(
     key: str, section: s.GaussianCertify, objective: s.Objective
 ) -> Iterator[LintWarning]:
-    from components.certify.bounds import max_radius
-
     if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
         yield LintWarning(
             f"{key}.model",
@@ -167,14 +165,7 @@ def _gaussian(
         yield LintWarning(
             f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
         )
-    limit = max_radius(sigma=section.sigma, n=section.num_estimate, alpha=section.failure_prob)
-    for radius in section.radii:
-        if radius > limit:
-            yield LintWarning(
-                f"{key}.radii",
-                f"{radius:g} is above the largest reachable radius {limit:.4f}: always 0 %",
-            )
-    if section.challenge and section.challenge.eps > limit:
+    if section.challenge and section.challenge.eps > section.reach:
         yield LintWarning(
             f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
         )

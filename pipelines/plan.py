@@ -107,7 +107,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
         identity = {"certify": _certify_identity(entry.section), "seed": recipe.seed}
         steps.append(Step("certify", name, needs, identity))
     everything = tuple(step.name for step in steps)
-    identity = {"report": recipe.report.model_dump(mode="json"), "name": recipe.name}
+    identity = {"report": _report_identity(recipe.report), "name": recipe.name}
     return [*steps, Step("report", "", everything, identity)]
 
 
@@ -134,6 +134,22 @@ def _certify_identity(section: s.Certify) -> dict[str, Any]:
     """
     values, used = section.model_dump(mode="json"), section.model_dump(exclude_defaults=True)
     return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
+
+
+def _report_identity(section: s.ReportSection) -> dict[str, Any]:
+    """The report section; tables to compare with count by their content, not by their place."""
+    from components.core.digests import digest_file
+
+    values = section.model_dump(mode="json")
+    for name, entry in values["compare"].items():
+        path = Path(entry["path"]).expanduser()
+        if not path.is_file():
+            remedy = "is not a file; casemate export-tsv writes such tables"
+            raise CasemateError(f"report.compare.{name}.path", path, remedy)
+        entry["path"] = digest_file(path)
+    if not values["compare"]:  # reports made before this key existed keep their fingerprints
+        del values["compare"]
+    return values
 
 
 def _objective_identity(objective: s.Objective) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from components.certify.l2_evidence import is_sequential
 from components.certify.patch_evidence import (
     DOUBLE_MASKING,
     ablations_of,
@@ -122,10 +123,12 @@ def _section(header: Mapping[str, Any]) -> Certify:
         return GaussianCertify(
             kind="gaussian",
             sigma=settings["sigma"],
+            method="sequential" if is_sequential(header) else "fixed",  # bounds do not matter here
             num_select=settings["num_select"],
             num_estimate=settings["num_estimate"],
             block_size=settings["micro_batch"],
-            failure_prob=0.5,  # unused: nothing is claimed here
+            failure_prob=0.2,  # unused, like the radius: nothing is claimed here
+            radii=[settings["sigma"] * 1e-3],
             **common,
         )
     if header["kind"] == DOUBLE_MASKING:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from components.certify.reach import draws_to_reach, reach
 from components.data.sources import find_source
 from pipelines.sections import is_on_disk
 
@@ -219,10 +220,22 @@ def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
             del axis[MAX_SWEPT:]
         if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
             certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
+            _keep_reachable(certify)
     for attack in values["attack"].values():
         if attack["curves"]:
             steps = attack["curves"]["steps"]
             attack["curves"]["steps"] = sorted({min(n, caps["num_steps"]) for n in steps})
+
+
+def _keep_reachable(certify: Values) -> None:
+    """Draws enough for the smallest radius; those that so few cannot certify are left out."""
+    setting = {
+        "sigma": certify["sigma"], "alpha": certify["failure_prob"], "method": certify["method"]
+    }  # fmt: skip
+    needed = draws_to_reach(min(certify["radii"]), **setting) or 0
+    certify["num_estimate"] = max(certify["num_estimate"], needed)
+    most = reach(n=certify["num_estimate"], **setting)
+    certify["radii"] = [radius for radius in certify["radii"] if radius <= most]
 
 
 def _shrink_tune(values: Values, caps: Mapping[str, int], notes: list[str]) -> None:

@@ -10,10 +10,11 @@ from functools import lru_cache
 
 from scipy import special
 
+from components.certify.reach import LEAST_UNIFORM
+
 STEP = 1e-12  # how far the bound retreats while its own check fails
 DIGITS = 50  # of the arithmetic that decides the last bit of a radius
 GUARD = Decimal("1e-40")  # far above the error of that arithmetic, far below one float64 step
-LEAST_UNIFORM = 0.05  # keeps the randomised bound of unanimous draws below 1
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097")
 
 
@@ -117,6 +118,12 @@ def max_radius(*, sigma: float, n: int, alpha: float) -> float:
     0 when even unanimous draws leave the bound at or below 1/2.
     """
     p = clopper_pearson_lower(n, n, alpha)
+    return radius_lower(p, sigma) if p > 0.5 else 0.0
+
+
+def max_randomized_radius(*, sigma: float, n: int, alpha: float) -> float:
+    """The same for the randomised bound of an item whose u is the luckiest that counts."""
+    p = randomized_lower(n, n, alpha, uniform=LEAST_UNIFORM)
     return radius_lower(p, sigma) if p > 0.5 else 0.0
 
 

@@ -6,17 +6,13 @@ bytes.
 """
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from components.certify.bounds import max_radius
-from components.certify.claim_rows import ITEM_FIELDS, Derived, item_fields
-from components.certify.gaussian import certify_counts, check_can_certify
+from components.certify.l2_certificate import L2_CLAIM, check_l2_claim, derive_l2
 from components.certify.patch_certificate import (
     check_patch_claim,
     derive_patch,
@@ -28,22 +24,10 @@ from components.certify.votes import VOTES_NAME, Votes, replace_file, write_tabl
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.threats import L2Threat, PatchThreat, describe
-from components.evaluate.accuracy import accuracy
 
 FORMAT_VERSION = 1
 CERTIFICATES_NAME = "certificates.parquet"
 CERTIFICATE_NAME = "certificate.json"
-GAUSSIAN_SETTINGS = ("failure_prob", "radii")
-GAUSSIAN_SCHEMA = pa.schema(
-    [
-        *ITEM_FIELDS,
-        ("n0", pa.int32()),
-        ("n", pa.int32()),
-        ("k", pa.int32()),
-        ("p_lower", pa.float64()),
-        ("radius", pa.float64()),
-    ]
-)
 Summary = dict[str, Any]
 
 
@@ -56,27 +40,14 @@ def check_settings(header: Mapping[str, Any], settings: Mapping[str, Any]) -> di
     """
     kind = header["kind"]
     patch = kind in PATCH_KINDS
-    needed, optional = patch_settings(header) if patch else (GAUSSIAN_SETTINGS, ())
+    needed, optional = patch_settings(header) if patch else (L2_CLAIM, ())
     for name in settings:
         if name not in (*needed, *optional):
             raise CasemateError(f"certify.{name}", settings[name], f"does not apply to {kind}")
     for name in needed:
         if name not in settings:
             raise CasemateError(f"certify.{name}", "nothing", f"was given, but {kind} needs it")
-    return check_patch_claim(header, settings) if patch else _check_gaussian(header, settings)
-
-
-def _check_gaussian(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    radii, alpha = settings["radii"], settings["failure_prob"]
-    if not isinstance(radii, Sequence) or not radii:
-        raise CasemateError("certify.radii", radii, "is not a list of l2 distances in pixels")
-    for radius in radii:
-        if not isinstance(radius, int | float) or not 0 < radius < math.inf:
-            raise CasemateError("certify.radii", radius, "is not a positive l2 distance in pixels")
-    if not isinstance(alpha, int | float):
-        raise CasemateError("certify.failure_prob", alpha, "is not a probability")
-    check_can_certify(n=header["settings"]["num_estimate"], alpha=alpha)
-    return {"failure_prob": float(alpha), "radii": sorted({float(radius) for radius in radii})}
+    return check_patch_claim(header, settings) if patch else check_l2_claim(header, settings)
 
 
 def derive(votes: Votes, **settings: Any) -> tuple[pa.Table, Summary]:
@@ -85,40 +56,9 @@ def derive(votes: Votes, **settings: Any) -> tuple[pa.Table, Summary]:
     Accuracies divide by all items, abstentions included; each carries its exact 95% interval.
     """
     checked = check_settings(votes.header, settings)
-    kind_of = derive_patch if votes.header["kind"] in PATCH_KINDS else _derive_gaussian
+    kind_of = derive_patch if votes.header["kind"] in PATCH_KINDS else derive_l2
     derived = kind_of(votes, checked)
     return derived.table, derived.summary
-
-
-def _derive_gaussian(votes: Votes, settings: Mapping[str, Any]) -> Derived:
-    """certified accuracy(r) = mean[correct and radius >= r]; ACR = mean[radius * correct]."""
-    header, alpha = votes.header, settings["failure_prob"]
-    sigma, num_classes = float(header["settings"]["sigma"]), header["num_classes"]
-    rows = []
-    for item in votes.items():
-        select, estimate = (
-            np.bincount(item.streams[stream], minlength=num_classes)
-            for stream in ("select", "estimate")
-        )
-        claim = certify_counts(select, estimate, sigma=sigma, alpha=alpha)
-        rows.append(
-            item_fields(item, claim.prediction)
-            | {name: getattr(claim, name) for name in ("n0", "n", "k", "p_lower", "radius")}
-        )
-    correct = np.array([row["correct"] for row in rows])
-    radius = np.array([row["radius"] for row in rows])
-    certified = [
-        {"radius": r, "accuracy": accuracy(correct & (radius >= r))} for r in settings["radii"]
-    ]
-    summary = {
-        "num_items": len(rows),
-        "standard_accuracy": accuracy(correct),  # at radius 0: correct and not abstained
-        "abstain_rate": accuracy(np.array([row["abstain"] for row in rows])),
-        "average_certified_radius": math.fsum(radius[correct]) / len(rows),
-        "max_radius": max_radius(sigma=sigma, n=header["settings"]["num_estimate"], alpha=alpha),
-        "certified": certified,
-    }
-    return Derived(GAUSSIAN_SCHEMA, rows, summary)
 
 
 def describe_certificate(

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.certify.bounds import (
-    LEAST_UNIFORM,
     clopper_pearson_lower,
     draws_needed,
     max_radius,
+    max_randomized_radius,
     probability_needed,
     radius_lower,
     randomized_lower,
 )
 from components.certify.predict import ABSTAIN
+from components.certify.reach import LEAST_UNIFORM
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.core.types import IntArray
@@ -104,11 +105,18 @@ def check_can_certify(*, n: int, alpha: float) -> None:
         )
 
 
-def check_can_reach(radii: Sequence[float], *, sigma: float, n: int, alpha: float) -> None:
+def check_can_reach(
+    radii: Sequence[float], *, sigma: float, n: int, alpha: float, randomized: bool = False
+) -> None:
     """Refuse a radius that even n unanimous draws cannot certify, before any of them is drawn."""
-    check_can_certify(n=n, alpha=alpha)
-    reach = max_radius(sigma=sigma, n=n, alpha=alpha)
-    refuse_beyond(reach, radii, sigma=sigma, n=n, needed=lambda p: draws_needed(p, alpha))
+    if randomized:
+        check_randomized(alpha)
+        reach = max_randomized_radius(sigma=sigma, n=n, alpha=alpha)
+        spent = alpha / LEAST_UNIFORM  # u p^n = alpha for unanimous draws
+    else:
+        check_can_certify(n=n, alpha=alpha)
+        reach, spent = max_radius(sigma=sigma, n=n, alpha=alpha), alpha
+    refuse_beyond(reach, radii, sigma=sigma, n=n, needed=lambda p: draws_needed(p, spent))
 
 
 def refuse_beyond(

@@ -23,12 +23,12 @@ from scipy import special
 from components.certify.bounds import clopper_pearson_lower, draws_needed, probability_needed
 from components.certify.gaussian import radius_of_bound, refuse_beyond
 from components.certify.predict import ABSTAIN
+from components.certify.reach import FINAL_SHARE, SEQUENTIAL_SHARE
 from components.core.errors import CasemateError
 from components.core.types import FloatArray, IntArray
 
-SEQUENTIAL_SHARE = 0.9  # of alpha; the rest is spent on the exact bound at the last draw
-FINAL_SHARE = 1 - SEQUENTIAL_SHARE
 LARGEST_FAILURE_PROB = 0.3  # below 1/e, where {p0 : E >= 1/alpha} is an interval (0, L]
+SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, votes that settle it
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,12 @@ class SequentialPlan:
         """(J,) numbers of draws at which a decision may fall, the last one `num_estimate`."""
         inner = np.arange(self.look_every, self.num_estimate, self.look_every, dtype=np.int64)
         return np.append(inner, self.num_estimate)
+
+    @cached_property
+    def reach(self) -> float:
+        """The radius that unanimous draws would give; no claim exceeds it."""
+        bound = _unanimous_lower(self.num_estimate, self.failure_prob)
+        return radius_of_bound(bound, sigma=self.sigma)
 
     @cached_property
     def needed(self) -> FloatArray:
@@ -92,12 +98,13 @@ def _check_plan(plan: SequentialPlan) -> None:
         if not 0 <= radius < math.inf:
             raise CasemateError("certify.radii", radius, "is not an l2 distance in pixels")
     n, alpha, sigma = plan.num_estimate, plan.failure_prob, plan.sigma
-    reach = radius_of_bound(_unanimous_lower(n, alpha), sigma=sigma)
-    if reach == 0.0:
+    if plan.reach == 0.0:
         needed = _draws_needed(probability_needed(0.0, sigma), alpha)
         remedy = f"draws can never exceed probability 1/2 at failure_prob {alpha}; use {needed}"
         raise CasemateError("certify.num_estimate", n, f"{remedy} or more")
-    refuse_beyond(reach, plan.radii, sigma=sigma, n=n, needed=lambda p: _draws_needed(p, alpha))
+    refuse_beyond(
+        plan.reach, plan.radii, sigma=sigma, n=n, needed=lambda p: _draws_needed(p, alpha)
+    )
 
 
 def _unanimous_lower(n: int, alpha: float) -> float:
@@ -211,8 +218,8 @@ def choose_class(
     *,
     num_classes: int,
     num_select: int = 100,
-    step: int = 16,
-    lead: int = 8,
+    step: int = SELECT_STEP,
+    lead: int = SELECT_LEAD,
 ) -> Selection | None:
     """The leader of (T,) selecting draws once it is `lead` votes ahead; None: draw more.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.certify.bounds import max_radius
 from components.certify.certificate import (
     CERTIFICATE_NAME,
     CERTIFICATES_NAME,
@@ -21,6 +20,7 @@ from components.certify.certificate import (
     describe_certificate,
     write_certificate,
 )
+from components.certify.l2_certificate import reach_of
 from components.certify.patch_evidence import PATCH_KINDS
 from components.certify.patch_verify import audit_patch
 from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
@@ -190,8 +190,7 @@ def _audit_gaussian(
     if votes.header["noise_impl"] != NOISE_IMPL:
         known = f"known here is {NOISE_IMPL!r}"
         yield f"{VOTES_NAME}: noise_impl is {votes.header['noise_impl']!r}, {known}"
-    n, alpha = votes.header["settings"]["num_estimate"], settings["failure_prob"]
-    bound = max_radius(sigma=float(added), n=n, alpha=alpha)
+    bound = reach_of(votes.header, settings)
     for row in rows:
         if not row["radius"] <= bound:
             yield f"item {row['item_id']}: radius {row['radius']!r} exceeds the possible {bound!r}"

@@ -21,6 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.certify.l2_evidence import (
+    GAUSSIAN,
+    L2_SETTINGS,
+    check_l2_header,
+    is_sequential,
+)
 from components.certify.patch_evidence import (
     PATCH_KINDS,
     PATCH_SETTINGS,
@@ -59,12 +65,7 @@ HEADER_TYPES: Mapping[str, type | tuple[type, ...]] = {
 IMAGE_FIELDS: Mapping[str, type] = {"channels": int, "height": int, "width": int}
 SETTINGS_OF_KIND: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     **PATCH_SETTINGS,
-    "gaussian": {
-        "sigma": (int, float),
-        "num_select": int,
-        "num_estimate": int,
-        "run_seed": int,
-    },
+    GAUSSIAN: L2_SETTINGS,
 }
 
 
@@ -118,7 +119,7 @@ def image_digest(image: Tensor) -> str:
 
 
 def stream_sizes(header: Mapping[str, Any]) -> dict[str, int]:
-    """How many predictions every item must have, per stream, under this header."""
+    """How many predictions every item has, per stream; at most so many if it may stop early."""
     if header["kind"] in PATCH_KINDS:
         return patch_streams(header)
     settings = header["settings"]
@@ -204,16 +205,15 @@ def check_header(header: Any, path: Path) -> None:
     settings, valid = header["settings"], True
     counts = [header["num_classes"] - 1, header["num_items"]]
     counts += [header["image"][name] for name in IMAGE_FIELDS]
-    if header["kind"] == "gaussian":
+    if header["kind"] == GAUSSIAN:
         counts += [settings["num_select"], settings["num_estimate"]]
         valid = 0 < settings["sigma"] < np.inf
     if not valid or min(counts) < 1 or header["num_classes"] > 2**16:
         raise _refusal(path, f"has impossible settings: {header}")
-    if header["kind"] in PATCH_KINDS:
-        try:
-            check_patch_header(header)
-        except CasemateError as error:
-            raise _refusal(path, f"has impossible settings: {error}") from error
+    try:
+        check_patch_header(header) if header["kind"] in PATCH_KINDS else check_l2_header(header)
+    except CasemateError as error:
+        raise _refusal(path, f"has impossible settings: {error}") from error
 
 
 def _check_fields(
@@ -227,7 +227,10 @@ def _check_fields(
 
 
 def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) -> None:
-    """Every item once, every stream complete: blocks follow each other without gap or overlap."""
+    """Every item once, every stream complete: blocks follow each other without gap or overlap.
+
+    Where items stop early, how many draws they must have is for `l2_certificate` to say.
+    """
     sizes, num_items, last = stream_sizes(header), 0, ""
     for item_id, item_rows in groupby(rows, key=lambda row: row.item_id):
         if item_id <= last:
@@ -241,7 +244,8 @@ def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) 
                 raise _refusal(path, f"gives item {item_id} two labels or two images")
             identity = (row.label, row.image_sha256)
             reached[row.stream] = row.stop
-        if reached != sizes:
+        stopped = is_sequential(header) and all(0 < reached[s] <= sizes[s] for s in sizes)
+        if reached != sizes and not stopped:
             raise _refusal(path, f"is incomplete for item {item_id}: {reached} of {sizes}")
     if num_items != header["num_items"]:
         raise _refusal(path, f"holds {num_items} items, its header says {header['num_items']}")

@@ -174,7 +174,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
         ),
         (
             _standard_sentence(result, standard),
-            _draws_sentence(result),
+            *_draws_sentences(result),
             *_bracket(result, f"an l2 budget of {primary_radius(result):g}"),
         ),
         Table(
@@ -265,11 +265,26 @@ def _standard_sentence(result: CertifyResult, standard: Accuracy) -> str:
     )
 
 
-def _draws_sentence(result: CertifyResult) -> str:
-    draws = int(max(result.columns["n"]))
+def _draws_sentences(result: CertifyResult) -> tuple[str, ...]:
+    """What the radii rest on."""
+    claim, settings = result.header["claim"], result.header["evidence"]["settings"]
+    fails = f"fails with a probability of at most {claim['failure_prob']:g}"
+    if settings.get("method") != "sequential":
+        draws = int(max(result.columns["n"]))
+        return (f"Each radius rests on {draws:,} noisy draws of its item and {fails}.",)
+    asked = ", ".join(f"{radius:g}" for radius in settings["declared"]["radii"])
+    mean, most = float(np.mean(result.columns["n"])), int(settings["num_estimate"])
+    said = (
+        f"Each item was drawn until the radii {asked} were decided: {mean:,.0f} draws on average, "
+        f"at most {most:,}. Each radius {fails}; between and beyond these radii the curve is a "
+        "lower limit that more draws could raise."
+    )
+    if 0 in settings["declared"]["radii"]:
+        return (said,)
     return (
-        f"Each radius rests on {draws:,} noisy draws of its item and fails with a probability "
-        f"of at most {result.header['claim']['failure_prob']:g}."
+        said,
+        "An item whose radii were given up early counts as an abstention here; with radius 0 "
+        "among the declared ones its label would have been decided too.",
     )
 
 

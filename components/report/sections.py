@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.report import attacked, certified, figures, galleries, sweeps, tuning
+from components.report import attacked, certified, figures, galleries, radii, sweeps, tuning
 from components.report.content import (
     Accuracy,
     Cell,
@@ -61,6 +61,7 @@ class Results:
     tuned: TuneResult | None = None
     attacks: tuple[AttackResult, ...] = ()
     certificates: tuple[CertifyResult, ...] = ()
+    compared: tuple[radii.ComparedTable, ...] = ()
 
     def model_of(self, result: CertifyResult) -> str:
         """The trained model that a certificate is about, found by digest; never by position."""
@@ -213,7 +214,12 @@ def radius_section(results: Results) -> Section | None:
         "The classifier votes under Gaussian noise. How often the winner wins bounds how far the "
         "item can move before the vote turns; an item without a clear winner is an abstention and "
         "counts as wrong.",
-        charts=tuple(certified.radius_chart(c, model=results.model_of(c)) for c in found),
+        charts=(
+            *(certified.radius_chart(c, model=results.model_of(c)) for c in found),
+            *radii.curves_charts(found, model_of=results.model_of, compared=results.compared),
+            *(radii.bound_chart(c, model=results.model_of(c)) for c in found),
+        ),
+        tables=(radii.figures_table(found, results.model_of),),
     )
 
 

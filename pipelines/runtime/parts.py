@@ -53,10 +53,11 @@ class PartStore:
 
     def has(self, unit: str) -> bool:
         """True for a finished part that reads back whole; a damaged or foreign one is an error."""
-        if not self.path(unit).exists():
-            return False
-        self.load(unit)
-        return True
+        return self.find(unit) is not None
+
+    def find(self, unit: str) -> pa.Table | None:
+        """A finished part, or None where there is none yet."""
+        return self.load(unit) if self.path(unit).exists() else None
 
     def save(self, unit: str, table: pa.Table) -> None:
         """Write a part: temp name, flush to disk, rename."""

@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import ray
@@ -37,6 +37,22 @@ class Unit:
     name: str
     about: str
     payload: Any
+
+
+class UnitSource(Protocol):
+    """Watches results come in and may ask for more; what it asks must not change the outcome."""
+
+    counts: str  # what the progress bar counts, and up to how many
+    total: int
+
+    def keep(self, unit: Unit, table: pa.Table) -> None:
+        """A unit is finished, in this start or an earlier one."""
+
+    def next(self, room: int) -> Sequence[Unit]:
+        """At most `room` further units; none: nothing to do until another one is kept."""
+
+    def show(self, bar: progress.Bar) -> None:
+        """How far everything is."""
 
 
 class ShardFailedError(RuntimeError):
@@ -116,23 +132,66 @@ def run_units(
     parts: PartStore,
     cluster: ClusterSection,
     label: str,
+    source: UnitSource | None = None,
 ) -> None:
-    """Compute every unit that has no part yet. `make` is a module-level function of `config`."""
-    todo = [unit for unit in units if not parts.has(unit.name)]
+    """Compute every unit that has no part yet. `make` is a module-level function of `config`.
+
+    With a `source`, also the units that it asks for as results come in.
+    """
+    source = source or _Counted(units)
+    todo = [unit for unit in units if not _kept(unit, parts, source)]
+    todo = todo or _missing(source, parts, room=1)
     if not todo:
         return
-    with progress.bar(label, total=len(units), unit="units", done=len(units) - len(todo)) as bar:
-        workers = _POOL.take(num_actors(cluster, num_units=len(todo)), cluster)
+    fit = num_actors(cluster)
+    todo += _missing(source, parts, room=fit - len(todo))
+    with progress.bar(label, total=source.total, unit=source.counts) as bar:
+        source.show(bar)
+        workers = _POOL.take(min(fit, len(todo)), cluster)  # never more than units
         job = _Job(f"{label}-{parts.run_id}", make, config)
         try:
-            _Driver(workers, job, todo, parts, bar).drain()
+            _Driver(workers, job, todo, parts, source, bar).drain()
         except BaseException:
             release_workers()  # units in flight must not outlive the call
             raise
 
 
-def num_actors(cluster: ClusterSection, *, num_units: int) -> int:
-    """As many actors as the recipe asks for, or as fit, but never more than units."""
+class _Counted:
+    """A list of units and no more: counts them."""
+
+    counts = "units"
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.total, self.done = len(units), 0
+
+    def keep(self, unit: Unit, table: pa.Table) -> None:
+        self.done += 1
+
+    def next(self, room: int) -> Sequence[Unit]:
+        return ()
+
+    def show(self, bar: progress.Bar) -> None:
+        bar.at(self.done)
+
+
+def _kept(unit: Unit, parts: PartStore, source: UnitSource) -> bool:
+    """Whether an earlier start has finished it; then the source hears of it."""
+    table = parts.find(unit.name)
+    if table is not None:
+        source.keep(unit, table)
+    return table is not None
+
+
+def _missing(source: UnitSource, parts: PartStore, *, room: int) -> list[Unit]:
+    """Up to `room` units that the source asks for and that no earlier start has finished."""
+    found: list[Unit] = []
+    while len(found) < room and (asked := source.next(room - len(found))):
+        found += [unit for unit in asked if not _kept(unit, parts, source)]
+    return found
+
+
+def num_actors(cluster: ClusterSection) -> int:
+    """As many actors as the recipe asks for, or as fit."""
     fit = max(1, total_cpus() // cluster.cpus_per_actor)
     if cluster.gpus_per_worker:
         gpus = ray.cluster_resources().get("GPU", 0)
@@ -143,7 +202,7 @@ def num_actors(cluster: ClusterSection, *, num_units: int) -> int:
                 cluster.gpus_per_worker,
                 f"cannot be met: {gpus:g} GPUs here",
             )
-    return min(cluster.num_actors or fit, fit, num_units)
+    return min(cluster.num_actors or fit, fit)
 
 
 class _Driver:
@@ -155,21 +214,23 @@ class _Driver:
         job: _Job,
         todo: Sequence[Unit],
         parts: PartStore,
+        source: UnitSource,
         bar: progress.Bar,
     ) -> None:
         self.job = ray.put(job)
         self.todo = deque(todo)
         self.parts = parts
+        self.source = source
         self.bar = bar
+        self.idle: deque[ActorHandle] = deque()  # one entry per free place of a worker
         self.busy: dict[Any, tuple[ActorHandle, Unit]] = {}
         self.probes: dict[Any, ActorHandle] = {}
         self.tries: Counter[str] = Counter()
         self.innocent: set[str] = set()  # waited behind the unit during which their worker died
         self.failed: dict[str, tuple[Unit, BaseException]] = {}
         self.last_alive = time.monotonic()
-        for _ in range(IN_FLIGHT):
-            for worker in workers:
-                self._feed(worker)
+        self.idle.extend(worker for _ in range(IN_FLIGHT) for worker in workers)
+        self._feed()
 
     def drain(self) -> None:
         while self.busy or self.todo:
@@ -183,9 +244,12 @@ class _Driver:
         if self.failed:
             self._raise_failures()
 
-    def _feed(self, worker: ActorHandle) -> None:
-        if self.todo:
-            unit = self.todo.popleft()
+    def _feed(self) -> None:
+        """Give units to free places, asking the source where none are left."""
+        if (room := len(self.idle) - len(self.todo)) > 0:
+            self.todo.extend(_missing(self.source, self.parts, room=room))
+        while self.todo and self.idle:
+            worker, unit = self.idle.popleft(), self.todo.popleft()
             self.busy[worker.run.remote(self.job, unit.payload)] = worker, unit
 
     def _settle(self, ref: Any) -> None:
@@ -197,7 +261,9 @@ class _Driver:
             del self.busy[ref]
             self._requeue(unit, error)
             if worker not in self.probes.values():
+                self.idle = deque(other for other in self.idle if other != worker)
                 self.probes[worker.ready.remote()] = worker
+            self._feed()
             return
         except (RayTaskError, RayActorError) as error:
             cause = getattr(error, "cause", None) or error
@@ -206,10 +272,12 @@ class _Driver:
             self._requeue(unit, cause)
         else:
             self.parts.save(unit.name, table)
-            self.bar.advance()
+            self.source.keep(unit, table)
+            self.source.show(self.bar)
         del self.busy[ref]
         self.last_alive = time.monotonic()
-        self._feed(worker)
+        self.idle.append(worker)
+        self._feed()
 
     def _blame_oldest(self, worker: ActorHandle) -> None:
         """A dead worker was busy with its oldest unit; those queued behind it lose no try."""
@@ -230,8 +298,8 @@ class _Driver:
                 raise ShardFailedError(f"workers cannot start: {_first_line(error)}") from error
         else:
             self.last_alive = time.monotonic()
-            for _ in range(IN_FLIGHT):
-                self._feed(worker)
+            self.idle.extend([worker] * IN_FLIGHT)
+            self._feed()
 
     def _requeue(self, unit: Unit, error: BaseException) -> None:
         if unit.name in self.innocent:

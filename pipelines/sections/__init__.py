@@ -41,6 +41,7 @@ from pipelines.sections.denoise import (
 )
 from pipelines.sections.place import (
     ClusterSection,
+    CompareSection,
     ReportSection,
     StorageSection,
     TrackingSection,
@@ -98,6 +99,7 @@ __all__ = [
     "ChangeSection",
     "ClusterSection",
     "ColumnsObjective",
+    "CompareSection",
     "Count",
     "CurvesSection",
     "DataSection",

@@ -1,11 +1,12 @@
 """Certificates, and the attacks that try to refute them."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from components.certify.reach import LEAST_UNIFORM, Method, draws_to_reach, reach
 from pipelines.sections.base import Count, PositivePixels, Section
 
 
@@ -142,31 +143,75 @@ class L2Challenge(Section):
     num_predict: Count = 1000
 
 
+USUAL_RADII = [0.25, 0.5, 0.75, 1.0]
+ROUNDING = 1e-9  # closed forms may be off by the last digits; the stage decides those exactly
+
+
+def _usual_radii(given: dict[str, Any]) -> list[float]:
+    """The radii of published tables as far as these draws reach."""
+    keys = {"sigma": "sigma", "num_estimate": "n", "failure_prob": "alpha", "method": "method"}
+    if not keys.keys() <= given.keys():  # one of them is refused anyway
+        return USUAL_RADII
+    most = reach(**{name: given[key] for key, name in keys.items()})
+    return [radius for radius in USUAL_RADII if radius <= most] or USUAL_RADII[:1]
+
+
 class GaussianCertify(Section):
     """Randomized smoothing; defaults are the setting of Cohen et al. 2019, sec. 4."""
 
     kind: Literal["gaussian"]
     model: str = "main"
     sigma: PositivePixels
+    # `sequential`: an item is drawn until its radii are decided, at most `num_estimate` times;
+    # `randomized`: the randomised bound, slightly larger radii from as many draws as `fixed`.
+    method: Method = "fixed"
     num_select: Count = 100  # n0
     num_estimate: Count = 100_000  # n
     failure_prob: float = Field(default=0.001, gt=0, lt=1)  # alpha
-    radii: list[Annotated[float, Field(gt=0)]] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
-    block_size: Count = 1_000  # draws per unit of work
+    # Declared before the first draw. With `sequential`, radius 0 asks for a label at any distance.
+    radii: list[Annotated[float, Field(ge=0)]] = Field(default_factory=_usual_radii, min_length=1)
+    look_every: Count = 64  # draws between looks (sequential)
+    futility_prob: float = Field(default=0.01, gt=0, lt=0.3)  # of giving up wrongly (sequential)
+    block_size: Count = 1_000  # draws per unit of work, at most
     micro_batch: Count = 100
     num_items: Count | None = None
     challenge: L2Challenge | None = None
 
+    @property
+    def reach(self) -> float:
+        """The largest radius that this many draws can certify."""
+        return reach(
+            sigma=self.sigma, n=self.num_estimate, alpha=self.failure_prob, method=self.method
+        )
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Self:
+        for name in ("look_every", "futility_prob"):
+            value = getattr(self, name)
+            if self.method != "sequential" and value != type(self).model_fields[name].default:
+                raise _refusal("{name}: {value} applies to method sequential only", name, value)
+        limit = {"fixed": 1.0, "randomized": LEAST_UNIFORM, "sequential": 0.3}[self.method]
+        if self.failure_prob >= limit:
+            text = (
+                f"{{name}}: {{value}} is too large: method {self.method} needs less than {limit:g}"
+            )
+            raise _refusal(text, "failure_prob", self.failure_prob)
+        if self.method != "sequential" and 0 in self.radii:
+            raise _refusal("{name}: {value} is no distance; leave it out", "radii", 0)
+        return self
+
     @model_validator(mode="after")
     def _can_ever_certify(self) -> Self:
-        # With k = n the Clopper-Pearson bound is alpha^(1/n); at 1/2 or less every item abstains.
-        if self.failure_prob ** (1 / self.num_estimate) <= 0.5:
+        if self.reach == 0:  # even draws that all agree leave the bound at 1/2 or below
             raise PydanticCustomError(
                 "hopeless",
                 "num_estimate: {n} draws with failure_prob {alpha} can never certify anything; "
                 "raise num_estimate above log2(1/failure_prob) or raise failure_prob",
                 {"n": self.num_estimate, "alpha": self.failure_prob},
             )
+        for radius in self.radii:
+            if radius > self.reach * (1 + ROUNDING):
+                self._refuse_radius(radius)
         if self.block_size % self.micro_batch:
             raise PydanticCustomError(
                 "blocks",
@@ -174,6 +219,32 @@ class GaussianCertify(Section):
                 {"size": self.block_size, "micro": self.micro_batch},
             )
         return self
+
+    def _refuse_radius(self, radius: float) -> None:
+        """Before any draw: no votes whatever could certify it."""
+        needed = draws_to_reach(
+            radius, sigma=self.sigma, alpha=self.failure_prob, method=self.method
+        )
+        remedy = f"raise num_estimate to {needed} or" if needed else "raise sigma or"
+        text = (
+            "radii: {radius} is above {reach}, the most that {n} draws of sigma {sigma} certify; "
+            "{remedy} drop it"
+        )
+        raise PydanticCustomError(
+            "hopeless",
+            text,
+            {
+                "radius": f"{radius:g}",
+                "reach": f"{self.reach:.4f}",
+                "n": self.num_estimate,
+                "sigma": f"{self.sigma:g}",
+                "remedy": remedy,
+            },
+        )
+
+
+def _refusal(text: str, name: str, value: object) -> PydanticCustomError:
+    return PydanticCustomError("model", text, {"name": name, "value": value})  # type: ignore[arg-type]
 
 
 Certify = Annotated[

@@ -4,7 +4,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipelines.sections.base import Count, Section
+from pipelines.sections.base import Count, Name, PositivePixels, Section
+
+
+class CompareSection(Section):
+    """Somebody's per-image l2 radii: a table with the columns of Cohen et al. 2019.
+
+    With `sigma`, radii that so many draws of it could not have given are pointed out.
+    """
+
+    path: str
+    sigma: PositivePixels | None = None
+    num_estimate: Count = 100_000
+    failure_prob: float = Field(default=0.001, gt=0, lt=1)
 
 
 class ReportSection(Section):
@@ -12,6 +24,7 @@ class ReportSection(Section):
 
     title: str | None = None
     num_examples: int = Field(default=4, ge=0)
+    compare: dict[Name, CompareSection] = {}
 
 
 class ClusterSection(Section):

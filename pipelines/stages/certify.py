@@ -9,7 +9,8 @@ import numpy as np
 
 from components.certify.certificate import write_certificate
 from components.certify.early_stop import ORDER
-from components.certify.gaussian import check_can_certify
+from components.certify.gaussian import check_can_reach
+from components.certify.l2_evidence import declare, plan_of
 from components.certify.thinning import thin_votes
 from components.certify.votes import VOTES_NAME, VoteRow, Votes, read_votes, write_votes
 from components.core.digests import digest_json
@@ -32,6 +33,7 @@ from pipelines.sections import (
     PatchCertify,
 )
 from pipelines.stages import challenge
+from pipelines.stages.draws import DrawLedger
 from pipelines.stages.voting import VoteConfig, choose_way, make_voter, plan_votes, rules_of
 
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
@@ -56,10 +58,9 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     source = read_votes(inputs[f"certify.{entry.finer}"] / VOTES_NAME) if entry.finer else None
     way = _way(config, step=out.step) if source is None else _way_of(source)
     config = replace(config, way=way)
-    if isinstance(section, GaussianCertify):
-        check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
     header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
+    _check_reach(section, header)
     if source is not None:
         votes = _thinned(source, header, out)
     else:
@@ -74,10 +75,19 @@ def _voted(recipe: Recipe, config: VoteConfig, header: Mapping[str, Any], out: S
     """Ask for the votes that are not there yet, on the cluster; keep them all in one file."""
     units = plan_votes(config, num_items=header["num_items"])
     parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
+    gaussian = config.section if isinstance(config.section, GaussianCertify) else None
+    draws = DrawLedger(gaussian, header) if gaussian else None
     run_units(
-        units, make=make_voter, config=config, parts=parts, cluster=recipe.cluster, label=out.step
+        units,
+        make=make_voter,
+        config=config,
+        parts=parts,
+        cluster=recipe.cluster,
+        label=out.step,
+        source=draws,
     )
-    return write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
+    rows = draws.rows(parts) if draws else _rows(parts, [u.name for u in units])
+    return write_votes(out.path / VOTES_NAME, rows, header)
 
 
 def _thinned(source: Votes, header: Mapping[str, Any], out: StageDir) -> Votes:
@@ -149,6 +159,22 @@ def _check_sizes(section: Certify, dataset: PreparedDataset, *, key: str) -> Non
             raise CasemateError(f"{key}.{name}", value, f"is larger than the image ({side})")
 
 
+def _check_reach(section: Certify, header: Mapping[str, Any]) -> None:
+    """Refuse radii that no votes could certify, before any is cast."""
+    if not isinstance(section, GaussianCertify):
+        return
+    if section.method == "sequential":
+        plan_of(header)  # a plan that can never certify cannot be made
+        return
+    check_can_reach(
+        section.radii,
+        sigma=section.sigma,
+        n=section.num_estimate,
+        alpha=section.failure_prob,
+        randomized=section.method == "randomized",
+    )
+
+
 def _header(
     config: VoteConfig, dataset: PreparedDataset, *, num_items: int, run_id: str
 ) -> dict[str, Any]:
@@ -181,12 +207,14 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
     """What the votes depend on beside model and data."""
     section = config.section
     if isinstance(section, GaussianCertify):
-        return {
+        drawn = {
             "sigma": section.sigma,
             "num_select": section.num_select,
             "num_estimate": section.num_estimate,
             "run_seed": config.seed,
+            "method": section.method,
         }
+        return drawn | ({"declared": _declared(section)} if section.method == "sequential" else {})
     settings: dict[str, Any] = {"token_policy": config.token_policy, "fill": "black"}
     if config.token_policy != trained_policy:
         settings["trained_token_policy"] = trained_policy
@@ -200,6 +228,15 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
             "order": ORDER,
         }
     return settings
+
+
+def _declared(section: GaussianCertify) -> dict[str, Any]:
+    return declare(
+        radii=section.radii,
+        failure_prob=section.failure_prob,
+        look_every=section.look_every,
+        futility_prob=section.futility_prob,
+    )
 
 
 def _claim(section: Certify) -> dict[str, Any]:
@@ -225,11 +262,13 @@ def _track(out: StageDir, document: Mapping[str, Any]) -> None:
         for name in ("accuracy", "accuracy_loc"):
             if name in entry:
                 values[f"{prefix}/{name}_at_{at}"] = entry[name]["value"]
-    for name in ("ablation_accuracy", "votes_asked"):
+    for name in ("ablation_accuracy", "votes_asked", "prediction_accuracy"):
         if name in summary:
             values[f"{prefix}/{name}"] = summary[name]["value"]
     if "average_certified_radius" in summary:
         values[f"{prefix}/average_certified_radius"] = summary["average_certified_radius"]
+    if "draws_used" in summary:
+        values[f"{prefix}/draws_used"] = summary["draws_used"]["mean"]
     out.run.metrics(values)
     out.run.tags({f"{prefix}/sound": document["sound"]})
     out.run.artifacts(

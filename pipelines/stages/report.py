@@ -3,20 +3,25 @@
 import os
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import yaml
 from torch import Tensor
 
+from components.certify.cohen_tsv import audit, read_cohen_tsv
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.report import attacked, galleries, results, sections
 from components.report.certified import certificate_facts
 from components.report.content import Content, Fact, Gallery, Section
 from components.report.page import render
+from components.report.radii import ComparedTable
 from components.report.sweeps import own_charts
 from components.report.tables import to_csv
+from pipelines.sections import CompareSection
 
 MAX_ABLATED_ITEMS = 4  # one wide strip each: more would bury the chart above them
 
@@ -28,6 +33,8 @@ class ReportSettings(Protocol):
     def title(self) -> str | None: ...
     @property
     def num_examples(self) -> int: ...
+    @property
+    def compare(self) -> Mapping[str, CompareSection]: ...
 
 
 class ReportRecipe(Protocol):
@@ -68,7 +75,8 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
             "report", "prepare", "is not finished; the report needs the prepared dataset"
         )
     dataset = PreparedDataset.open(inputs["prepare"])
-    found = read_results(dataset, inputs)
+    compared = tuple(_compared(name, entry) for name, entry in recipe.report.compare.items())
+    found = replace(read_results(dataset, inputs), compared=compared)
     pictures = [
         gallery
         for result in own_charts(found.certificates, found.sweeps())
@@ -125,6 +133,18 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> sectio
         tuple(results.read_attack(step, inputs[step]) for step in steps["attack"]),
         tuple(results.read_certify(step, inputs[step]) for step in steps["certify"]),
     )
+
+
+def _compared(name: str, entry: CompareSection) -> ComparedTable:
+    """A table of somebody else's radii, and what cannot be true of it."""
+    rows = read_cohen_tsv(Path(entry.path).expanduser())
+    problems = (
+        audit(rows, sigma=entry.sigma, n=entry.num_estimate, alpha=entry.failure_prob)
+        if entry.sigma
+        else ()
+    )
+    correct = np.array([row.correct for row in rows])
+    return ComparedTable(name, correct, np.array([row.radius for row in rows]), tuple(problems))
 
 
 def _ablations(

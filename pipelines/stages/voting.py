@@ -13,6 +13,7 @@ from torch import Tensor
 from components.certify.double_masking import MaskSet
 from components.certify.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.noise import predict_block
+from components.certify.sequential import choose_class
 from components.certify.votes import SCHEMA, image_digest
 from components.core.types import Array
 from components.data.ablation import Ablations
@@ -166,6 +167,7 @@ class GaussianVoter:
     def __init__(self, config: VoteConfig) -> None:
         self.config = config
         self.items = load_items(config)
+        self.num_classes = len(PreparedDataset.open(config.dataset).classes)
         self.model = load_model(config.model, device=config.device)
 
     def __call__(self, blocks: Iterable[Block]) -> pa.Table:
@@ -174,20 +176,38 @@ class GaussianVoter:
         rows = []
         for b in blocks:
             item = self.items.span(b.item, b.item + 1)
-            predictions = predict_block(
-                self.model,
-                item.pixels()[0],
-                sigma=section.sigma,
-                run_seed=self.config.seed,
-                stream=b.stream,
-                item_id=item.item_ids[0],
-                start=b.start,
-                stop=b.stop,
-                micro_batch=section.micro_batch,
-                device=self.config.device,
-            )
+            chosen = section.method == "sequential" and b.stream == "select"
+            predictions = self._select(item, b) if chosen else self.predictions(item, b)
             rows.append(_row(item, b.stream, b.start, predictions))
         return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def predictions(self, item: ImageSplit, b: Block) -> Array:
+        """(stop - start,) uint16 of one item."""
+        section = self.config.section
+        assert isinstance(section, GaussianCertify)
+        return predict_block(
+            self.model,
+            item.pixels()[0],
+            sigma=section.sigma,
+            run_seed=self.config.seed,
+            stream=b.stream,
+            item_id=item.item_ids[0],
+            start=b.start,
+            stop=b.stop,
+            micro_batch=section.micro_batch,
+            device=self.config.device,
+        )
+
+    def _select(self, item: ImageSplit, b: Block) -> Array:
+        """Selecting draws up to the look at which one class leads clearly, at most all of them."""
+        found, step = np.empty(0, np.uint16), self.config.section.micro_batch
+        for start in range(0, b.stop, step):
+            part = replace(b, start=start, stop=min(start + step, b.stop))
+            found = np.concatenate([found, self.predictions(item, part)])
+            selection = choose_class(found, num_classes=self.num_classes, num_select=b.stop)
+            if selection:
+                return found[: selection.n0]
+        raise AssertionError("the last look always chooses")
 
 
 def make_voter(config: VoteConfig) -> WorkFn:
@@ -260,17 +280,30 @@ def _items_units(num_items: int, *, num_votes: int) -> list[Unit]:
 
 
 def _draws_units(section: GaussianCertify, num_items: int) -> list[Unit]:
-    units = []
-    for item in range(num_items):
-        for start in range(0, section.num_estimate, section.block_size):
-            stop = min(start + section.block_size, section.num_estimate)
-            blocks = [Block(item, "estimate", start, stop)]
-            if start == 0:  # the few selection draws ride along with the first block
-                blocks.insert(0, Block(item, "select", 0, section.num_select))
-            units.append(
-                Unit(f"item-{item:08d}-draw-{start:09d}", f"test item {item}", tuple(blocks))
-            )
-    return units
+    """All draws of all items; none where each result decides what is drawn next."""
+    if section.method == "sequential":
+        return []
+    starts = range(0, section.num_estimate, section.block_size)
+    return [draw_unit(section, item, start) for item in range(num_items) for start in starts]
+
+
+def draw_unit(section: GaussianCertify, item: int, start: int) -> Unit:
+    """One block of estimating draws; the few selecting ones ride along with the first."""
+    blocks = [Block(item, "estimate", start, block_stop(section, start))]
+    if start == 0:
+        blocks.insert(0, Block(item, "select", 0, section.num_select))
+    return Unit(f"item-{item:08d}-draw-{start:09d}", f"test item {item}", tuple(blocks))
+
+
+def block_stop(section: GaussianCertify, start: int) -> int:
+    """Where the block of draws from `start` on ends.
+
+    Sequential blocks grow from one micro-batch to `block_size`: easy items stop within the first.
+    """
+    size = section.block_size
+    if section.method == "sequential":
+        size = min(size, max(section.micro_batch, start))
+    return min(start + size, section.num_estimate)
 
 
 def _row(item: ImageSplit, stream: str, start: int, predictions: Array) -> dict[str, object]:

@@ -208,6 +208,19 @@ def test_recertify_l2_follows_alpha_and_radii(finished_flow, tmp_path):
     assert {p.name: digest_file(p) for p in folder.iterdir()} == before
 
 
+def test_radii_leave_as_the_published_table_and_come_back(finished_flow, tmp_path):
+    from components.certify.cohen_tsv import read_cohen_tsv
+
+    folder, out = step_folder(finished_flow, "certify.l2"), tmp_path / "l2.tsv"
+    assert call("export-tsv", folder, "--out", out, "--json").json["num_items"] == 24
+    claims = rows_of(folder / "certificates.parquet")
+    for row, claim in zip(read_cohen_tsv(out), claims, strict=True):
+        assert (row.label, row.prediction) == (claim["label"], claim["prediction"])
+        assert row.radius <= claim["radius"] < row.printed + 1e-6
+    refused = call("export-tsv", step_folder(finished_flow, "certify.patch"), "--out", out)
+    assert (refused.code, "not an l2 certificate" in refused.err) == (2, True)
+
+
 def test_recertify_patches_follows_sizes_and_rule(finished_flow, tmp_path):
     folder = step_folder(finished_flow, "certify.patch")
     certified = {}

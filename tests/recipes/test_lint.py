@@ -58,7 +58,6 @@ def test_a_good_recipe_has_no_warnings():
         ("attack.linf.eps=0.2", ["attack.linf.eps"]),
         ("certify.l2.model=main", ["certify.l2.model"]),
         ("certify.l2.sigma=0.3", ["certify.l2.sigma"]),
-        ("certify.l2.radii=[0.5, 9]", ["certify.l2.radii"]),
         ("certify.l2.challenge={eps: 9}", ["certify.l2.challenge.eps"]),
         ("certify.patch.model=noisy", ["certify.patch.model"]),
         ("certify.patch.band=3", ["certify.patch.band"]),

@@ -161,6 +161,31 @@ def mistake(text: str, **options) -> str:
             "raise failure_prob",
         ),
         (
+            "certify={l2: {kind: gaussian, sigma: 0.25, radii: [0.5, 1]}}",
+            "my.yaml: certify.l2: radii: 1 is above 0.9529, the most that 100000 draws of sigma ",
+            "raise num_estimate to 218105 or drop it",
+        ),
+        (
+            "certify={l2: {kind: gaussian, sigma: 0.25, radii: [0.5, 9]}}",
+            "my.yaml: certify.l2: radii: 9 is above ",
+            "raise sigma or drop it",
+        ),
+        (
+            "certify={l2: {kind: gaussian, sigma: 0.25, look_every: 32}}",
+            "my.yaml: certify.l2: look_every: 32 applies to ",
+            "method sequential only",
+        ),
+        (
+            "certify={l2: {kind: gaussian, sigma: 0.25, method: randomized, failure_prob: 0.1}}",
+            "my.yaml: certify.l2: failure_prob: 0.1 is too large: ",
+            "method randomized needs less than 0.05",
+        ),
+        (
+            "certify={l2: {kind: gaussian, sigma: 0.25, radii: [0, 0.5]}}",
+            "my.yaml: certify.l2: radii: 0 is no distance; ",
+            "leave it out",
+        ),
+        (
             "certify={l2: {kind: gaussian, sigma: 0.25, micro_batch: 300}}",
             "my.yaml: certify.l2: block_size: 1000 is not a multiple of micro_batch 300",
             "300",
@@ -189,8 +214,14 @@ def test_a_mistake_is_one_line_with_file_key_and_value(override, start, end):
 
 def test_the_smallest_number_of_draws_that_can_certify_is_allowed():
     """alpha^(1/n) > 1/2 first holds at n = 10 for alpha = 0.001: 2^-10 < 0.001 < 2^-9."""
-    section = "certify={l2: {kind: gaussian, sigma: 0.25, num_estimate: 10}}"
+    section = "certify={l2: {kind: gaussian, sigma: 0.25, num_estimate: 10, radii: [0.0005]}}"
     assert loads(BASE, source="x", overrides=[section]).certify["l2"].num_estimate == 10
+
+
+@pytest.mark.parametrize(("sigma", "radii"), [(0.12, [0.25]), (0.25, [0.25, 0.5, 0.75])])
+def test_radii_not_written_are_those_within_reach(sigma, radii):
+    section = f"certify={{l2: {{kind: gaussian, sigma: {sigma}}}}}"
+    assert loads(BASE, source="x", overrides=[section]).certify["l2"].radii == radii
 
 
 def test_fractions_are_pixels():

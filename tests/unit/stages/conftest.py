@@ -19,6 +19,7 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from pipelines.recipe import parse
 from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.shards import _Counted, _kept, _missing
 from pipelines.stages import attack
 
 EPS = 0.1
@@ -96,17 +97,21 @@ class FakeRun:
 class InProcess:
     """The executor's contract without Ray: missing units in any order, each a durable part."""
 
-    def __init__(self, order: Callable[[list[Any]], list[Any]] = list) -> None:
-        self.order, self.done = order, []
+    def __init__(self, order: Callable[[list[Any]], list[Any]] = list, *, room: int = 1) -> None:
+        self.order, self.room, self.done = order, room, []  # room: units asked for at once
         self.stop_after: int | None = None
 
-    def __call__(self, units, *, make, config, parts, cluster, label) -> None:
-        todo = [unit for unit in units if not parts.has(unit.name)]
+    def __call__(self, units, *, make, config, parts, cluster, label, source=None) -> None:
+        source = source or _Counted(units)
+        todo = self.order([unit for unit in units if not _kept(unit, parts, source)])
         work = make(config)
-        for unit in self.order(todo):
+        while todo := todo + self.order(_missing(source, parts, room=self.room - len(todo))):
+            unit = todo.pop(0)
             if self.stop_after is not None and len(self.done) >= self.stop_after:
                 raise KeyboardInterrupt
-            parts.save(unit.name, work(unit.payload))
+            table = work(unit.payload)
+            parts.save(unit.name, table)
+            source.keep(unit, table)
             self.done.append(unit.name)
 
 
