@@ -55,7 +55,7 @@ def test_flops_are_those_of_the_tokens_that_the_model_keeps(kind, upsample):
 def test_kept_black_every_pass_costs_a_whole_image():
     row = priced({"kind": "columns", "band": 3, "token_policy": "mask"})
     noisy = {"kind": "gaussian", "sigma": 0.25, "num_select": 1, "num_estimate": 7,
-             "block_size": 1, "micro_batch": 1, "failure_prob": 0.1}  # fmt: skip
+             "block_size": 1, "micro_batch": 1, "failure_prob": 0.1, "radii": [0.1]}  # fmt: skip
     recipe = parse({"name": "x", "data": {"source": "digits", "image_size": 8},
                     "model": {"architecture": "tiny_vit", "options": OPTIONS}, "train": {},
                     "certify": {"l": {**noisy, "num_items": 7}}}, source="x")  # fmt: skip
