@@ -131,7 +131,7 @@ class _PackedBlock:
         block, attn = self.block, self.block.attn
         tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
         mixed = _product(block.norm1(tokens), self.qkv)
-        mixed = mixed.unflatten(-1, (3, attn.num_heads, attn.head_dim))
+        mixed = mixed.view(*mixed.shape[:-1], 3, attn.num_heads, attn.head_dim)
         if shapes is None:
             attended = _attended(attn, mixed)
         else:
@@ -166,8 +166,8 @@ def joined_logits(net: Any, groups: Sequence[Tensor]) -> list[Tensor]:
 
 def _cut(joined: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
     """(N, ...) back into (B, L, ...) of each shape."""
-    parts = joined.split([rows * length for rows, length in shapes])
-    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+    parts = torch.split(joined, [rows * length for rows, length in shapes])
+    return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _attended(attn: Any, mixed: Tensor) -> Tensor:

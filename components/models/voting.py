@@ -217,7 +217,7 @@ def _passes(
             continue
         image = torch.arange(num_images, device=members.device).repeat_interleave(len(members))
         member = members.repeat(num_images)
-        for some in zip(image.split(micro_batch), member.split(micro_batch), strict=True):
+        for some in zip(*(torch.split(n, micro_batch) for n in (image, member)), strict=True):
             if not joined or len(some[0]) == micro_batch:
                 yield [(group, *some)]
                 continue
@@ -231,17 +231,18 @@ def _passes(
 
 def _pass(logits_of: LogitsOf, rows: Sequence[Rows], micro_batch: int, way: Way) -> list[Logits]:
     """Float32 logits of `rows`; a pass of fixed shape repeats its first row."""
-    if way.fixed_shape:
-        filled = [
-            (group, *(torch.cat([n, n[:1].expand(micro_batch - len(n))]) for n in numbers))
-            for group, *numbers in rows
-        ]
-    else:
-        filled = list(rows)
+    filled = [_filled(some, micro_batch) for some in rows] if way.fixed_shape else rows
     dtype, enabled = getattr(torch, way.precision), way.precision != "float32"
     with torch.autocast(rows[0][1].device.type, dtype=dtype, enabled=enabled):
         found = logits_of(filled)
     return [logits[: len(r[1])].float() for r, logits in zip(rows, found, strict=True)]
+
+
+def _filled(rows: Rows, count: int) -> Rows:
+    group, image, member = rows
+    padding = torch.zeros(count - len(image), dtype=torch.int64, device=image.device)
+    order = torch.cat([torch.arange(len(image), device=image.device), padding])
+    return group, image[order], member[order]
 
 
 def _is_close(logits: Logits, share: float) -> Tensor:
