@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from components.core.errors import CasemateError
-from pipelines import build
+from pipelines import build, denoisers
 from pipelines import sections as s
 from pipelines.recipe import Recipe
 
@@ -139,9 +139,15 @@ def _steps(key: str, entry: s.AttackEntry, eps: float | None) -> Iterator[LintWa
 
 
 def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
+    denoisers.check_certificates(recipe)
     for name, section in recipe.certify.items():
-        key, objective = f"certify.{name}", recipe.objective_of(section.model)
+        key = f"certify.{name}"
+        if recipe.train is None:  # a given model: its folder says what it was trained for
+            continue
+        objective = recipe.objective_of(section.model)
         if isinstance(section, s.GaussianCertify):
+            if behind := recipe.certified_behind(section):
+                yield from _levels(key, section, recipe.objective_of(behind))
             yield from _gaussian(key, section, objective)
         elif isinstance(section, s.AblationCertify):
             yield from _ablations(key, section, objective, recipe.data.image_size)
@@ -157,15 +163,7 @@ def _gaussian(
 ) -> Iterator[LintWarning]:
     from components.certify.bounds import max_radius
 
-    if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
-        yield LintWarning(
-            f"{key}.model",
-            f"{section.model} was not trained on Gaussian noise: expect many abstentions",
-        )
-    elif objective.sigma != section.sigma:
-        yield LintWarning(
-            f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
-        )
+    yield from _noise_seen(key, section, objective)
     limit = max_radius(sigma=section.sigma, n=section.num_estimate, alpha=section.failure_prob)
     for radius in section.radii:
         if radius > limit:
@@ -176,6 +174,38 @@ def _gaussian(
     if section.challenge and section.challenge.eps > limit:
         yield LintWarning(
             f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
+        )
+
+
+def _noise_seen(
+    key: str, section: s.GaussianCertify, objective: s.Objective
+) -> Iterator[LintWarning]:
+    """A classifier that is shown other images than those it was trained on."""
+    name, behind = section.model, section.denoiser is not None
+    if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
+        if not behind:
+            yield LintWarning(
+                f"{key}.model",
+                f"{name} was not trained on Gaussian noise: expect many abstentions",
+            )
+    elif isinstance(objective, s.DenoisedObjective) and not behind:
+        yield LintWarning(f"{key}.denoiser", f"is none, but {name} was trained behind one")
+    elif isinstance(objective, s.GaussianObjective) and behind:
+        yield LintWarning(f"{key}.denoiser", f"takes away the noise that {name} was trained on")
+    elif objective.sigma != section.sigma:
+        yield LintWarning(
+            f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
+        )
+
+
+def _levels(key: str, section: s.GaussianCertify, objective: s.Objective) -> Iterator[LintWarning]:
+    """Noise that the schedule knows, but that the denoiser was not trained on."""
+    assert isinstance(objective, s.DenoiserObjective)
+    low, high = objective.range or (0.0, 0.0)
+    known = objective.full or section.sigma in objective.sigmas or low <= section.sigma <= high
+    if not known:
+        yield LintWarning(
+            f"{key}.sigma", f"{section.sigma:g} is no noise that {section.denoiser} was trained on"
         )
 
 

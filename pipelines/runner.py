@@ -70,12 +70,13 @@ def execute(
 
 def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
     """Impossible settings show before anything is trained or tracked."""
-    from pipelines import build
+    from pipelines import build, denoisers
     from pipelines.runtime.tracking import Tracker
     from pipelines.stages import tune_points
 
     for section in recipe.attack.values():
         build.attack_list(section)
+    denoisers.check_certificates(recipe)
     if recipe.tune:
         tune_points.check(recipe)
     return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)

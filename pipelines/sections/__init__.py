@@ -25,8 +25,12 @@ from pipelines.sections.certify import (
 from pipelines.sections.data import DataSection, ModelSection, SyntheticSection
 from pipelines.sections.denoise import (
     ARCHITECTURES,
+    AncestralSampler,
     DenoisedObjective,
     DenoiserObjective,
+    HeunSampler,
+    OneShotSampler,
+    Sampler,
     is_on_disk,
 )
 from pipelines.sections.place import (
@@ -75,6 +79,7 @@ __all__ = [
     "AblationCertify",
     "AblationObjective",
     "AdversarialSection",
+    "AncestralSampler",
     "ApgdAttack",
     "AshaScheduler",
     "AttackEntry",
@@ -99,6 +104,7 @@ __all__ = [
     "GaussianCertify",
     "GaussianObjective",
     "GridSearch",
+    "HeunSampler",
     "IntegersAxis",
     "L2Challenge",
     "LogUniformAxis",
@@ -106,6 +112,7 @@ __all__ = [
     "ModelSection",
     "Name",
     "Objective",
+    "OneShotSampler",
     "OptunaSearch",
     "PatchCertify",
     "PatchChallenge",
@@ -116,6 +123,7 @@ __all__ = [
     "PositivePixels",
     "RandomSearch",
     "ReportSection",
+    "Sampler",
     "SanitySection",
     "Section",
     "StandardObjective",

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipelines.sections.base import Count, PositivePixels, Section
+from pipelines.sections.denoise import DenoiserName, OneShotSampler, Sampler
 
 
 class PatchChallenge(Section):
@@ -105,6 +106,8 @@ class GaussianCertify(Section):
 
     kind: Literal["gaussian"]
     model: str = "main"
+    denoiser: DenoiserName | None = None  # a variant of this recipe, diffusers:PATH or model:PATH
+    sampler: Sampler = OneShotSampler()  # how it denoises
     sigma: PositivePixels
     num_select: Count = 100  # n0
     num_estimate: Count = 100_000  # n
@@ -114,6 +117,16 @@ class GaussianCertify(Section):
     micro_batch: Count = 100
     num_items: Count | None = None
     challenge: L2Challenge | None = None
+
+    @model_validator(mode="after")
+    def _sampler_has_a_denoiser(self) -> Self:
+        if self.denoiser is None and self.sampler != OneShotSampler():
+            raise PydanticCustomError(
+                "model",
+                "sampler: {kind} denoises with nothing; name a denoiser",
+                {"kind": self.sampler.kind},
+            )
+        return self
 
     @model_validator(mode="after")
     def _can_ever_certify(self) -> Self:

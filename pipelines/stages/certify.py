@@ -9,13 +9,16 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.early_stop import ORDER
 from components.certify.gaussian import check_can_certify
+from components.certify.noise import float32_at_least
 from components.certify.votes import VOTES_NAME, VoteRow, Votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
 from components.data.prepared import PreparedDataset
+from components.denoising.loading import describe_source, source_digest
 from components.models.checkpoint import read_header
-from pipelines import build
+from components.models.spec import ModelSpec
+from pipelines import build, denoisers
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
@@ -37,7 +40,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Collect the missing votes, derive the certificate, challenge it."""
     section = recipe.certify[out.part]
     dataset = PreparedDataset.open(inputs["prepare"])
-    model = inputs[f"train.{section.model}"] / "model"
+    model = build.model_folder(inputs, section.model)
     config = VoteConfig(
         inputs["prepare"],
         model,
@@ -46,7 +49,9 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         recipe.seed,
         build.actor_device(recipe.cluster),
         _token_policy(section, model, key=f"certify.{out.part}"),
+        denoisers.of_certificate(section, out.part, inputs),
     )
+    _check_model(config, dataset, key=f"certify.{out.part}")
     _check_sizes(config, dataset, key=f"certify.{out.part}")
     if isinstance(section, GaussianCertify):
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
@@ -111,6 +116,23 @@ def _check_sizes(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> N
             raise CasemateError(f"{key}.{name}", value, f"is larger than the image ({side})")
 
 
+def _check_model(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> None:
+    """Refuse a model, or a denoiser in front of it, that these images do not fit."""
+    spec = ModelSpec.from_dict(read_header(config.model)["spec"])
+    spec.check_classes(len(dataset.classes))
+    if config.denoiser is None:
+        spec.check_image((dataset.channels, dataset.height, dataset.width))
+        return
+    assert isinstance(config.section, GaussianCertify)
+    found = describe_source(config.denoiser)
+    denoisers.check_sigma(f"{key}.sigma", config.section.sigma, found.diffusion)
+    for channels in (dataset.channels, spec.channels):
+        denoisers.check_channels(f"{key}.denoiser", found.channels, channels)
+    if dataset.height != dataset.width:
+        remedy = "is not square; denoisers are fed square images"
+        raise CasemateError("data.image_size", f"{dataset.height}x{dataset.width}", remedy)
+
+
 def _header(
     config: VoteConfig, dataset: PreparedDataset, *, num_items: int, run_id: str
 ) -> dict[str, Any]:
@@ -143,12 +165,13 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
     """What the votes depend on beside model and data."""
     section = config.section
     if isinstance(section, GaussianCertify):
-        return {
+        own = {
             "sigma": section.sigma,
             "num_select": section.num_select,
             "num_estimate": section.num_estimate,
             "run_seed": config.seed,
         }
+        return own | _denoiser_settings(config, section)
     settings: dict[str, Any] = {"token_policy": config.token_policy, "fill": "black"}
     if config.token_policy != trained_policy:
         settings["trained_token_policy"] = trained_policy
@@ -162,6 +185,22 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
             "order": ORDER,
         }
     return settings
+
+
+def _denoiser_settings(config: VoteConfig, section: GaussianCertify) -> dict[str, Any]:
+    """What stood in front of the model, and how noise was added and announced to it."""
+    if config.denoiser is None:
+        return {}
+    known = describe_source(config.denoiser).diffusion
+    return {
+        "denoiser": {
+            "digest": source_digest(config.denoiser),
+            "sampler": section.sampler.model_dump(),
+            "prediction": known.prediction,
+            "timestep": known.schedule.timestep(section.sigma),
+            "sigma_added": float(float32_at_least(section.sigma)),
+        }
+    }
 
 
 def _claim(section: Certify) -> dict[str, Any]:
