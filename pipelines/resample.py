@@ -40,7 +40,8 @@ def resample(
     torch.set_num_threads(1)  # as a certification worker with one CPU
     config = _config(votes, model_folder, data_folder, _denoiser(folder, votes, denoiser))
     voter = make_voter(config)
-    position = {item: i for i, item in enumerate(voter.items.item_ids)}  # type: ignore[attr-defined]
+    ids = voter.items.item_ids  # type: ignore[attr-defined]
+    position = {item: i for i, item in enumerate(ids[: votes.header["num_items"]])}
     items = sorted(votes.items(), key=lambda item: item.item_id)
     expected = set(position)
     strangers = sorted(item.item_id for item in items if item.item_id not in expected)

@@ -15,7 +15,7 @@ from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
 from components.data.prepared import PreparedDataset
-from components.denoising.loading import describe_source, source_digest
+from components.denoising.loading import describe_source, folder_of, source_digest
 from components.models.checkpoint import read_header
 from components.models.spec import ModelSpec
 from pipelines import build, denoisers
@@ -67,6 +67,8 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     _track(out, document)
     if section.challenge:
         _challenge(recipe, config, votes, out)
+    if isinstance(section, GaussianCertify):
+        _publish(recipe, config, section, dataset, out)
 
 
 def _band(section: Certify, model: Path, *, key: str) -> int | None:
@@ -257,3 +259,27 @@ def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) 
             f"{result['attack']}: {', '.join(result['broken_items'])}; "
             "the certificate is wrong, do not use it"
         )
+
+
+def _publish(
+    recipe: Recipe,
+    config: VoteConfig,
+    section: GaussianCertify,
+    dataset: PreparedDataset,
+    out: StageDir,
+) -> None:
+    """The smoothed classifier in the registry: what was certified, ready to be asked."""
+    keys = ("sigma", "num_select", "num_estimate", "failure_prob", "micro_batch")
+    out.run.register_smoothed(
+        name=f"{recipe.name}-{out.part}-smoothed",
+        alias="candidate",
+        classifier=config.model,
+        denoiser=folder_of(config.denoiser) if config.denoiser else None,
+        settings={
+            **{key: getattr(section, key) for key in keys},
+            "sampler": section.sampler.model_dump(),
+            "channels": dataset.channels,
+            "image_size": dataset.width,
+        },
+        metadata={"digest": read_header(config.model)["digest"], "fingerprint": out.fingerprint},
+    )
