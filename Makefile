@@ -73,6 +73,8 @@ bench: setup ## measure what we promise: executor overhead, training input, memo
 	@$(BIN)/python -m tests.benchmarks.memory
 	@$(BIN)/python -m tests.benchmarks.attacks
 	@$(BIN)/python -m tests.benchmarks.training
+	@$(BIN)/python -m tests.benchmarks.sampling
+	@$(BIN)/python -m tests.benchmarks.workers
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"

@@ -71,7 +71,8 @@ def describe(recipe: Recipe, section: s.GaussianCertify) -> Description | None:
     objective = recipe.objective_of(name)
     assert isinstance(objective, s.DenoiserObjective)
     channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
-    return Description(diffusion(objective), channels, recipe.model_of(name).options)
+    network = recipe.model_of(name)
+    return Description(diffusion(objective), channels, network.architecture, network.options)
 
 
 def check_certificates(recipe: Recipe) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
@@ -21,6 +22,7 @@ from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
 from components.denoising.samplers import make_sampler
 from components.models.checkpoint import load_model, read_header
+from components.models.costs import network_of_shapes
 from components.models.networks.unet import TimedUNet, check_config
 
 KEY = "denoiser"
@@ -34,7 +36,23 @@ class Description:
 
     diffusion: Diffusion
     channels: int
-    config: Mapping[str, Any]  # of diffusers' UNet2DModel
+    architecture: str | None  # None: `options` are the configuration of diffusers' UNet2DModel
+    options: Mapping[str, Any]
+
+    def network(self, *, image_size: int, channels: int) -> nn.Module:
+        """The network on the meta device: shapes without values."""
+        if self.architecture is not None:
+            return network_of_shapes(
+                self.architecture,
+                image_size=image_size,
+                channels=channels,
+                num_classes=0,
+                options=self.options,
+            )
+        from diffusers import UNet2DModel
+
+        with torch.device("meta"):
+            return TimedUNet(UNet2DModel.from_config(dict(self.options))).eval()
 
 
 def is_source(text: str) -> bool:
@@ -91,12 +109,13 @@ def describe_source(source: str) -> Description:
         values = spec["trained_for"].get("diffusion")
         if values is None:
             raise CasemateError(KEY, folder, f"holds a classifier ({spec['architecture']})")
-        return Description(Diffusion.from_dict(values), spec["channels"], spec["options"])
+        diffusion = Diffusion.from_dict(values)
+        return Description(diffusion, spec["channels"], spec["architecture"], spec["options"])
     network, scheduler = _parts(folder)
     config = _read(network / CONFIG)
     check_config(config)
     diffusion = Diffusion.from_config(_read(scheduler / SCHEDULER))
-    return Description(diffusion, config.get("in_channels", 3), config)
+    return Description(diffusion, config.get("in_channels", 3), None, config)
 
 
 def source_digest(source: str) -> str:

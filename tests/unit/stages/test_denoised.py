@@ -25,6 +25,7 @@ from components.models.checkpoint import load_model, read_header, save_model
 from components.models.pixels import PixelModel
 from components.models.resizing import resized
 from pipelines import denoisers, lint
+from pipelines.estimates import estimates_of
 from pipelines.plan import plan, steps_of
 from pipelines.recipe import parse
 from pipelines.resample import resample
@@ -245,3 +246,21 @@ def test_what_was_trained_on_something_else_is_warned_about():
     assert "trained behind one" in warned({"denoiser": None}, behind)[0]
     assert "takes away the noise" in warned({}, {"kind": "gaussian", "sigma": SIGMA})[0]
     assert "not trained on Gaussian" in warned({"denoiser": None}, plain)[0]
+
+
+def test_an_estimate_counts_every_pass_of_the_denoiser(cleaner, tmp_path):
+    def flops(section):
+        data = {"source": "digits", "image_size": SIDE, "channels": 1}
+        (row,) = estimates_of(
+            recipe_of(section, data=data), accelerators=["A100"], dtype="fp32", num_workers=1,
+            num_items=3, passes_per_second=None,
+        )  # fmt: skip
+        return row["flops"]
+
+    alone, once = flops({"denoiser": None}), flops({})
+    assert flops({"sampler": SAMPLERS["heun"]}) - alone == pytest.approx(5 * (once - alone))
+    assert flops({"sampler": SAMPLERS["ancestral"]}) - alone == pytest.approx(3 * (once - alone))
+    save_diffusers(tmp_path / "theirs", load_denoiser(f"model:{cleaner / 'model'}"))
+    assert flops({"denoiser": f"diffusers:{tmp_path / 'theirs'}"}) == once
+    with pytest.raises(CasemateError, match=r"certify\.l2\.denoiser: .* what it costs is unknown"):
+        flops({"denoiser": f"diffusers:{tmp_path / 'gone'}"})
