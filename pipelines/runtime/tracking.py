@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # progress is ours
 
 import mlflow
 from mlflow import MlflowClient
@@ -155,7 +157,14 @@ class StepRun:
         if found := self.client.search_model_versions(f"run_id = '{self.run_id}'"):
             return str(found[0].source)  # an interrupted attempt came this far
         shape = (settings["channels"], settings["image_size"], settings["image_size"])
-        with TemporaryDirectory() as place, _EXPORT, mlflow.start_run(run_id=self.run_id):
+        with (
+            TemporaryDirectory() as place,
+            _EXPORT,
+            warnings.catch_warnings(),
+            mlflow.start_run(run_id=self.run_id),
+        ):
+            # MLflow misses an example, which it would ask for all its draws
+            warnings.simplefilter("ignore", UserWarning)
             networks = Path(place) / "networks"
             shutil.copytree(classifier, networks / "classifier")
             if denoiser is not None:

@@ -431,5 +431,5 @@ def test_the_registered_smoothed_classifier_answers_with_a_radius(client, finish
     assert rows.equals(model.predict(images, params=asked))
     hurried = model.predict(images[:1], params={"seconds_per_image": 1e-9})
     assert hurried["abstain"].tolist() == [True]
-    with pytest.raises(mlflow.exceptions.MlflowException, match="shape"):
+    with pytest.raises(mlflow.exceptions.MlflowException, match="enforce schema"):
         model.predict(images[:, :, :4], params=asked)
