@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from components.data.prepared import PreparedDataset
 from components.models.checkpoint import save_model
 from components.train.session import initial_model
 from pipelines import build
@@ -35,7 +36,7 @@ def prepare_work(folder: Path) -> VoteConfig:
     data = folder / "data"
     data.mkdir()
     prepare.run(recipe, {}, StageDir(data, "prepare", "bench", run=None))  # type: ignore[arg-type]
-    dataset = prepare.PreparedDataset.open(data)
+    dataset = PreparedDataset.open(data)
     for name in recipe.model_names():
         model = initial_model(build.model_spec(recipe, dataset, name), seed=0)
         save_model(folder / name, model, recipe_digest="bench")
