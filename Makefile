@@ -4,7 +4,6 @@ UV := .boot/bin/uv
 BIN := .venv/bin
 STORAGE ?= runs
 STAMP := .venv/.installed
-SPARE := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? n - 1 : 1)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-fast check fix lock bench ui clean browser
@@ -35,12 +34,14 @@ smoke: setup ## run every ready recipe, shrunk, on images made on the spot
 	@$(BIN)/python -m tests.benchmarks.smoke
 
 test: setup browser ## run every test (unit, ray, e2e)
-	@echo "test: tests with Ray one after the other; the unit tests beside them, shown at the end"
-	@log=$$(mktemp); export OMP_NUM_THREADS=1; \
-	  $(BIN)/python -m pytest -q -n $(SPARE) -m "not ray and not e2e" >$$log 2>&1 & unit=$$!; \
-	  trap "kill $$unit" INT TERM; \
-	  $(BIN)/python -m pytest -q -m "ray or e2e"; ray=$$?; \
-	  wait $$unit; unit=$$?; cat $$log; rm -f $$log; exit $$((ray | unit))
+	@echo "test: the command line; beside it stages on Ray and unit tests, both shown at the end"
+	@logs=$$(mktemp -d); export OMP_NUM_THREADS=1; \
+	  $(BIN)/python -m pytest -q -m "ray and not e2e" >$$logs/ray 2>&1 & ray=$$!; \
+	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e" >$$logs/unit 2>&1 & unit=$$!; \
+	  trap "kill $$ray $$unit" INT TERM; \
+	  $(BIN)/python -m pytest -q -m e2e; failed=$$?; \
+	  wait $$ray || failed=1; cat $$logs/ray; \
+	  wait $$unit || failed=1; cat $$logs/unit; rm -rf $$logs; exit $$failed
 
 test-fast: setup ## run the unit tests only
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"
@@ -67,13 +68,14 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure what we promise: executor overhead, training input, memory, attacks, training steps
+bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes
 	@$(BIN)/python -m tests.benchmarks.executor
 	@$(BIN)/python -m tests.benchmarks.input
 	@$(BIN)/python -m tests.benchmarks.memory
 	@$(BIN)/python -m tests.benchmarks.attacks
 	@$(BIN)/python -m tests.benchmarks.training
 	@$(BIN)/python -m tests.benchmarks.sampling
+	@$(BIN)/python -m tests.benchmarks.patches
 	@$(BIN)/python -m tests.benchmarks.workers
 
 ui: setup ## open the MLflow pages of $(STORAGE)

@@ -112,8 +112,9 @@ def recipes(
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
+        width = max(map(len, rows))
         for key, text in rows.items():
-            print(f"{key:<24} {text}")
+            print(f"{key:<{width}} {text}")
 
 
 @app.command(epilog="Example: casemate lint my-recipe.yaml")

@@ -50,11 +50,17 @@ def estimates_of(
     num_items: int | None,
     passes_per_second: float | None,
 ) -> list[dict[str, Any]]:
-    """One row per certify section: passes, FLOPs, hours at each place, memory."""
+    """One row per certificate that votes: passes, FLOPs, hours at each place, memory.
+
+    Entries of a sweep that take their part of finer votes cost nothing and have no row.
+    """
     if not recipe.certify:
         raise CasemateError("certify", recipe.name, "has no certificates: nothing to estimate")
     rows = []
-    for name, section in recipe.certify.items():
+    for name, entry in recipe.certificates().items():
+        if entry.finer:
+            continue
+        section = entry.section
         priced = _Priced(recipe, section, key=f"certify.{name}", num_items=num_items)
         memory = device_bytes(
             params=priced.costs.params,

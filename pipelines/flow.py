@@ -74,16 +74,17 @@ def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:
 def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
     """Headline rows of finished attacks and certificates: what, model, accuracy, interval."""
     rows: list[dict[str, Any]] = []
+    models = [s.step.identity["certify"]["model"] for s in steps if s.step.stage == "certify"]
     for step in steps:
         if step.step.stage == "attack" and step.finished:
             rows += _attacked(json.loads((step.folder / "summary.json").read_text()))
         if step.step.stage == "certify" and step.finished:
             document = json.loads((step.folder / "certificate.json").read_text())
             model = step.step.identity["certify"]["model"]
-            rows.append(
-                _headline("smoothed, clean", model, document["summary"]["standard_accuracy"])
-            )
-            doubt = "" if document["sound"] else " (not sound)"
+            which = f", {step.step.part}" if models.count(model) > 1 else ""
+            standard = document["summary"]["standard_accuracy"]
+            rows.append(_headline(f"smoothed, clean{which}", model, standard))
+            doubt = which if document["sound"] else f"{which} (not sound)"
             for entry in document["summary"]["certified"]:
                 at = (
                     f"l2 {entry['radius']:g}"

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 MOST = 40  # names that one line lists
+NEAREST = 4  # names out of a long list
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -13,3 +14,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     guess = f"did you mean '{close[0]}'? " if close else ""
     shown = ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if names[MOST:] else "")
     return f"is unknown; {guess}allowed: {shown}"
+
+
+def nearest_of(word: str, known: Iterable[str], *, listing: str) -> str:
+    """The same for a list too long for a line: the names most like it, and what lists all."""
+    names = sorted(known)
+    like = difflib.get_close_matches(word, names, n=NEAREST, cutoff=0.5)
+    like += [name for name in names if word in name and name not in like]
+    guess = f"did you mean {' or '.join(repr(name) for name in like[:NEAREST])}? " if like else ""
+    return f"is unknown; {guess}`{listing}` lists all"

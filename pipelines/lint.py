@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from components.core.errors import CasemateError
-from pipelines import build, denoisers
 from pipelines import sections as s
+from pipelines.checks import check_recipe
 from pipelines.recipe import Recipe
 
 
@@ -18,7 +18,8 @@ class LintWarning:
 
 
 def warnings_of(recipe: Recipe) -> list[LintWarning]:
-    """All warnings of a valid recipe."""
+    """All warnings of a valid recipe; what is impossible is an error instead."""
+    check_recipe(recipe)
     return [*_training(recipe), *_attacks(recipe), *_certificates(recipe), *_tuning(recipe)]
 
 
@@ -99,7 +100,6 @@ def _rates(train: s.TrainSection) -> Iterator[LintWarning]:
 
 def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.attack.items():
-        build.attack_list(section)  # impossible settings are errors, not warnings
         for number, entry in enumerate(section.attacks):
             yield from _steps(f"attack.{name}.attacks.{number}", entry, section.eps)
         if all(isinstance(entry, s.FgsmAttack) for entry in section.attacks):
@@ -139,7 +139,6 @@ def _steps(key: str, entry: s.AttackEntry, eps: float | None) -> Iterator[LintWa
 
 
 def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
-    denoisers.check_certificates(recipe)
     for name, section in recipe.certify.items():
         key = f"certify.{name}"
         if recipe.train is None:  # a given model: its folder says what it was trained for
@@ -150,7 +149,8 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
                 yield from _levels(key, section, recipe.objective_of(behind))
             yield from _gaussian(key, section, objective)
         elif isinstance(section, s.AblationCertify):
-            yield from _ablations(key, section, objective, recipe.data.image_size)
+            yield from _ablations(key, section, objective)
+            yield from _strides(key, section, recipe.data.image_size)
         else:
             yield from _pairs(key, section, objective)
         if isinstance(section, s.PatchCertify):
@@ -210,7 +210,7 @@ def _levels(key: str, section: s.GaussianCertify, objective: s.Objective) -> Ite
 
 
 def _ablations(
-    key: str, section: s.AblationCertify, objective: s.Objective, width: int | None
+    key: str, section: s.AblationCertify, objective: s.Objective
 ) -> Iterator[LintWarning]:
     shape, size = trained_ablation(objective) or (None, None)
     if shape != section.kind:
@@ -221,16 +221,21 @@ def _ablations(
         )
     elif section.band and section.band != size:
         yield LintWarning(f"{key}.band", f"{section.band} differs from the training band {size}")
-    if width and width % section.stride:
-        yield LintWarning(
-            f"{key}.stride",
-            f"{section.stride} does not divide {width}: patches at the seam touch one band more",
-        )
     if section.delta_rule != "exact":
         yield LintWarning(
             f"{key}.delta_rule",
             "paper_reference reproduces published tables; its certificates are not sound",
         )
+
+
+def _strides(key: str, section: s.AblationCertify, width: int | None) -> Iterator[LintWarning]:
+    swept = section.sweep.stride if section.sweep else []
+    for stride in swept or [section.stride]:
+        if width and width % stride:
+            yield LintWarning(
+                f"{key}.sweep.stride" if swept else f"{key}.stride",
+                f"{stride} does not divide {width}: patches at the seam touch one band more",
+            )
 
 
 def _pairs(

@@ -17,18 +17,18 @@ STAGES = ("prepare", "train", "tune", "attack", "certify", "report")
 VERSIONS = {
     "prepare": 2,
     "model": 1,
-    "train": 2,
-    "tune": 3,
+    "train": 3,
+    "tune": 4,
     "attack": 3,
-    "certify": 1,
+    "certify": 2,
     "denoiser": 1,
-    "report": 2,
+    "report": 3,
 }
 
 # Of certificates: see `_certify_identity`.
 LATER_KEYS = (
     *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
-    *("denoiser", "sampler"),
+    *("precision", "compiled", "sweep", "denoiser", "sampler"),
 )
 
 
@@ -102,8 +102,10 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
                 {"attack": attack.model_dump(mode="json"), "seed": recipe.seed},
             )
         )
-    for name, certify in recipe.certify.items():
+    for name, entry in recipe.certificates().items():
+        certify = entry.section
         needs = ("prepare", model_step(recipe, certify.model))
+        needs += (f"certify.{entry.finer}",) if entry.finer else ()
         if behind := recipe.certified_behind(certify):
             needs += (f"train.{behind}",)
         elif source := denoiser_on_disk(certify):

@@ -1,10 +1,11 @@
 """Recipes: the only door for YAML. One file says everything about a result."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
@@ -14,7 +15,7 @@ from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from pipelines import sections as s
 from pipelines import smoke as smoking
-from pipelines.hints import did_you_mean
+from pipelines.hints import did_you_mean, nearest_of
 
 RECIPES = Path(__file__).parent / "recipes"
 # Errors about several keys at once: their message names the keys itself.
@@ -23,6 +24,7 @@ RULES = (
     *("scales", "curves", "threat", "train"),
 )
 EXTENDS = "extends"  # a recipe whose values hold where this one says nothing
+KIND = "kind"  # of a section that there are several of
 logger = logging.getLogger("casemate.recipe")  # without a handler: one line on stderr
 
 MAIN = "main"  # the model of `train.objective`; variants have names of their own
@@ -30,6 +32,8 @@ MAIN = "main"  # the model of `train.objective`; variants have names of their ow
 
 class Recipe(s.Section):
     """Everything about a result; `cluster`, `storage` and `tracking` only say where it is made."""
+
+    further_keys: ClassVar[tuple[str, ...]] = (EXTENDS,)
 
     name: s.Name
     seed: Annotated[int, Field(ge=0)] = 0
@@ -70,6 +74,15 @@ class Recipe(s.Section):
                     "{key}: {model} {hint}",
                     {"key": key, "model": model, "hint": did_you_mean(model, names)},
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _certificates_differ_in_name(self) -> Self:
+        names = [name for k, c in self.certify.items() for name in s.certify_entries(k, c)]
+        for name in names:
+            if names.count(name) > 1:
+                remedy = f"two sections make a certificate called {name}; rename one"
+                raise PydanticCustomError("certify", f"certify: {remedy}")
         return self
 
     @model_validator(mode="after")
@@ -115,6 +128,10 @@ class Recipe(s.Section):
         """The folder of a model that is used as it is: pretrained, and nothing trains it."""
         start = self.model.pretrained
         return None if self.train or start in (None, "timm") else Path(start).expanduser()
+
+    def certificates(self) -> dict[str, s.CertifyEntry]:
+        """Every certificate that is asked for: sections as they are, sweeps entry by entry."""
+        return {n: e for k, c in self.certify.items() for n, e in s.certify_entries(k, c).items()}
 
     def objective_of(self, model: str) -> s.Objective:
         """The training objective of a model of this recipe."""
@@ -214,7 +231,9 @@ def find(name_or_path: str, *, key: str = "recipe", base: Path = Path()) -> Path
     ready = _ready()
     if name_or_path in ready:
         return ready[name_or_path]
-    raise CasemateError(key, name_or_path, did_you_mean(name_or_path, sorted(ready)))
+    raise CasemateError(
+        key, name_or_path, nearest_of(name_or_path, ready, listing="casemate recipes")
+    )
 
 
 def load(name_or_path: str, *, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
@@ -255,7 +274,8 @@ def _values(text: str, *, source: str, base: Path, below: tuple[Path, ...] = ())
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `under`, section by section.
 
-    Lists are replaced whole, and so are sections of another `kind`, whose keys are not shared.
+    Lists are replaced whole, and so are sections of another `kind`, whose keys are not shared. A
+    null takes an inherited section or list away, unless it has a meaning of its own.
     """
     result = deepcopy(dict(under))
     for key, value in over.items():
@@ -263,6 +283,8 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(below, Mapping) and isinstance(value, Mapping):
             same = value.get("kind", below.get("kind")) == below.get("kind")
             result[key] = merged(below, value) if same else value
+        elif value is None and isinstance(below, Mapping | list) and key not in s.keys_with_off():
+            del result[key]
         else:
             result[key] = value
     return result
@@ -297,7 +319,8 @@ def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        mistakes = [_explain(values, e["loc"], e) for e in error.errors(include_url=False)]
+        found = error.errors(include_url=False)
+        mistakes = [_explain(values, e["loc"], _with_kinds(values, e)) for e in found]
         (key, value, remedy), *rest = mistakes
         more = "".join(f"\n{CasemateError(f'{source}: {k}', v, r)}" for k, v, r in rest)
         raise CasemateError(f"{source}: {key}", value, remedy + more) from None
@@ -348,10 +371,39 @@ def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, 
     if error["type"] == "missing":
         return ".".join(path), "", "is missing; write it"
     key = ".".join(path)
+    if kinds := error.get("kinds"):
+        if not isinstance(values, Mapping):
+            kind = values if values in kinds else kinds[0]
+            return key, repr(values), f"is no section; write e.g. {{{KIND}: {kind}}}"
+        if KIND not in values:
+            return f"{key}.{KIND}", "", f"is missing; choose one of {', '.join(kinds)}"
+        return f"{key}.{KIND}", repr(values[KIND]), did_you_mean(str(values[KIND]), kinds)
     if error["type"] in RULES:
         return (key or "recipe"), "", error["msg"]
     message = error["msg"][0].lower() + error["msg"][1:]
     return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
+
+
+def _with_kinds(values: Mapping[str, Any], error: Any) -> Any:
+    """An error about a section's `kind` with all kinds that there are, as pydantic tells them."""
+    if error["type"] == "union_tag_invalid":
+        return error | {"kinds": re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])}
+    if error["type"] not in ("union_tag_not_found", "model_attributes_type"):
+        return error
+    probe: Any = deepcopy(dict(values))
+    place, (*above, last) = probe, error["loc"]
+    for part in above:
+        place = place[part] if _holds(place, part) else place
+    if not _holds(place, last):
+        return error
+    place[last] = {KIND: ""}  # of no kind: pydantic then says which ones it knows
+    try:
+        Recipe.model_validate(probe)
+    except ValidationError as told:
+        for e in told.errors(include_url=False):
+            if e["loc"] == error["loc"] and e["type"] == "union_tag_invalid":
+                return _with_kinds(probe, e)
+    return error
 
 
 def _holds(values: Any, part: int | str) -> bool:

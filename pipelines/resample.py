@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.certify.patch_evidence import DOUBLE_MASKING, stopped_for
+from components.certify.patch_evidence import (
+    DOUBLE_MASKING,
+    ablations_of,
+    asked_ablations,
+    stopped_for,
+)
+from components.certify.thinning import positions_among
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
+from components.core.types import Array
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
+from components.models.voting import Way
 from pipelines.runtime.artifacts import read_manifest
 from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 from pipelines.stages.voting import Block, VoteConfig, make_voter
@@ -52,7 +60,15 @@ def resample(
             *(f"item {name}: was certified by nobody, the votes leave it out" for name in missing),
         ]
     chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
-    return [problem for item in chosen for problem in _compare(voter, config, item, position)]
+    kept = _kept(votes)
+    return [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
+
+
+def _kept(votes: Votes) -> Array | slice:
+    """Which of the predictions that are asked for again the file keeps: all, unless thinned."""
+    if "asked_stride" not in votes.header["settings"]:
+        return slice(None)
+    return positions_among(ablations_of(votes.header), asked_ablations(votes.header))
 
 
 def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -> tuple[Path, Path]:
@@ -123,8 +139,17 @@ def _config(votes: Votes, model: Path, data: Path, denoiser: str | None) -> Vote
         settings.get("run_seed", 0),
         settings["device"],
         settings.get("token_policy"),
+        _way(settings.get("way", {"path": "plain"})),  # not recorded: there was one path only
         denoiser,
     )
+
+
+def _way(recorded: Any) -> Way:
+    try:
+        return Way(**recorded)
+    except (TypeError, ValueError) as error:
+        remedy = f"is no record of how votes were computed ({error})"
+        raise CasemateError("verify: votes' way", recorded, remedy) from error
 
 
 def _section(header: Mapping[str, Any]) -> Certify:
@@ -157,14 +182,19 @@ def _section(header: Mapping[str, Any]) -> Certify:
         common |= {"stop_early": True, "rule": rule, "second_rule": second}
     return AblationCertify(
         kind=header["kind"],
-        stride=settings["stride"],
+        stride=asked_ablations(header).stride,
         patch_sizes=stop["patch_sizes"] if stop else [1],
         **common,
     )
 
 
 def _compare(
-    voter: Any, config: VoteConfig, item: ItemVotes, position: dict[str, int]
+    voter: Any,
+    config: VoteConfig,
+    item: ItemVotes,
+    position: dict[str, int],
+    *,
+    kept: Array | slice,
 ) -> list[str]:
     index = position[item.item_id]
     if isinstance(config.section, GaussianCertify):
@@ -175,7 +205,7 @@ def _compare(
         table = voter([index])
     problems = []
     for row in table.to_pylist():
-        stored, again = item.streams[row["stream"]], np.array(row["predictions"])
+        stored, again = item.streams[row["stream"]], np.array(row["predictions"])[kept]
         if row["label"] != item.label:
             problems.append(f"item {item.item_id}: label {item.label}, dataset says {row['label']}")
         if row["image_sha256"] != item.image_sha256:

@@ -70,13 +70,11 @@ def execute(
 
 def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
     """Impossible settings show before anything is trained or tracked."""
-    from pipelines import build, denoisers
+    from pipelines.checks import check_recipe
     from pipelines.runtime.tracking import Tracker
     from pipelines.stages import tune_points
 
-    for section in recipe.attack.values():
-        build.attack_list(section)
-    denoisers.check_certificates(recipe)
+    check_recipe(recipe)
     if recipe.tune:
         tune_points.check(recipe)
     return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
@@ -109,10 +107,13 @@ class _Runner:
         self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
         self.active: dict[str, StepRun] = {}
         self.trainings_left = False
+        self.fits = False  # the prepared images; asked once
 
     def run_stage(self, batch: Sequence[PlannedStep]) -> None:
         """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
         stage = batch[0].step.stage
+        if stage != "prepare":
+            self._check_on_images()
         if stage in ("prepare", "train", "tune"):
             release_workers()  # these need the CPUs that idle actors hold
         if stage not in ("train", "tune"):
@@ -133,6 +134,17 @@ class _Runner:
             raise
         for future in futures:
             future.result()
+
+    def _check_on_images(self) -> None:
+        """Sizes that do not fit the prepared images show before anything is trained on them."""
+        from components.data.prepared import PreparedDataset
+        from pipelines.checks import check_on_images
+
+        if self.fits:
+            return
+        dataset = PreparedDataset.open(self.steps["prepare"].folder)
+        check_on_images(self.recipe, side=min(dataset.height, dataset.width))
+        self.fits = True
 
     def _lanes(self) -> int:
         cluster = self.recipe.cluster

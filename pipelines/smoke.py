@@ -54,6 +54,7 @@ SIDE = 64  # of images and of what a network sees: 16-pixel patches still leave 
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
 MADE_BATCH, MADE_DENOISER = 16, "made-denoiser"
 MAX_TRIALS, MAX_CHANGES = 4, 3
+MAX_SWEPT = 2  # ablation sizes, and strides
 
 _BLOCKS = {"depth": 2, "embed_dim": 32, "num_heads": 4}
 _STAGES = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}
@@ -216,6 +217,8 @@ def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
         if train["batch_size"] > unit:
             train["batch_size"] -= train["batch_size"] % unit
     for certify in values["certify"].values():
+        for axis in (certify.get("sweep") or {}).values():
+            del axis[MAX_SWEPT:]
         if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
             certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
     for attack in values["attack"].values():

@@ -23,6 +23,7 @@ os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_worker_niceness": "0",  # the tests with Ray are the long ones: nothing goes before them
     "RAY_TMPDIR": str(RAY_HOME),
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }

@@ -1,6 +1,7 @@
 """What a votes file's header says of patch votes: ablations, pairs of masks, early stops."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def _image_size(header: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def ablations_of(header: Mapping[str, Any]) -> Ablations:
-    """The ablations that voted."""
+    """The ablations whose votes are kept."""
     settings = header["settings"]
     return Ablations(
         kind=header["kind"],
@@ -35,6 +36,15 @@ def ablations_of(header: Mapping[str, Any]) -> Ablations:
         band=settings["band"],
         stride=settings["stride"],
     )
+
+
+def asked_ablations(header: Mapping[str, Any]) -> Ablations:
+    """The ablations that were asked: more than are kept where votes of a finer stride were thinned.
+
+    `settings.asked_stride` is there for thinned votes only; the forward passes had its batches.
+    """
+    kept = ablations_of(header)
+    return replace(kept, stride=header["settings"].get("asked_stride", kept.stride))
 
 
 def masks_of(header: Mapping[str, Any]) -> MaskSet:
@@ -63,6 +73,10 @@ def stopped_for(header: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def check_patch_header(header: Mapping[str, Any]) -> None:
     """Raise unless the settings describe ablations, or masks, and an early stop that exist."""
     patch_streams(header)
+    if "asked_stride" in header["settings"]:
+        stride = asked_ablations(header).stride
+        if stopped_for(header) is not None or ablations_of(header).stride % stride:
+            raise CasemateError("asked_stride", stride, "holds no such stride, or stopped early")
     if (stop := stopped_for(header)) is None:
         return
     if header["kind"] == DOUBLE_MASKING or not isinstance(stop, Mapping):

@@ -57,20 +57,35 @@ class Ablations:
         """First pixels of all bands along one side; a side that is not divided has one band."""
         return (0,) if side is None else column_starts(side, self.stride)
 
-    def masks(self) -> Tensor:
-        """(K, H, W) bool: the visible pixels of every ablation."""
-        height, width = self.image_size
-        parts = []
-        for rows, columns in self.families:
-            kept_rows, kept_columns = self._bands(rows, height), self._bands(columns, width)
-            grid = kept_rows[:, None, :, None] & kept_columns[None, :, None, :]
-            parts.append(grid.flatten(0, 1))
-        return torch.cat(parts)
+    def masks(self, index: Tensor | None = None) -> Tensor:
+        """(K, H, W) bool: the visible pixels of every ablation, or of those numbered `index`.
 
-    def _bands(self, divided: int | None, side: int) -> Tensor:
-        if divided is None:
-            return torch.ones(1, side, dtype=torch.bool)
-        return torch.stack([column_mask(side, start, self.band) for start in self.starts(side)])
+        All at once may fill the memory: blocks at every pixel of a large image are many thousands.
+        """
+        chosen = torch.arange(len(self)) if index is None else index
+        kept = [
+            _kept_lines(starts, side, self.band)
+            for starts, side in zip(self._corners(chosen), self.image_size, strict=True)
+        ]
+        return kept[0][:, :, None] & kept[1][:, None, :]
+
+    def _corners(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Top rows and left columns of the ablations numbered `index`; -1: that side is whole."""
+        tops, lefts = torch.full_like(index, -1), torch.full_like(index, -1)
+        first = 0
+        for rows, columns in self.families:
+            wide = len(self.starts(columns))
+            here, place = index >= first, index - first
+            tops = torch.where(here, -1 if rows is None else place // wide * self.stride, tops)
+            lefts = torch.where(here, -1 if columns is None else place % wide * self.stride, lefts)
+            first += len(self.starts(rows)) * wide
+        return tops, lefts
+
+
+def _kept_lines(starts: Tensor, side: int, band: int) -> Tensor:
+    """(R, side) bool: `band` lines from each start on, around the edge; all where it is -1."""
+    lines = torch.arange(side, device=starts.device)
+    return ((lines - starts[:, None]) % side < band) | (starts < 0)[:, None]
 
 
 def column_starts(image_width: int, stride: int) -> tuple[int, ...]:

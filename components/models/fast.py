@@ -32,7 +32,7 @@ def lean(net: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         for stem in net.modules():
             conv: Any = getattr(stem, "proj", None)
-            if type(stem) is PatchEmbed and _is_patchwise(conv):
+            if type(stem) is PatchEmbed and is_patchwise(conv):
                 stack.enter_context(shadowed(conv, "forward", _as_product(conv)))
         if count := num_tokens_read(net):
             block: Any = net.blocks[-1]  # type: ignore[index]
@@ -50,7 +50,7 @@ def num_tokens_read(net: Any) -> int:
     return 2 if type(net) is VisionTransformerDistilled else 1
 
 
-def _is_patchwise(conv: nn.Module) -> bool:
+def is_patchwise(conv: nn.Module) -> bool:
     """A plain convolution whose windows tile the image."""
     return (
         type(conv) is nn.Conv2d
@@ -67,7 +67,7 @@ def _as_product(conv: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
     def forward(images: Tensor) -> Tensor:
         num_items, channels, height, width = images.shape
-        if height % tall or width % wide or _is_hooked(conv):
+        if height % tall or width % wide or is_hooked(conv):
             return plain(images)
         cells = images.reshape(num_items, channels, height // tall, tall, width // wide, wide)
         pixels = cells.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, h, w, C * tall * wide)
@@ -86,7 +86,7 @@ def _narrowed(block: Any, count: int) -> Callable[..., Tensor]:
     inner = [part for part in block.modules() if part is not block]
 
     def is_watched() -> bool:
-        return _is_hooked(block) or any(_is_hooked(p) or "forward" in vars(p) for p in inner)
+        return is_hooked(block) or any(is_hooked(p) or "forward" in vars(p) for p in inner)
 
     def forward(tokens: Tensor, **positions: Any) -> Tensor:
         output: Tensor
@@ -121,7 +121,7 @@ def _attended(attn: Any, tokens: Tensor, count: int, positions: dict[str, Any]) 
     return narrowed
 
 
-def _is_hooked(part: Any) -> bool:
+def is_hooked(part: Any) -> bool:
     """Whether somebody reads or changes what goes in or out; asked in every pass, so no loop."""
     return bool(
         part._forward_hooks

@@ -42,7 +42,7 @@ class PixelModel(nn.Module):
     def network_input(self, x: Images) -> Tensor:
         """Images as the network sees them: resized, then normalised."""
         self.spec.check_image(x.shape[1:])
-        return (self._resized(x) - self.mean) / self.std
+        return (self.resized(x) - self.mean) / self.std
 
     def forward(
         self, x: Images, visible: Tensor | None = None, times: Tensor | None = None
@@ -69,15 +69,15 @@ class PixelModel(nn.Module):
         if self.spec.token_policy == "mask":
             logits: Tensor = self.net(inputs)
             return logits
-        return forward_kept(self.net, inputs, kept_indices(self._kept(shown)))
+        return forward_kept(self.net, inputs, kept_indices(self.kept_tokens(shown)))
 
     def num_kept(self, visible: Tensor) -> int:
         """How many tokens an ablation keeps; ablations with equal counts may share a batch."""
         if self.spec.token_policy == "mask":
             return 0
-        return int(self._kept(visible[None]).sum())
+        return int(self.kept_tokens(visible[None]).sum())
 
-    def _resized(self, x: Tensor) -> Tensor:
+    def resized(self, x: Tensor) -> Tensor:
         """(B, C, H, W) at the network's size; weights follow pixel centres."""
         if self.spec.upsample is None:
             return x
@@ -86,7 +86,10 @@ class PixelModel(nn.Module):
         size = (self.spec.upsample, self.spec.upsample)
         return F.interpolate(x, size=size, mode=self.spec.upsample_mode)  # align_corners: False
 
-    def _kept(self, visible: Tensor) -> Tensor:
+    def resized_mask(self, visible: Tensor) -> Tensor:
+        """(B, H, W) bool at the network's size: which pixels some visible pixel reaches."""
+        return self.resized(visible[:, None].float())[:, 0] != 0  # bicubic weights can be < 0
+
+    def kept_tokens(self, visible: Tensor) -> Tensor:
         """(B, N) bool: tokens that some visible pixel of (B, H, W) reaches through the resize."""
-        visible = self._resized(visible[:, None].float())[:, 0] != 0  # bicubic weights can be < 0
-        return visible_tokens(visible, patch_size_of(self.net))
+        return visible_tokens(self.resized_mask(visible), patch_size_of(self.net))

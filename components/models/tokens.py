@@ -85,20 +85,56 @@ def forward_kept(net: nn.Module, images: Tensor, kept: Tensor) -> Tensor:
 
     Every step is timm's own: embed, add positions, gather, then blocks, norm and head.
     """
-    logits: Tensor = net.forward_head(_features(net, images, kept))  # type: ignore[operator]
+    if type(net) not in DROPPABLE:
+        raise ValueError(f"{type(net).__name__} is not droppable: check_droppable comes first")
+    stem: Any = net.patch_embed
+    tokens, rotations = with_positions(net, stem(images))
+    return forward_tokens(net, _gather(net, tokens, kept), kept, rotations)
+
+
+def forward_tokens(
+    net: nn.Module, tokens: Tensor, kept: Tensor, rotations: Tensor | None
+) -> Tensor:
+    """Logits of (B, P + T, D) tokens that have their positions: blocks, norm and head."""
+    features = _features(net, tokens, kept, rotations)
+    logits: Tensor = net.forward_head(features)  # type: ignore[operator]
     return logits
 
 
 @singledispatch
-def _features(net: nn.Module, images: Tensor, kept: Tensor) -> Tensor:
+def with_positions(net: nn.Module, patches: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(B, P + N, D) prefix tokens and embedded patches with positions; rotations where it turns."""
+    raise ValueError(f"no positions are known of {type(net).__name__}")
+
+
+@with_positions.register(VisionTransformer)
+def _absolute_positions(net: Any, patches: Tensor) -> tuple[Tensor, Tensor | None]:
+    return net._pos_embed(patches), None
+
+
+@with_positions.register(Eva)
+def _rotary_positions(net: Any, patches: Tensor) -> tuple[Tensor, Tensor | None]:
+    tokens, rotations = net._pos_embed(patches)
+    return tokens, rotations
+
+
+@with_positions.register(Beit)
+def _relative_positions(net: Any, patches: Tensor) -> tuple[Tensor, Tensor | None]:
+    tokens = torch.cat([net.cls_token.expand(len(patches), -1, -1), patches], dim=1)
+    if net.pos_embed is not None:
+        tokens = tokens + net.pos_embed
+    return net.pos_drop(tokens), None
+
+
+@singledispatch
+def _features(net: nn.Module, tokens: Tensor, kept: Tensor, rotations: Tensor | None) -> Tensor:
     """Final token features; one implementation for each way in which timm encodes positions."""
-    raise ValueError(f"{type(net).__name__} is not droppable: check_droppable comes first")
+    raise ValueError(f"no order of blocks is known of {type(net).__name__}")
 
 
 @_features.register(VisionTransformer)
-def _absolute_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
+def _absolute_features(net: Any, tokens: Tensor, kept: Tensor, rotations: None) -> Tensor:
     """Positions are added to the tokens: ViT, DeiT, distilled DeiT, DeiT-3, registers."""
-    tokens = _gather(net, net._pos_embed(net.patch_embed(images)), kept)
     tokens = net.norm_pre(tokens)
     for block in net.blocks:
         tokens = _run(net, block, tokens)
@@ -107,10 +143,9 @@ def _absolute_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
 
 
 @_features.register(Eva)
-def _rotary_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
+def _rotary_features(net: Any, tokens: Tensor, kept: Tensor, rotations: Tensor | None) -> Tensor:
     """Positions also turn queries and keys: each kept token needs its own rotation."""
-    tokens, rotations = net._pos_embed(net.patch_embed(images))
-    tokens = net.norm_pre(_gather(net, tokens, kept))
+    tokens = net.norm_pre(tokens)
     for block, rotation in zip(net.blocks, _by_block(net, rotations, kept), strict=True):
         tokens = _run(net, block, tokens, rope=rotation)
     features: Tensor = net.norm(tokens)
@@ -118,13 +153,8 @@ def _rotary_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
 
 
 @_features.register(Beit)
-def _relative_features(net: Any, images: Tensor, kept: Tensor) -> Tensor:
+def _relative_features(net: Any, tokens: Tensor, kept: Tensor, rotations: None) -> Tensor:
     """Positions also bias the scores of token pairs: the bias keeps its kept rows and columns."""
-    patches = net.patch_embed(images)
-    tokens = torch.cat([net.cls_token.expand(len(patches), -1, -1), patches], dim=1)
-    if net.pos_embed is not None:
-        tokens = tokens + net.pos_embed
-    tokens = _gather(net, net.pos_drop(tokens), kept)
     shared = None if net.rel_pos_bias is None else _pair_bias(net.rel_pos_bias, kept)
     for block in net.blocks:
         tokens = _run(net, _with_pair_bias(block, kept), tokens, shared_rel_pos_bias=shared)

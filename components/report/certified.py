@@ -1,13 +1,11 @@
 """Charts of certificates: what is proven, and what an attack on the same items left standing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from components.core.digests import canonical_json
 from components.core.types import FloatArray
-from components.data.ablation import KINDS as ABLATION_KINDS
 from components.evaluate.accuracy import accuracy, clopper_pearson_interval
 from components.report import figures
 from components.report.content import Accuracy, Cell, Chart, Column, Fact, LegendEntry, Table
@@ -128,48 +126,17 @@ def describe_votes(result: CertifyResult) -> str:
     return f"{shown}, one every {stride} px"
 
 
-def sweep_tables(
-    results: Sequence[CertifyResult], model_of: Callable[[CertifyResult], str]
-) -> tuple[Table, ...]:
-    """Per kind, accuracies by ablation size and stride (layout of Salman et al. 2022, Table 8).
-
-    One table for certificates that differ in nothing but model, band and stride.
-    """
-    groups: dict[str, list[CertifyResult]] = {}
-    for result in results:
-        if result.kind in ABLATION_KINDS:
-            claim = result.header["claim"]
-            groups.setdefault(canonical_json([result.kind, claim]), []).append(result)
-    found = [group for group in groups.values() if len({_geometry(r) for r in group}) > 1]
-    return tuple(_sweep(number, group, model_of) for number, group in enumerate(found))
-
-
-def _geometry(result: CertifyResult) -> tuple[int, int]:
+def describe_kind(result: CertifyResult) -> str:
+    """The kind of ablation in words, with the token policy where it is not that of training."""
+    shown = {
+        "columns": "Bands of columns",
+        "rows": "Bands of rows",
+        "blocks": "Squares",
+        "both": "Bands of columns and of rows",
+    }[result.kind]
     settings = result.header["evidence"]["settings"]
-    return int(settings["band"]), int(settings["stride"])
-
-
-def _sweep(
-    number: int, group: Sequence[CertifyResult], model_of: Callable[[CertifyResult], str]
-) -> Table:
-    first = group[0]
-    sizes = sorted(int(m) for m in first.header["claim"]["patch_sizes"])
-    bands = sorted({_geometry(r)[0] for r in group})
-    cells = {(model_of(r), *_geometry(r)): r for r in group}
-    columns = [Column("Model"), Column("stride", "number", "px")]
-    for band in bands:
-        columns.append(Column("without adversary", "measured", f"size {band}"))
-        columns += [proven_column(f"certified {side(m)}", f"size {band}", first) for m in sizes]
-    rows = []
-    for model, stride in dict.fromkeys((model_of(r), _geometry(r)[1]) for r in group):
-        row: list[Cell] = [model, stride]
-        for band in bands:
-            found = cells.get((model, band, stride))
-            row.append(share(found.correct) if found else None)
-            row += [share(found.certified_at_size(m)) if found else None for m in sizes]
-        rows.append(tuple(row))
-    title = f"{first.kind}: accuracy by ablation size and stride"
-    return Table(f"sweep-{first.kind}-{number}", tuple(columns), tuple(rows), title=title)
+    bent = "trained_token_policy" in settings
+    return f"{shown}, tokens {settings['token_policy']} against training" if bent else shown
 
 
 def radius_chart(result: CertifyResult, *, model: str) -> Chart:

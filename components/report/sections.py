@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.report import attacked, certified, figures, galleries, tuning
+from components.report import attacked, certified, figures, galleries, sweeps, tuning
 from components.report.content import (
     Accuracy,
     Cell,
@@ -68,6 +68,10 @@ class Results:
         names = {train.digest: train.model for train in self.trained}
         return names.get(digest, f"model {digest[:12]}")
 
+    def sweeps(self) -> tuple[sweeps.Sweep, ...]:
+        """Certificates that differ in ablation size and stride alone."""
+        return sweeps.find_sweeps(self.certificates, self.model_of)
+
 
 def headline(results: Results) -> Table:
     """One row per model; a number that was not part of the run stays empty."""
@@ -85,8 +89,10 @@ def headline(results: Results) -> Table:
         detail = short_threat(attack.threat)
         column = _fresh(Column(f"After {attack.title}", "attacked", detail), columns, attack.name)
         columns[column] = attack.robust
-    for result in results.certificates:
+    swept = results.sweeps()
+    for result in sweeps.headliners(results.certificates, swept, results.model_of):
         title, detail, share = certified.headline_cell(result)
+        detail = sweeps.headline_detail(result, detail, swept)
         column = certified.proven_column(title, detail, result)
         model = results.model_of(result)
         if model in columns.get(column, {}):
@@ -157,16 +163,25 @@ def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section |
     found = [c for c in results.certificates if c.is_patch]
     if not found:
         return None
-    area = results.dataset.height * results.dataset.width
+    area, swept = results.dataset.height * results.dataset.width, results.sweeps()
+    own = [
+        certified.patch_chart(c, model=results.model_of(c), image_area=area)
+        for c in sweeps.own_charts(found, swept)
+    ]
+    of_sweeps = [
+        chart
+        for sweep in swept
+        for chart in sweeps.sweep_charts(sweep, results.model_of, image_area=area)
+    ]
     return Section(
         "patches",
         "Proven against patches",
         _patch_intro({c.kind for c in found}),
-        charts=tuple(
-            certified.patch_chart(c, model=results.model_of(c), image_area=area) for c in found
-        ),
+        charts=(*own, *of_sweeps),
         galleries=tuple(pictures),
-        tables=certified.sweep_tables(found, results.model_of),
+        tables=tuple(
+            sweeps.sweep_table(sweep, results.model_of, image_area=area) for sweep in swept
+        ),
     )
 
 

@@ -21,6 +21,11 @@ def side(patch: int) -> str:
     return f"{patch} {TIMES} {patch} px"
 
 
+def patch_with_area(patch: int, image_area: int) -> str:
+    """A square patch by its side and its share of the image, as the papers count it."""
+    return f"{side(patch)}, {100 * patch * patch / image_area:.2g}%"
+
+
 def short_threat(threat: Mapping[str, Any]) -> str:
     """A few words for a column heading."""
     kind = threat["kind"]

@@ -120,6 +120,18 @@ class Session:
         return self.next_epoch - 1 if best is None else best
 
     @property
+    def judged_by(self) -> str:
+        """The validation figure that decides which epoch is the best.
+
+        Accuracy under attack is for models trained on attacks. Of others it is highest when they
+        have hardly learned anything, so it is reported and decides nothing.
+        """
+        if isinstance(self.objective, EstimatingObjective):
+            return "val_mse"
+        attacked = self.val_attack and self.objective.eps_at(self.next_epoch) is not None
+        return "val_robust_accuracy" if attacked else "val_accuracy"
+
+    @property
     def progress(self) -> float:
         """How much of the running epoch is done."""
         return self.num_done / self.settings.plan(self.train).num_batches
@@ -290,14 +302,9 @@ class Session:
         return row
 
     def _select(self, row: Row, total: Total, evaluated: PixelModel) -> None:
-        """All workers judge by the first one's figure: under attack, where there is an attack.
-
-        Of errors the lowest is the best.
-        """
+        """All workers judge by the first one's figure. Of errors the lowest is the best."""
         if not self.selection.is_on:
             return
-        key, sign = "val_robust_accuracy" if self.val_attack else "val_accuracy", 1
-        if isinstance(self.objective, EstimatingObjective):
-            key, sign = "val_mse", -1
+        key, sign = self.judged_by, -1 if self.judged_by == "val_mse" else 1
         own = torch.tensor([row.get(key) or 0.0], dtype=torch.float64)  # further workers have none
         self.selection.consider(sign * float(total(own)), self.next_epoch, evaluated)

@@ -168,19 +168,12 @@ def render(results: Results, size: Size) -> str:
             n=len(size.seeds),
             freedom=len(size.seeds) - 1,
         ),
-        "\n".join(f"- {_headline(experiment)}" for experiment in experiments) + "\n",
+        "\n".join(f"- {headline(experiment)}" for experiment in experiments) + "\n",
         markdown(summary(experiments)),
         "![Every comparison with its interval](differences.svg)\n",
     ]
     for number, experiment in enumerate(experiments, start=1):
-        parts += [
-            f"## {number}. {experiment.key.capitalize()}\n",
-            f"Published: {experiment.claim}\n",
-            "\n".join(_sentence(contrast) for contrast in experiment.contrasts) + "\n",
-            "Mean with t-interval; smallest to largest of the seeds:\n",
-            markdown(arm_table(experiment)),
-            f"Not as published: {experiment.remark}\n",
-        ]
+        parts += chapter(number, experiment)
     parts += [
         "## All arms\n",
         "![Every arm, one dot per seed](arms.svg)\n",
@@ -191,7 +184,19 @@ def render(results: Results, size: Size) -> str:
     return "\n".join(parts)
 
 
-def _headline(experiment: Experiment) -> str:
+def chapter(number: int, experiment: Experiment) -> list[str]:
+    """One finding: what was published, what the intervals allow to say, all figures."""
+    return [
+        f"## {number}. {experiment.key.capitalize()}\n",
+        f"Published: {experiment.claim}\n",
+        "\n".join(_sentence(contrast) for contrast in experiment.contrasts) + "\n",
+        "Mean with t-interval; smallest to largest of the seeds:\n",
+        markdown(arm_table(experiment)),
+        f"Not as published: {experiment.remark}\n",
+    ]
+
+
+def headline(experiment: Experiment) -> str:
     """The verdict of the first comparison, which is what was claimed."""
     first = experiment.contrasts[0]
     name = experiment.key.capitalize()

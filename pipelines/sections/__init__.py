@@ -12,15 +12,25 @@ from pipelines.sections.attack import (
     PgdAttack,
     SanitySection,
 )
-from pipelines.sections.base import Count, Name, Pixels, PositivePixels, Section
+from pipelines.sections.base import (
+    Count,
+    Name,
+    Pixels,
+    PositivePixels,
+    Section,
+    keys_with_off,
+)
 from pipelines.sections.certify import (
     AblationCertify,
     Certify,
+    CertifyEntry,
     DoubleMaskingCertify,
     GaussianCertify,
     L2Challenge,
     PatchCertify,
     PatchChallenge,
+    SweepSection,
+    certify_entries,
 )
 from pipelines.sections.data import DataSection, ModelSection, SyntheticSection
 from pipelines.sections.denoise import (
@@ -89,6 +99,7 @@ __all__ = [
     "AwpSection",
     "Axis",
     "Certify",
+    "CertifyEntry",
     "ChangeSection",
     "ClusterSection",
     "ColumnsObjective",
@@ -129,6 +140,7 @@ __all__ = [
     "StandardObjective",
     "StepSchedule",
     "StorageSection",
+    "SweepSection",
     "SyntheticSection",
     "TrackingSection",
     "TradesObjective",
@@ -137,5 +149,7 @@ __all__ = [
     "TuneSection",
     "UniformAxis",
     "VariantSection",
+    "certify_entries",
     "is_on_disk",
+    "keys_with_off",
 ]

@@ -224,7 +224,7 @@ class AttackSection(Section):
     eps: Budget | None = Field(default=None, validate_default=True)
     attacks: list[AttackEntry] = Field(min_length=1)
     num_items: Count | None = None  # None: the whole test split
-    micro_batch: Count = 25  # rows of every forward pass: logits depend on the batch shape
+    micro_batch: Count = 35  # rows of every forward pass: logits depend on the batch shape
     curves: CurvesSection | None = None
     sanity: SanitySection | None = SanitySection()
     surrogate: str | None = None  # a model; its adversarial images are tried on the others

@@ -3,9 +3,11 @@
 Epsilons and sigmas are pixels in [0, 1] and may be written as fractions (`8/255`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Annotated, Any
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -45,6 +47,7 @@ class Section(BaseModel):
     """A frozen part of a recipe that refuses unknown keys and says which ones it knows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    further_keys: ClassVar[tuple[str, ...]] = ()  # understood before a section is made of the rest
 
     @model_validator(mode="before")
     @classmethod
@@ -52,8 +55,25 @@ class Section(BaseModel):
         if isinstance(values, Mapping):
             for key in values:
                 if key not in cls.model_fields:
-                    hint = did_you_mean(str(key), cls.model_fields)
+                    hint = did_you_mean(str(key), [*cls.model_fields, *cls.further_keys])
                     raise PydanticCustomError(
                         "unknown_key", "{hint}", {"key": str(key), "hint": hint}
                     )
         return values
+
+
+@cache
+def keys_with_off() -> frozenset[str]:
+    """Keys whose null switches something off that is on where the key is left out."""
+
+    def below(cls: type[Section]) -> Iterator[type[Section]]:
+        for child in cls.__subclasses__():
+            yield child
+            yield from below(child)
+
+    return frozenset(
+        name
+        for section in below(Section)
+        for name, field in section.model_fields.items()
+        if NoneType in get_args(field.annotation) and field.get_default() is not None
+    )

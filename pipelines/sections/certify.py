@@ -1,5 +1,6 @@
 """Certificates, and the attacks that try to refute them."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -43,6 +44,31 @@ class PatchCertify(Section):
         return self
 
 
+class SweepSection(Section):
+    """Test-time ablation sizes and strides of one trained model (Salman et al. 2022, Table 8).
+
+    Every pair is a certificate with votes of its own, called `<section>-b<size>-s<stride>`. A list
+    that is left out stays at the section's own value.
+    """
+
+    band: list[Count] = Field(default=[])
+    stride: list[Count] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _sweeps_something(self) -> Self:
+        if not self.band and not self.stride:
+            raise PydanticCustomError("model", "sweep: list values of band, of stride, or of both")
+        for name in ("band", "stride"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise PydanticCustomError(
+                    "model",
+                    "sweep.{name}: {values} lists a value twice; keep one",
+                    {"name": name, "values": str(values)},
+                )
+        return self
+
+
 class AblationCertify(PatchCertify):
     """Patch certificates from votes over ablations (Levine & Feizi 2020, Salman et al. 2022)."""
 
@@ -53,6 +79,22 @@ class AblationCertify(PatchCertify):
     second_rule: Literal["none", "loc"] = "none"
     delta_rule: Literal["exact", "paper_reference"] = "exact"
     stop_early: bool = False  # votes then answer these sizes and rules, and no others
+    # How votes are computed: faster where the hardware has units for 16 bits, or for long runs.
+    # Votes that such rounding could have decided are taken again in float32.
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compiled: bool = False
+    sweep: SweepSection | None = None
+
+    @model_validator(mode="after")
+    def _sweep_is_not_overruled(self) -> Self:
+        for name, default in (("band", None), ("stride", 1)):
+            if self.sweep and getattr(self.sweep, name) and getattr(self, name) != default:
+                raise PydanticCustomError(
+                    "model",
+                    "{name}: {value} would be ignored, because sweep.{name} lists values",
+                    {"name": name, "value": getattr(self, name)},
+                )
+        return self
 
     @model_validator(mode="after")
     def _rules_fit(self) -> Self:
@@ -150,3 +192,40 @@ class GaussianCertify(Section):
 Certify = Annotated[
     AblationCertify | DoubleMaskingCertify | GaussianCertify, Field(discriminator="kind")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyEntry:
+    """One certificate of a recipe; `finer` is the entry whose votes hold all that it needs."""
+
+    section: Certify
+    finer: str | None = None
+
+
+def certify_entries(name: str, section: Certify) -> dict[str, CertifyEntry]:
+    """The certificates of a section by name: itself, or one for each size and stride of its sweep.
+
+    Ablations start at all multiples of the stride, so those of stride s are among those of every
+    stride that divides s: the smallest such one votes, the others take their part of its votes.
+    Votes that stop early are no longer all there, so then every entry votes by itself.
+    """
+    sweep = section.sweep if isinstance(section, AblationCertify) else None
+    if sweep is None:
+        return {name: CertifyEntry(section)}
+    assert isinstance(section, AblationCertify)
+    strides = sorted(sweep.stride) or [section.stride]
+    bands: list[int | None] = [*sorted(sweep.band)] or [section.band]
+    entries = {}
+    for band in bands:
+        names = {stride: _entry_name(name, sweep, band=band, stride=stride) for stride in strides}
+        for stride in strides:
+            own = section.model_copy(update={"band": band, "stride": stride, "sweep": None})
+            finest = next(s for s in strides if stride % s == 0)
+            alone = finest == stride or section.stop_early
+            entries[names[stride]] = CertifyEntry(own, None if alone else names[finest])
+    return entries
+
+
+def _entry_name(name: str, sweep: SweepSection, *, band: int | None, stride: int) -> str:
+    swept = [f"b{band}"] * bool(sweep.band) + [f"s{stride}"] * bool(sweep.stride)
+    return "-".join([name, *swept])

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipelines.sections.base import Count, Name, PositivePixels, Section
@@ -245,6 +245,13 @@ class AugmentSection(Section):
             raise PydanticCustomError("copies", "clean_copy needs copies: 2 or more")
         return self
 
+    @field_validator("scale", "ratio")
+    @classmethod
+    def _small_before_large(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] <= value[1]:
+            raise PydanticCustomError("limits", "is no pair of positive numbers, small and large")
+        return value
+
 
 class VariantSection(Section):
     """A further model of the same recipe: the train section with another objective."""
@@ -285,11 +292,14 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _objectives_fit(self) -> Self:
-        objectives = [self.objective, *(v.objective for v in self.variants.values())]
-        mixes = self.augment.mixup or self.augment.cutmix
-        if mixes and any(isinstance(o, MartObjective) for o in objectives):
-            remedy = "makes soft labels, which mart cannot weigh; turn mixup and cutmix off"
-            raise PydanticCustomError("train", f"augment: {remedy}")
+        objectives = self._objectives()
+        if any(isinstance(o, MartObjective) for o in objectives):
+            soft = "makes soft labels, which mart cannot weigh"
+            if self.augment.mixup or self.augment.cutmix:
+                raise PydanticCustomError("train", f"augment: {soft}; turn mixup and cutmix off")
+            if self.label_smoothing:
+                value = f"label_smoothing: {self.label_smoothing:g}"
+                raise PydanticCustomError("train", f"{value} {soft}; leave it out")
         if any(isinstance(o, AdversarialSection) and o.awp for o in objectives):
             if self.micro_batch is not None:
                 remedy = "cannot be combined with awp, whose step belongs to the whole batch"
@@ -298,6 +308,33 @@ class TrainSection(Section):
                 remedy = "loses the gradients that awp follows; use bf16"
                 raise PydanticCustomError("train", f"precision: fp16 {remedy}")
         return self
+
+    @model_validator(mode="after")
+    def _denoisers_see_images_alone(self) -> Self:
+        which = [isinstance(o, DenoiserObjective) for o in self._objectives()]
+        if any(which) and (self.augment.mixup or self.augment.cutmix):
+            remedy = "mixes the images that a denoiser learns; turn mixup and cutmix off"
+            raise PydanticCustomError("train", f"augment: {remedy}")
+        if all(which):
+            for key in ("val_eps", "label_smoothing"):
+                if getattr(self, key):
+                    remedy = "would be ignored: a denoiser knows no classes; leave it out"
+                    raise PydanticCustomError("train", f"{key}: {getattr(self, key):g} {remedy}")
+        return self
+
+    @model_validator(mode="after")
+    def _training_attack_exists(self) -> Self:
+        if self.val_attack != "train":
+            return self
+        plain = [o.kind for o in self._objectives() if not isinstance(o, AdversarialSection)]
+        # Without val_eps a plain model is not attacked at all, beside others that are.
+        if plain and (self.val_eps or len(plain) == len(self._objectives())):
+            remedy = f"is none: {plain[0]} attacks nothing; choose pgd or apgd-ce"
+            raise PydanticCustomError("train", f"val_attack: train {remedy}")
+        return self
+
+    def _objectives(self) -> list[Objective]:
+        return [self.objective, *(v.objective for v in self.variants.values())]
 
     @model_validator(mode="after")
     def _cooldown_fits(self) -> Self:

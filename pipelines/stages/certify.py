@@ -1,6 +1,7 @@
 """Certify test items: votes (the evidence), certificates derived, then an attack on the claim."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from components.certify.certificate import write_certificate
 from components.certify.early_stop import ORDER
 from components.certify.gaussian import check_can_certify
 from components.certify.noise import float32_at_least
-from components.certify.votes import VOTES_NAME, VoteRow, Votes, write_votes
+from components.certify.thinning import thin_votes
+from components.certify.votes import VOTES_NAME, VoteRow, Votes, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
@@ -18,10 +20,12 @@ from components.data.prepared import PreparedDataset
 from components.denoising.loading import describe_source, folder_of, source_digest
 from components.models.checkpoint import read_header
 from components.models.spec import ModelSpec
+from components.models.voting import Way
 from pipelines import build, denoisers
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
+from pipelines.runtime.progress import say
 from pipelines.runtime.shards import run_units
 from pipelines.sections import (
     AblationCertify,
@@ -31,15 +35,17 @@ from pipelines.sections import (
     PatchCertify,
 )
 from pipelines.stages import challenge
-from pipelines.stages.voting import VoteConfig, make_voter, plan_votes, rules_of
+from pipelines.stages.voting import VoteConfig, choose_way, make_voter, plan_votes, rules_of
 
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Collect the missing votes, derive the certificate, challenge it."""
-    section = recipe.certify[out.part]
-    dataset = PreparedDataset.open(inputs["prepare"])
+    entry = recipe.certificates()[out.part]
+    section, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
+    for name, other in recipe.certificates().items():  # all before the first votes are paid for
+        _check_sizes(other.section, dataset, key=f"certify.{name}")
     model = build.model_folder(inputs, section.model)
     config = VoteConfig(
         inputs["prepare"],
@@ -49,26 +55,42 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         recipe.seed,
         build.actor_device(recipe.cluster),
         _token_policy(section, model, key=f"certify.{out.part}"),
-        denoisers.of_certificate(section, out.part, inputs),
+        denoiser=denoisers.of_certificate(section, out.part, inputs),
     )
     _check_model(config, dataset, key=f"certify.{out.part}")
-    _check_sizes(config, dataset, key=f"certify.{out.part}")
+    config = replace(config, way=_way(config, step=out.step))
     if isinstance(section, GaussianCertify):
         check_can_certify(n=section.num_estimate, alpha=section.failure_prob)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
-    units = plan_votes(config, num_items=num_items)
     header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
-    parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
-    run_units(
-        units, make=make_voter, config=config, parts=parts, cluster=recipe.cluster, label=out.step
-    )
-    votes = write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
+    if entry.finer:
+        votes = _thinned(inputs[f"certify.{entry.finer}"], header, out)
+    else:
+        votes = _voted(recipe, config, header, out)
     document = write_certificate(out.path, votes, _claim(section))
     _track(out, document)
     if section.challenge:
         _challenge(recipe, config, votes, out)
     if isinstance(section, GaussianCertify):
         _publish(recipe, config, section, dataset, out)
+
+
+def _voted(recipe: Recipe, config: VoteConfig, header: Mapping[str, Any], out: StageDir) -> Votes:
+    """Ask for the votes that are not there yet, on the cluster; keep them all in one file."""
+    units = plan_votes(config, num_items=header["num_items"])
+    parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
+    run_units(
+        units, make=make_voter, config=config, parts=parts, cluster=recipe.cluster, label=out.step
+    )
+    return write_votes(out.path / VOTES_NAME, _rows(parts, [u.name for u in units]), header)
+
+
+def _thinned(finer: Path, header: Mapping[str, Any], out: StageDir) -> Votes:
+    """The votes of a coarser stride, out of the finished ones of a finer stride."""
+    source = read_votes(finer / VOTES_NAME)
+    settings = header["settings"] | {"asked_stride": source.header["settings"]["stride"]}
+    own = {**header, "settings": settings}
+    return write_votes(out.path / VOTES_NAME, thin_votes(source, own), own)
 
 
 def _band(section: Certify, model: Path, *, key: str) -> int | None:
@@ -102,15 +124,25 @@ def _token_policy(section: Certify, model: Path, *, key: str) -> str | None:
     return section.token_policy
 
 
-def _check_sizes(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> None:
-    """Refuse lengths that do not fit into the images."""
-    section, side = config.section, min(dataset.height, dataset.width)
+def _way(config: VoteConfig, *, step: str) -> Way:
+    """How ablations vote; a line where the fast path does not fit the model."""
+    way = choose_way(config)
+    if way.path == "plain":
+        say(
+            f"{step}: the fast path gives other logits than the plain one for this model; "
+            "votes take the plain path, in float32"
+        )
+    return way
+
+
+def _check_sizes(section: Certify, dataset: PreparedDataset, *, key: str) -> None:
+    """Refuse lengths that do not fit into the images; a band as trained fitted in training."""
+    side = min(dataset.height, dataset.width)
     if isinstance(section, GaussianCertify):
         return
     asked = {"patch_sizes": max(section.patch_sizes)}
     if isinstance(section, AblationCertify):
-        assert config.band is not None
-        asked |= {"band": config.band, "stride": section.stride}
+        asked |= {"band": section.band or 1, "stride": section.stride}
     else:
         asked |= {"mask_patch": section.mask_patch}
     for name, value in asked.items():
@@ -179,7 +211,7 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
         settings["trained_token_policy"] = trained_policy
     if isinstance(section, DoubleMaskingCertify):
         return settings | {"mask_patch": section.mask_patch, "num_masks": section.num_masks}
-    settings |= {"band": config.band, "stride": section.stride}
+    settings |= {"band": config.band, "stride": section.stride, "way": asdict(config.way)}
     if section.stop_early:
         settings["stopped_for"] = {
             "patch_sizes": sorted(set(section.patch_sizes)),

@@ -22,7 +22,6 @@ from components.core.threats import UNIT, PatchThreat, describe
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 from components.evaluate.accuracy import accuracy
-from components.models.voting import ablation_predictions
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
@@ -107,10 +106,7 @@ class PatchChallenger:
         """All votes, as certification asks for them."""
         if isinstance(self.voter, PairVoter):
             return torch.from_numpy(self.voter.votes(image[None]).astype(np.int64))
-        micro_batch = self.config.section.micro_batch
-        return ablation_predictions(
-            self.model, image[None], self.voter.ablations, micro_batch=micro_batch
-        )[0]
+        return self.voter.ask(image[None])[0]
 
     def _decide(self, votes: torch.Tensor) -> int:
         """What the deployed classifier makes of the votes."""
@@ -227,11 +223,12 @@ def _compare(
     certified, standing, broken = [], [], []
     for claim in claims:
         safe = _is_certified(section, claim)
+        claimed = safe or _is_certified(section, claim, second=True)
         verdict = after.get(claim["item_id"], -1)
         fell = verdict not in (-1, claim["prediction"])
         certified.append(bool(claim["correct"] and safe))
         standing.append(bool(claim["correct"] and not fell))
-        if safe and fell:
+        if claimed and fell:
             broken.append(claim["item_id"])
     assert section.challenge is not None
     return {
@@ -256,10 +253,12 @@ def _describe(section: Certify) -> dict[str, Any]:
     return {"attack": "SmoothAdv l2 attack", "threat": threat}
 
 
-def _is_certified(section: Certify, claim: dict[str, Any]) -> bool:
+def _is_certified(section: Certify, claim: dict[str, Any], *, second: bool = False) -> bool:
+    """Whether the claim covers the attack's budget; `second`: under the second rule, if any."""
     if isinstance(section, PatchCertify):
         assert section.challenge is not None
-        return section.challenge.patch_size in claim["certified_patch_sizes"]
+        column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
+        return section.challenge.patch_size in claim.get(column, [])
     assert section.challenge is not None
     return bool(not claim["abstain"] and claim["radius"] >= section.challenge.eps)
 

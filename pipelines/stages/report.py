@@ -15,6 +15,7 @@ from components.report import attacked, galleries, results, sections
 from components.report.certified import certificate_facts
 from components.report.content import Content, Fact, Gallery, Section
 from components.report.page import render
+from components.report.sweeps import own_charts
 from components.report.tables import to_csv
 
 MAX_ABLATED_ITEMS = 4  # one wide strip each: more would bury the chart above them
@@ -70,7 +71,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
     found = read_results(dataset, inputs)
     pictures = [
         gallery
-        for result in found.certificates
+        for result in own_charts(found.certificates, found.sweeps())
         if result.is_patch
         for gallery in _ablations(result, dataset, num_examples=recipe.report.num_examples)
     ]

@@ -32,6 +32,7 @@ from pipelines import build
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
+from pipelines.stages.train_failures import MistakesEndTraining, mistake_in
 from pipelines.stages.train_worker import train_loop
 
 
@@ -102,7 +103,10 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         try:
             trainer.fit()
         except WorkerGroupError as error:
-            raise _cause(error) from error
+            if mistake := mistake_in(error):
+                raise mistake from error
+            first = next(iter(error.worker_failures.values()))
+            raise RuntimeError(f"training failed: {first}") from error
     if stopped.exists():
         raise CasemateError(*json.loads(stopped.read_text()))
     _publish(recipe, out)
@@ -123,11 +127,15 @@ def _check_network(recipe: Recipe, spec: ModelSpec, model: str) -> None:
 
 
 class LeanTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
-    """Ray's trainer without two companions, each a Python process more for every training.
+    """Ray's trainer that does not repeat mistakes, and starts two processes fewer.
 
-    One hands out datasets, of which we pass none. The other frees the CPUs of a lost controller; it
-    asks the dashboard whether the controller lives, and a local Ray has none to ask.
+    Of its companions one hands out datasets, of which we pass none. The other frees the CPUs of a
+    lost controller; it asks the dashboard whether the controller lives, and a local Ray has none.
     """
+
+    def _initialize_and_run_controller(self, **settings: Any) -> Any:
+        settings["failure_policy"] = MistakesEndTraining(self.run_config.failure_config)
+        return super()._initialize_and_run_controller(**settings)
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
         companions: tuple[type[RayTrainCallback], ...] = (DatasetsCallback,)
@@ -156,15 +164,6 @@ def _worker_resources(recipe: Recipe) -> dict[str, float]:
     if recipe.cluster.gpus_per_worker:
         resources["GPU"] = recipe.cluster.gpus_per_worker
     return resources
-
-
-def _cause(error: WorkerGroupError) -> BaseException:
-    """The worker's own error: a user's mistake stays the one line that it is."""
-    for failure in error.worker_failures.values():
-        cause = getattr(failure, "cause", None) or failure.__cause__ or failure
-        if isinstance(cause, CasemateError):
-            return cause
-    return RuntimeError(f"training failed: {next(iter(error.worker_failures.values()))}")
 
 
 class _Diary:

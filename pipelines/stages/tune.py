@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages import tune_points, tune_results, tune_search
 from pipelines.stages.tune_results import Comparison, Trial
+from pipelines.stages.tune_trial import MISTAKE
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
@@ -57,13 +59,17 @@ def write(
 
 def _finished(results: Any, *, metric: str) -> list[Trial]:
     """All trials, ranked; one that broke, or a search without any result, is an error."""
+    for result in results:
+        if MISTAKE in (result.metrics or {}):
+            raise CasemateError(*result.metrics[MISTAKE])
     broken = [result.error for result in results if result.error is not None]
     if broken:
         last = str(broken[0]).strip().splitlines()[-1]
         raise RuntimeError(f"{len(broken)} of {len(results)} trials failed: {last}")
     trials = tune_results.ranked([tune_results.read_trial(r) for r in results], metric=metric)
     if trials[0].stopped is not None:
-        raise RuntimeError(f"no trial could be trained to its end: {trials[0].stopped}")
+        remedy = f"could be trained to its end: {trials[0].stopped}"
+        raise CasemateError("tune", "no trial", remedy)
     return trials
 
 

@@ -166,12 +166,38 @@ def probes(recipe: Recipe) -> Iterator[Values]:
             yield {**first, key: value}
 
 
+def variants(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipes of trials that stand for all; a wrong value is named by its place in the tune
+    section."""
+    for values in probes(recipe):
+        try:
+            yield trial_recipe(recipe, values)
+        except CasemateError as error:
+            raise _misplaced(recipe, values, error) from None
+
+
+def _misplaced(recipe: Recipe, values: Values, error: CasemateError) -> CasemateError:
+    """An error of one trial's recipe as one of the tune section that asked for it."""
+    section, mistake = tuned(recipe), str(error.remedy).splitlines()[0]
+    key = error.key.removeprefix("--set ").removeprefix(f"{recipe.name}: ")
+    given = [own for own in values if f"{key}.".startswith(f"{own}.")]
+    if not given:  # several values that do not go together
+        first = str(error).splitlines()[0].removeprefix(f"{recipe.name}: ").removeprefix("recipe: ")
+        place = "tune.changes" if section.changes else "tune.space"
+        return CasemateError(f"{recipe.name}: {place}", values, f"is no recipe: {first}")
+    own, place = max(given, key=len), "tune.space"
+    for number, change in enumerate(section.changes):
+        if own in change.set and change.set[own] == values[own]:
+            place = f"tune.changes.{number}.set"
+    return CasemateError(f"{recipe.name}: {place}.{key}", error.value, mistake)
+
+
 def check(recipe: Recipe) -> int:
-    """Refuse trials that cannot be compared; the number of epochs of the longest one."""
+    """Refuse trials that cannot be trained or compared; the epochs of the longest one."""
     section = tuned(recipe)
     budgets, longest = set(), 0
-    for values in probes(recipe):
-        variant = trial_recipe(recipe, values)
+    for variant in variants(recipe):
+        _check_objective(variant)
         longest = max(longest, variant.epochs_of(MAIN))
         budgets.add(build.validation_eps(variant, MAIN))
     if section.metric == "val_robust_accuracy":
@@ -185,9 +211,20 @@ def check(recipe: Recipe) -> int:
     return longest
 
 
+def _check_objective(variant: Recipe) -> None:
+    """Trials train one classifier each, and nothing before it."""
+    if MAIN in variant.denoisers():
+        remedy = "makes no classifier, and trials are compared by accuracy; tune another model"
+        raise CasemateError("train.objective.kind", "denoiser", remedy)
+    if behind := variant.denoiser_of(MAIN):
+        remedy = "is trained by this recipe, and tuning trains no denoiser: train it first, then "
+        remedy += f"name its folder, model:STORAGE/{variant.name}/train.{behind}-.../model"
+        raise CasemateError("train.objective.denoiser", behind, remedy)
+
+
 def longest_warmup(recipe: Recipe) -> int:
     """The largest epsilon warm-up of a trial, in epochs."""
-    objectives = (trial_recipe(recipe, values).objective_of(MAIN) for values in probes(recipe))
+    objectives = (variant.objective_of(MAIN) for variant in variants(recipe))
     return max(getattr(objective, "eps_warmup_epochs", 0) for objective in objectives)
 
 
@@ -209,4 +246,17 @@ def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
         if first >= epochs:
             message = f"the first change comes after {first} epochs, and trials have {epochs}"
             found.append(("tune.scheduler.interval", message))
-    return found
+    return [*found, *_plain_warnings(recipe)]
+
+
+def _plain_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Trials trained without attacks stand them best when they have hardly learned anything."""
+    section = tuned(recipe)
+    plain = {not isinstance(v.objective_of(MAIN), s.AdversarialSection) for v in variants(recipe)}
+    if section.metric != "val_robust_accuracy" or plain == {False}:
+        return
+    if plain == {True}:
+        message = "of trials trained without attacks prefers those that learn least; val_accuracy"
+        yield "tune.metric", f"{section.metric} {message} compares what they learn"
+    elif section.scheduler.kind != "none":
+        yield "tune.scheduler.kind", f"{section.scheduler.kind} gives up trials without attacks"

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from ray import tune
 
+from components.core.errors import CasemateError
 from components.core.types import Labels
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
@@ -20,6 +21,7 @@ from pipelines.stages.train_worker import STATE
 from pipelines.stages.tune_points import trial_recipe, tuned
 
 EPOCHS, SCORE = "epochs", "score"  # what schedulers and searches look at
+MISTAKE = "mistake"  # of the user: ends the search
 LOGGED = ("loss", "train_accuracy", "val_accuracy", "val_robust_accuracy", "lr", "eps", "seconds")
 
 
@@ -41,6 +43,15 @@ class RecordedAttack:
 
 
 def trial(config: dict[str, Any]) -> None:
+    """What Ray runs. A user's mistake is reported: as an error it would be tried again."""
+    try:
+        train(config)
+    except CasemateError as error:
+        mistake = [error.key, str(error.value), error.remedy]
+        tune.report({EPOCHS: 0, SCORE: 0.0, MISTAKE: mistake})
+
+
+def train(config: dict[str, Any]) -> None:
     """Train to the last epoch; every epoch is a report with its checkpoint.
 
     The checkpoint knows which values trained which epochs: a scheduler that copies trials and
@@ -51,24 +62,22 @@ def trial(config: dict[str, Any]) -> None:
     values, section = config["point"]["values"], tuned(base)
     dataset = PreparedDataset.open(Path(config["dataset"]))
     data = dataset.load("train", limit=section.train_items)
-    checkpoint = tune.get_checkpoint()
+    saved = saved_state(tune.get_checkpoint())
     session = make_session(
         trial_recipe(base, values),
         MAIN,
         dataset,
         train=data,
         device=torch.device(config["device"]),
-        fresh=checkpoint is None,
+        fresh=saved is None,
     )
     recorded = RecordedAttack(session.val_attack) if session.val_attack else None
     session.val_attack = recorded or session.val_attack  # type: ignore[assignment]
     schedule: list[dict[str, Any]] = []
     standing = ""  # of the epoch that is kept
-    if checkpoint:
-        with checkpoint.as_directory() as folder:
-            state = torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu")
-        schedule, standing = state.pop("schedule"), state.pop("standing")
-        continue_with_own_settings(session, state)
+    if saved:
+        schedule, standing = saved.pop("schedule"), saved.pop("standing")
+        continue_with_own_settings(session, saved)
     if not schedule or schedule[-1]["values"] != values:
         schedule.append({"epoch": session.next_epoch, "values": values})
     while not session.finished:
@@ -95,6 +104,22 @@ def trial(config: dict[str, Any]) -> None:
             lineage = {"schedule": schedule, "standing": standing}
             torch.save(session.state() | lineage, Path(folder) / STATE)
             tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def saved_state(checkpoint: tune.Checkpoint | None) -> dict[str, Any] | None:
+    """The state to go on from.
+
+    None: from the start. A kill right after Ray removed an old checkpoint leaves a search that
+    still names it; that trial is trained again, with the same result.
+    """
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as folder:
+        path = Path(folder) / STATE
+        if not path.exists():
+            return None
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        return state
 
 
 def continue_with_own_settings(session: Session, state: dict[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """Workers that produce votes: what runs on an actor, in a test and in `verify --resample` alike."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 
 from components.certify.double_masking import MaskSet
@@ -22,7 +23,13 @@ from components.models.checkpoint import load_model
 from components.models.masked_votes import dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
-from components.models.voting import ablation_predictions
+from components.models.voting import (
+    FAST,
+    Way,
+    ablation_predictions,
+    agrees_with_plain,
+    check_precision,
+)
 from pipelines.runtime.shards import Unit, WorkFn
 from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 
@@ -32,7 +39,7 @@ ITEMS_PER_UNIT = 20  # at most
 
 @dataclass(frozen=True, slots=True)
 class VoteConfig:
-    """Places and settings; `band` and `token_policy` are resolved."""
+    """Places and settings; `band`, `token_policy` and `way` are resolved."""
 
     dataset: Path
     model: Path
@@ -41,6 +48,7 @@ class VoteConfig:
     seed: int
     device: str
     token_policy: str | None = None  # None: the model's own
+    way: Way = FAST  # of ablations
     denoiser: str | None = None  # the source of what stands in front of the model
 
     def ablations(self) -> Ablations:
@@ -70,57 +78,67 @@ class Block:
 
 
 class AblationVoter:
-    """Votes over the ablations of some items."""
+    """Votes over the ablations of some items, which share passes through the model."""
 
     def __init__(self, config: VoteConfig) -> None:
-        self.config, self.items = config, load_items(config)
+        assert isinstance(config.section, AblationCertify)
+        self.config, self.section, self.items = config, config.section, load_items(config)
         self.model, self.ablations = load_voting_model(config), config.ablations()
+        if not agrees_with_plain(
+            self.model, self.ablations, micro_batch=self.section.micro_batch, way=config.way
+        ):
+            raise RuntimeError(
+                f"votes by {config.way} have other logits than the plain path here, though not "
+                "where this run was planned; leave out certify's precision and compiled"
+            )
 
     def __call__(self, indices: Iterable[int]) -> pa.Table:
-        rows = []
-        for index in indices:
-            item = self.items.span(index, index + 1)
-            votes = self.votes(item.pixels())
-            rows.append(_row(item, self.ablations.kind, 0, votes))
+        items = [self.items.span(index, index + 1) for index in indices]
+        votes = self.votes(torch.cat([item.pixels() for item in items]))
+        rows = [_row(i, self.ablations.kind, 0, v) for i, v in zip(items, votes, strict=True)]
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def votes(self, image: Tensor) -> Array:
-        """(K,) uint16 of one (1, C, H, W) image, UNSEEN where voting stopped before."""
-        section = self.config.section
-        assert isinstance(section, AblationCertify)
-        if section.stop_early:
-            return self._until_decided(image, section)
-        votes = ablation_predictions(
-            self.model, image, self.ablations, micro_batch=section.micro_batch
-        )
-        return votes[0].numpy().astype(np.uint16)
+    def votes(self, images: Tensor) -> Array:
+        """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped before."""
+        if self.section.stop_early:
+            return self._until_decided(images)
+        return self.ask(images).numpy().astype(np.uint16)
 
-    def _until_decided(self, image: Tensor, section: AblationCertify) -> Array:
-        """Micro-batch by micro-batch, until no vote left can change the prediction or a verdict."""
-        order = voting_order(len(self.ablations))
-        votes = np.full(len(order), UNSEEN, dtype=np.uint16)
-        for start in range(0, len(order), section.micro_batch):
-            asked = order[start : start + section.micro_batch]
-            votes[asked] = ablation_predictions(
-                self.model,
-                image,
-                self.ablations,
-                micro_batch=section.micro_batch,
-                order=asked.tolist(),
-            )[0].numpy()
-            if not any(self._undecided(votes, section, rule) for rule in rules_of(section)):
+    def ask(self, images: Tensor, order: Sequence[int] | None = None) -> Tensor:
+        """(B, K) votes of all ablations, or of those in `order`."""
+        return ablation_predictions(
+            self.model,
+            images,
+            self.ablations,
+            micro_batch=self.section.micro_batch,
+            order=order,
+            way=self.config.way,
+        )
+
+    def _until_decided(self, images: Tensor) -> Array:
+        """Micro-batch by micro-batch, until no vote left can change a prediction or a verdict."""
+        order, step = voting_order(len(self.ablations)), self.section.micro_batch
+        votes = np.full((len(images), len(order)), UNSEEN, dtype=np.uint16)
+        open_rows = np.arange(len(images))
+        for start in range(0, len(order), step):
+            asked = order[start : start + step]
+            found = self.ask(images[open_rows], asked.tolist())
+            votes[np.ix_(open_rows, asked)] = found.numpy()
+            undecided = [self._undecided(votes[open_rows], rule) for rule in rules_of(self.section)]
+            open_rows = open_rows[np.any(undecided, axis=0)]
+            if not len(open_rows):
                 break
         return votes
 
-    def _undecided(self, votes: Array, section: AblationCertify, rule: str) -> bool:
+    def _undecided(self, votes: Array, rule: str) -> Array:
         claims = certify_partial(
-            votes[None],
+            votes,
             self.ablations,
             num_classes=self.model.spec.num_classes,
-            patch_sizes=section.patch_sizes,
+            patch_sizes=self.section.patch_sizes,
             rule=rule,
         )
-        return bool(claims.undecided[0])
+        return claims.undecided
 
 
 class PairVoter:
@@ -222,6 +240,21 @@ def load_noisy_model(config: VoteConfig) -> PixelModel | DenoisedClassifier:
         sigma=section.sigma,
         device=config.device,
     )
+
+
+def choose_way(config: VoteConfig) -> Way:
+    """The settings' way to the votes of ablations; plain where the fast one has other logits.
+
+    Decided once, before work is spread: all workers vote alike and the votes record how.
+    """
+    section = config.section
+    if not isinstance(section, AblationCertify):
+        return FAST
+    check_precision(section.precision, torch.device(config.device))
+    model, ablations = load_voting_model(config), config.ablations()
+    if not agrees_with_plain(model, ablations, micro_batch=section.micro_batch):
+        return Way(path="plain")
+    return Way(precision=section.precision, compiled=section.compiled)
 
 
 def plan_votes(config: VoteConfig, *, num_items: int) -> list[Unit]:

@@ -27,6 +27,7 @@ from components.attacks.apgd import Apgd
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Attack, Items
 from components.attacks.pgd import Pgd
+from components.models.fast import lean
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochSettings, train_epoch
@@ -115,7 +116,7 @@ def contests(eps: float) -> list[Contest]:
 
 def run_ours(contest: Contest, model: PixelModel, items: Items) -> Run:
     began = time.perf_counter()
-    with attack_mode(model):
+    with attack_mode(model), lean(model.net):  # as the attack stage does
         result = contest.ours(model, items)
     seconds = time.perf_counter() - began
     return Run(seconds, float((result.adversarial_prediction == items.y).double().mean()))

@@ -26,8 +26,8 @@ def picture(path, shade, side=12):
     Image.new("RGB", (side, side), (shade, 255 - shade, 7)).save(path)
 
 
-def test_models_lists_the_architectures_of_the_papers(cli):
-    rows = {row["name"]: row for row in cli("models", "--json").json}
+def test_models_lists_the_architectures_of_the_papers():
+    rows = {row["name"]: row for row in call("models", "--json").json}
     for name, millions in PAPERS.items():
         assert rows[name]["params"] == pytest.approx(millions * 1e6, abs=5e3)
         assert isinstance(rows[name]["params"], int)

@@ -5,6 +5,7 @@ import yaml
 
 from components.core.errors import CasemateError
 from pipelines.recipe import available, find, load, loads, merged
+from pipelines.sections import keys_with_off
 
 CHILD = """
 extends: demo
@@ -29,6 +30,37 @@ def test_a_section_of_another_kind_replaces_the_whole_section():
         "kind": "standard",
         "criterion": "ce",
     }
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("certify: null", lambda child: child.certify == {}),
+        ("certify: {l2: null}", lambda child: list(child.certify) == ["patch"]),
+        ("tune: null", lambda child: child.tune is None),
+        ("train: {objective: null}", lambda child: child.train.objective.kind == "standard"),
+        ("attack: {linf: {curves: null}}", lambda child: child.attack["linf"].curves is None),
+    ],
+)
+def test_null_takes_an_inherited_section_away(line, left):
+    assert not left(load("demo"))
+    assert left(loads(f"extends: demo\nname: child\n{line}\n", source="child"))
+
+
+def test_null_that_means_off_stays():
+    """Left out, these three are on: taking the parent's away would switch them on again."""
+    base = "{name: b, data: {source: digits}, train: {clip_norm: 2}, attack: {linf: {eps: 0.1, "
+    base += "attacks: [{kind: pgd}], sanity: {num_items: 8}}}}"
+    under, over = yaml.safe_load(base), {"train": {"clip_norm": None}}
+    result = merged(under, over | {"attack": {"linf": {"sanity": None}}})
+    assert result["train"]["clip_norm"] is None
+    assert result["attack"]["linf"]["sanity"] is None
+    assert keys_with_off() == {"clip_norm", "sanity", "search"}
+
+
+def test_null_alone_takes_nothing_away():
+    with pytest.raises(CasemateError, match=r"attack.linf: None is wrong"):
+        loads("{name: x, data: {source: digits}, attack: {linf: null}}", source="x")
 
 
 def test_nothing_of_it_is_left_in_the_resolved_recipe():

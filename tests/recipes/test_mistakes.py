@@ -49,7 +49,52 @@ def mistake(text: str, **options) -> str:
             "such as 8/255",
         ),
         ("train.objective={kind: fgsm}", "my.yaml: train.objective.eps: is missing", "write it"),
-        ("train.objective={kind: madry}", "my.yaml: train.objective: {'kind': 'madry'} ", "'"),
+        (
+            "train.objective={kind: madry}",
+            "my.yaml: train.objective.kind: 'madry' is unknown; did you mean 'mart'? allowed: ",
+            "trades",
+        ),
+        (
+            "train.objective={eps: 0.1}",
+            "my.yaml: train.objective.kind: is missing; choose one of standard, fgsm, ",
+            "denoised",
+        ),
+        (
+            "train.objective=trades",
+            "my.yaml: train.objective: 'trades' is no section; ",
+            "write e.g. {kind: trades}",
+        ),
+        (
+            "attack={linf: {eps: 0.1, attacks: [{num_steps: 3}]}}",
+            "my.yaml: attack.linf.attacks.0.kind: is missing; choose one of fgsm, pgd, ",
+            "aas",
+        ),
+        ("extend=demo", "my.yaml: extend: 'demo' is unknown; did you mean 'extends'? ", "tune"),
+        (
+            "train.augment={crop: resized, scale: [1.0, 0.5]}",
+            "my.yaml: train.augment.scale: [1.0, 0.5] is no pair of positive numbers, ",
+            "small and large",
+        ),
+        (
+            "train.val_attack=train",
+            "my.yaml: train: val_attack: train is none: standard attacks nothing; ",
+            "choose pgd or apgd-ce",
+        ),
+        (
+            "train={objective: {kind: mart, eps: 0.1}, label_smoothing: 0.1}",
+            "my.yaml: train: label_smoothing: 0.1 makes soft labels, which mart cannot weigh; ",
+            "leave it out",
+        ),
+        (
+            "train={objective: {kind: denoiser, full: true}, val_eps: 0.1}",
+            "my.yaml: train: val_eps: 0.1 would be ignored: a denoiser knows no classes; ",
+            "leave it out",
+        ),
+        (
+            "train={objective: {kind: denoiser, full: true}, augment: {mixup: 0.8}}",
+            "my.yaml: train: augment: mixes the images that a denoiser learns; ",
+            "off",
+        ),
         (
             "train.variants.noisy.objective.sigma=25",
             "my.yaml: train.variants.noisy.objective.sigma: 25 is outside [0, 1]; ",
@@ -193,7 +238,13 @@ def test_keys_that_yaml_reads_as_other_types_are_still_explained():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dmo", "recipe: dmo is unknown; did you mean 'demo'? allowed: "),
+        ("dmo", "recipe: dmo is unknown; did you mean 'demo'? `casemate recipes` lists all"),
+        (
+            "in1k-eps4",
+            "recipe: in1k-eps4 is unknown; did you mean 'in1k-eps4-s12' or 'in1k-eps4-m12' or "
+            "'in1k-eps4-l12' or ",
+        ),
+        ("zzzz", "recipe: zzzz is unknown; `casemate recipes` lists all"),
         ("nowhere.yaml", "recipe: nowhere.yaml is not a file; check the path"),
         ("no/where", "recipe: no/where is not a file; check the path"),
     ],

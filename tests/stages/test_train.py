@@ -16,6 +16,7 @@ from components.models.checkpoint import load_model
 from pipelines import flow, recipe
 from pipelines.plan import plan
 from pipelines.stages import train
+from pipelines.stages.train_failures import MistakesEndTraining
 from pipelines.stages.train_worker import has_checkpoint
 from tests.e2e.cli import step_folder, tiny_recipe, wait_until
 
@@ -112,3 +113,4 @@ def test_a_training_starts_without_companions(ray_session, monkeypatch):
     assert started["callbacks"]
     companions = DatasetsCallback | PlacementGroupCleanerCallback
     assert not any(isinstance(callback, companions) for callback in started["callbacks"])
+    assert isinstance(started["failure_policy"], MistakesEndTraining)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 
 import torch
-from scipy.stats import binom
+from scipy.special import bdtrc
 from torch import Tensor
 
 from components.core.errors import CasemateError
@@ -49,7 +49,7 @@ class LeakDetector:
     def found(self) -> bool:
         """Whether the attack helps: P(Bin(n, 1/2) >= rescued) is below `failure_prob`."""
         rescued, broken, _ = self._totals()
-        chance = float(binom.sf(rescued - 1, rescued + broken, 0.5))
+        chance = float(bdtrc(rescued - 1, rescued + broken, 0.5))
         return self.leak >= self.smallest_leak and chance < self.failure_prob
 
     def check(self) -> None:

@@ -111,11 +111,23 @@ def test_no_attack_changes_a_certified_prediction_and_loc_is_exact(drawn):
     assert not found["strict"] or found["count"]
 
 
-def test_the_rule_without_the_seam_would_be_wrong_here():
-    votes = [0, 0, 0, 1, 0]  # a gap of 3 beats 2 * ceil((1+2-1)/2), yet column 0 flips two bands
-    ablations = columns(9, 2, 2)
-    assert not truly_robust(votes, ablations, (1, 1), num_classes=2)
-    assert not any(v[0] for v in verdicts([votes], ablations, 1, num_classes=2).values())
+@pytest.mark.parametrize(
+    ("shape", "patch", "votes"),
+    [
+        ((7, 2, 2), 1, [1, 1, 1, 1]),
+        ((9, 2, 2), 1, [0, 0, 0, 1, 0]),  # a gap of 3 beats 2 * 1, yet column 0 flips two bands
+        ((16, 2, 3), 2, [0, 0, 0, 1, 2, 0]),
+    ],
+)
+def test_the_rule_without_the_seam_would_be_wrong_here(shape, patch, votes):
+    ablations = columns(*shape)
+    published = certify(
+        np.array([votes]), ablations, num_classes=3, patch_sizes=[patch], rule="strict",
+        delta_rule="paper_reference",
+    )  # fmt: skip
+    assert published.certified[0, 0]
+    assert not truly_robust(votes, ablations, (patch, patch), num_classes=3)
+    assert not any(v[0] for v in verdicts([votes], ablations, patch, num_classes=3).values())
 
 
 def test_a_class_without_votes_can_still_win():

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.data.ablation import ablate, column_mask, column_starts
+from components.data.ablation import Ablations, ablate, column_mask, column_starts
 
 
 @st.composite
@@ -82,3 +82,30 @@ def test_nearest_upsampling_commutes_with_ablation():
     assert torch.equal(
         grow(ablate(images, visible)), ablate(grow(images), visible.repeat_interleave(7))
     )
+
+
+@pytest.mark.parametrize("kind", ["columns", "rows", "blocks", "both"])
+def test_masks_pixel_by_pixel(kind):
+    """From the definition; some of them alone are the same as among all."""
+    height, width, band, stride = 5, 7, 3, 2
+    ablations = Ablations(kind=kind, image_size=(height, width), band=band, stride=stride)
+
+    def shows(start, line, side):
+        return start is None or (line - start) % side < band
+
+    tops, lefts = range(0, height, stride), range(0, width, stride)
+    corners = {
+        "columns": [(None, left) for left in lefts],
+        "rows": [(top, None) for top in tops],
+        "blocks": [(top, left) for top in tops for left in lefts],
+    }
+    corners["both"] = corners["columns"] + corners["rows"]
+    expected = [
+        [[shows(top, i, height) and shows(left, j, width) for j in range(width)]
+         for i in range(height)]
+        for top, left in corners[kind]
+    ]  # fmt: skip
+    assert ablations.masks().tolist() == expected
+    assert len(ablations) == len(expected)
+    some = torch.tensor([len(expected) - 1, 0, 1, 1])
+    assert ablations.masks(some).tolist() == [expected[k] for k in some]

@@ -1,74 +1,259 @@
-"""Votes of column ablations: one at a time is the truth, batching may not change it."""
+"""Votes of ablations: one at a time is the truth, no faster way may change it."""
 
 import pytest
 import torch
 
-from components.models.voting import column_masks, column_predictions, group_by_tokens
+from components.core.errors import CasemateError
+from components.data.ablation import Ablations
+from components.models import partial_tokens, voting
+from components.models.masked_votes import group_by_tokens
+from components.models.vote_plan import plan_for
+from components.models.voting import (
+    FAST,
+    Way,
+    ablation_predictions,
+    agrees_with_plain,
+    column_predictions,
+    difference_to_plain,
+)
+
+CPU = torch.device("cpu")
 
 
-def vote_one_at_a_time(model, images, *, band, stride):
+def ablations_of(kind="columns", *, band, stride=1):
+    return Ablations(kind=kind, image_size=(16, 16), band=band, stride=stride)
+
+
+def vote_one_at_a_time(model, images, ablations):
     rows = []
-    for image in images:
-        labels = []
-        for start in range(0, 16, stride):
-            columns = [(start + offset) % 16 for offset in range(band)]
-            visible = torch.zeros(16, 16, dtype=torch.bool)
-            visible[:, columns] = True
-            logits = model.forward_ablated(image[None], visible)[0].tolist()
-            labels.append(logits.index(max(logits)))  # first maximum: ties to the lowest class
-        rows.append(labels)
+    with torch.inference_mode():
+        for image in images:
+            logits = [model.forward_ablated(image[None], m)[0].tolist() for m in ablations.masks()]
+            rows.append([row.index(max(row)) for row in logits])  # ties to the lowest class
     return rows
 
 
 @pytest.mark.parametrize("policy", ["drop", "mask"])
-@pytest.mark.parametrize(("band", "stride", "micro_batch"), [(5, 1, 64), (3, 1, 4), (6, 5, 1)])
-def test_votes_equal_single_ablations(new_model, images, policy, band, stride, micro_batch):
-    model = new_model(token_policy=policy)
-    with torch.inference_mode():
-        expected = vote_one_at_a_time(model, images, band=band, stride=stride)
-    votes = column_predictions(model, images, band=band, stride=stride, micro_batch=micro_batch)
+@pytest.mark.parametrize(
+    ("kind", "band", "stride", "micro_batch"),
+    [
+        *[("columns", 5, 1, 64), ("columns", 3, 1, 4), ("columns", 6, 5, 1)],
+        *[("rows", 5, 3, 7), ("blocks", 6, 4, 9), ("both", 4, 5, 5), ("columns", 14, 3, 6)],
+    ],
+)
+def test_votes_equal_single_ablations(new_model, images, policy, kind, band, stride, micro_batch):
+    model, ablations = new_model(token_policy=policy), ablations_of(kind, band=band, stride=stride)
+    votes = ablation_predictions(model, images, ablations, micro_batch=micro_batch)
     assert votes.dtype == torch.int64
-    assert votes.tolist() == expected
+    assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert len(set(votes.flatten().tolist())) > 1  # otherwise anything would agree
 
 
-def test_votes_do_not_depend_on_the_other_images(new_model, images):
-    model = new_model(token_policy="drop")
-    settings = {"band": 5, "stride": 1, "micro_batch": 6}
-    together = column_predictions(model, images, **settings)
-    assert torch.equal(column_predictions(model, images.flip(0), **settings), together.flip(0))
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("resnet18", {"options": {}}),
+        ("tiny_vit", {"token_policy": "drop", "upsample": 32}),
+        ("tiny_vit", {"token_policy": "drop", "upsample": 32, "upsample_mode": "bilinear"}),
+    ],
+)
+def test_other_networks_and_sizes(new_model, images, architecture, changes):
+    model, ablations = new_model(architecture, **changes), ablations_of(band=3, stride=3)
+    votes = ablation_predictions(model, images[:2], ablations, micro_batch=4)
+    assert votes.tolist() == vote_one_at_a_time(model, images[:2], ablations)
+
+
+@pytest.mark.parametrize(("kind", "stride"), [("columns", 1), ("blocks", 5)])
+def test_votes_do_not_depend_on_the_other_images(new_model, images, monkeypatch, kind, stride):
+    model, ablations = new_model(token_policy="drop"), ablations_of(kind, band=5, stride=stride)
+    together = ablation_predictions(model, images, ablations, micro_batch=6)
+    flipped = ablation_predictions(model, images.flip(0), ablations, micro_batch=6)
+    assert torch.equal(flipped, together.flip(0))
     for row in range(len(images)):
-        alone = column_predictions(model, images[row : row + 1], **settings)
+        alone = ablation_predictions(model, images[row : row + 1], ablations, micro_batch=5)
         assert torch.equal(alone[0], together[row])
-    assert column_predictions(model, images[:0], **settings).shape == (0, 16)
+    monkeypatch.setattr(voting, "TABLE_BYTES", 1)  # tables so large that images vote one by one
+    assert torch.equal(ablation_predictions(model, images, ablations, micro_batch=6), together)
+    none = ablation_predictions(model, images[:0], ablations, micro_batch=6)
+    assert none.shape == (0, len(ablations))
+
+
+@pytest.mark.parametrize("in_cells", [True, False])
+def test_quick_votes_alone_are_right_too(new_model, images, in_cells):
+    """Close calls are taken again; everything else must stand by itself."""
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    plan = plan_for(model, ablations, in_cells=in_cells, device=CPU)
+    assert bool(plan.patterns) == in_cells
+    asked = voting._asked(plan, None, CPU)
+    with torch.inference_mode():
+        votes, in_doubt = voting._quick_votes(model, plan, asked, images, 7, FAST)
+    assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
+    assert in_doubt.float().mean() < 0.1
+
+
+def test_close_calls_are_decided_by_one_ablation_at_a_time(new_model, images, monkeypatch):
+    """Wrong by more than any rounding, for rows in doubt only: the votes must not show it."""
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    truth = vote_one_at_a_time(model, images, ablations)
+    quick = voting._quick_votes
+
+    def spoiled(*args):
+        votes, _ = quick(*args)
+        doubt = torch.arange(votes.numel()).view(votes.shape) % 3 == 0
+        return torch.where(doubt, (votes + 1) % 5, votes), doubt
+
+    monkeypatch.setattr(voting, "_quick_votes", spoiled)
+    assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
+
+
+def test_what_is_close():
+    nan = float("nan")
+    logits = torch.tensor([[1.0, 0.0], [1.0, 0.99999], [100.0, 99.999], [nan, 0.0], [2.0, 2.0]])
+    assert voting._is_close(logits, voting.DOUBT["float32"]).tolist() == [False, *[True] * 4]
+    assert voting._is_close(torch.ones(2, 1), 0.1).tolist() == [True, True]  # one class: no rival
+
+
+def test_order_asks_only_for_some(new_model, images):
+    model, ablations = new_model(token_policy="drop"), ablations_of("both", band=5, stride=2)
+    votes = ablation_predictions(model, images, ablations, micro_batch=4)
+    order = [13, 0, 7]
+    some = ablation_predictions(model, images, ablations, micro_batch=4, order=order)
+    assert torch.equal(some, votes[:, order])
+
+
+@pytest.mark.parametrize("way", [FAST, Way(path="plain")])
+def test_every_ablation_can_be_asked_alone(new_model, images, way):
+    """Also where the groups of other token counts have nothing to do."""
+    model, ablations = new_model(token_policy="drop"), ablations_of("blocks", band=6, stride=5)
+    assert len(plan_for(model, ablations, in_cells=True, device=CPU).groups) > 1
+    votes = ablation_predictions(model, images, ablations, micro_batch=4, way=way)
+    for k in range(len(ablations)):
+        alone = ablation_predictions(model, images, ablations, micro_batch=4, order=[k], way=way)
+        assert torch.equal(alone[:, 0], votes[:, k])
 
 
 def test_plans_follow_the_settings(new_model, images):
     """The plan is remembered per model and settings: a second call must not get the first one's."""
     model = new_model(token_policy="drop")
-    shapes = [
-        column_predictions(model, images[:1], band=band, stride=stride, micro_batch=8).shape[1]
-        for band, stride in [(5, 1), (5, 2), (4, 5)]
-    ]
-    assert shapes == [16, 8, 4]
+    for band, stride, count in [(5, 1, 16), (5, 2, 8), (4, 5, 4)]:
+        votes = column_predictions(model, images[:1], band=band, stride=stride, micro_batch=8)
+        assert votes.tolist() == vote_one_at_a_time(
+            model, images[:1], ablations_of(band=band, stride=stride)
+        )
+        assert votes.shape == (1, count)
+
+
+def test_weights_are_read_in_every_call(new_model, images):
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    before = ablation_predictions(model, images, ablations, micro_batch=8)
+    with torch.no_grad():
+        model.net.patch_embed.proj.weight.neg_()
+        model.net.pos_embed.neg_()
+    after = ablation_predictions(model, images, ablations, micro_batch=8)
+    assert after.tolist() == vote_one_at_a_time(model, images, ablations)
+    assert not torch.equal(before, after)
 
 
 def test_ties_go_to_the_lowest_class(new_model, images):
-    model = new_model()
+    model = new_model(token_policy="drop")
     torch.nn.init.zeros_(model.net.head.weight)
     torch.nn.init.zeros_(model.net.head.bias)
-    votes = column_predictions(model, images, band=4, stride=4, micro_batch=8)
-    assert (votes == 0).all()
+    assert (column_predictions(model, images, band=4, stride=4, micro_batch=8) == 0).all()
 
 
-def test_training_mode_is_refused(new_model, images):
+def test_a_watched_stem_still_votes(new_model, images):
+    model, ablations, seen = new_model(token_policy="drop"), ablations_of(band=5), []
+    truth = vote_one_at_a_time(model, images, ablations)
+    model.net.patch_embed.register_forward_hook(lambda *_: seen.append(1))
+    assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
+    assert len(seen) >= 6  # 48 ablated images
+
+
+def test_compiled_blocks_see_one_shape_per_group(new_model, images, monkeypatch):
+    """Not really compiled, which takes a minute: what the compiled code would be called with."""
+    model, ablations, shapes = new_model(token_policy="drop"), ablations_of(band=5, stride=2), []
+
+    def compiled(kind):
+        def forward(block, tokens):
+            shapes.append(tuple(tokens.shape))
+            return kind.forward(block, tokens)
+
+        return forward
+
+    monkeypatch.setattr(voting, "_compiled_forward", compiled)
+    way = Way(compiled=True)
+    votes = ablation_predictions(model, images, ablations, micro_batch=5, way=way)
+    assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
+    assert len(shapes) == 5  # of 24 ablations, in the first of two blocks
+    assert set(shapes) == {(5, 1 + 8, 16)}
+    assert not any("forward" in vars(block) for block in model.net.blocks)
+    assert agrees_with_plain(model, ablations, micro_batch=3, way=way)
+
+
+def test_precision_is_refused_where_it_only_costs(monkeypatch):
+    voting.check_precision("float32", CPU)
+    voting.check_precision("bfloat16", torch.device("cuda"))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    with pytest.raises(CasemateError, match="no units in this processor"):
+        voting.check_precision("bfloat16", CPU)
+    with pytest.raises(CasemateError, match="not one of float32"):
+        Way(precision="int8")
+    with pytest.raises(ValueError, match="plain path is float32"):
+        Way(path="plain", precision="bfloat16")
+
+
+@pytest.mark.parametrize(("kind", "stride"), [("columns", 2), ("blocks", 5)])
+def test_reduced_precision_keeps_the_votes(new_model, images, monkeypatch, kind, stride):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    model, ablations = new_model(token_policy="drop"), ablations_of(kind, band=5, stride=stride)
+    way = Way(precision="bfloat16")
+    votes = ablation_predictions(model, images, ablations, micro_batch=8, way=way)
+    assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
+    assert 1e-5 < difference_to_plain(model, ablations, micro_batch=8, way=way) < 2**-4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("tiny_vit", {"token_policy": "drop"}),
+        ("tiny_vit", {"token_policy": "mask"}),
+        ("resnet18", {"options": {}}),
+    ],
+)
+def test_the_fast_path_is_compared_with_the_plain_one(
+    new_model, images, monkeypatch, architecture, changes
+):
+    model = new_model(architecture, **changes)
+    for kind in ("columns", "blocks"):
+        ablations = ablations_of(kind, band=5, stride=3)
+        assert agrees_with_plain(model, ablations, micro_batch=7)
+        plain = ablation_predictions(model, images, ablations, micro_batch=7, way=Way(path="plain"))
+        assert torch.equal(ablation_predictions(model, images, ablations, micro_batch=7), plain)
+    if changes.get("token_policy") == "drop":  # sums of other lines than the visible ones
+        wrong = partial_tokens._scans
+        monkeypatch.setattr(
+            partial_tokens,
+            "_scans",
+            lambda *args, **kw: {k: v * (1 + 0.1 * k) for k, v in wrong(*args, **kw).items()},
+        )
+        assert not agrees_with_plain(model, ablations_of(band=5), micro_batch=7)
+        assert agrees_with_plain(model, ablations_of(band=5), micro_batch=7, way=Way(path="plain"))
+
+
+def test_wrong_calls(new_model, images):
+    model, ablations = new_model(), ablations_of(band=4)
     with pytest.raises(ValueError, match="eval mode"):
-        column_predictions(new_model().train(), images, band=4, stride=1, micro_batch=8)
+        ablation_predictions(new_model().train(), images, ablations, micro_batch=8)
+    with pytest.raises(ValueError, match="micro_batch"):
+        ablation_predictions(model, images, ablations, micro_batch=0)
+    other = Ablations(kind="columns", image_size=(8, 8), band=4)
+    with pytest.raises(ValueError, match="do not fit"):
+        ablation_predictions(model, images, other, micro_batch=8)
 
 
 def test_groups_hold_every_ablation_once_with_equal_counts(new_model):
-    model = new_model(token_policy="drop")
-    masks = column_masks(model, band=5, stride=1)
+    model, masks = new_model(token_policy="drop"), ablations_of(band=5).masks()
     groups = group_by_tokens(model, masks)
     assert sorted(index for group in groups for index in group.tolist()) == list(range(16))
     for group in groups:

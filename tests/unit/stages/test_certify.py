@@ -1,6 +1,9 @@
 """Patch certificates through the stage, without Ray: every kind, its check and its refusals."""
 
+import contextlib
 import json
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -10,15 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from components.attacks import patch as patch_attack
+from components.certify import patch_certificate
 from components.certify.double_masking import infer
 from components.certify.verify import recertify, verify
-from components.certify.votes import read_votes
+from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
+from components.models.voting import FAST, Way
 from pipelines.recipe import parse
 from pipelines.resample import resample
 from pipelines.runtime.artifacts import StageDir
@@ -59,16 +64,16 @@ def model(tmp_path_factory, prepared):
 
 @pytest.fixture(scope="module")
 def run(prepared, model, tmp_path_factory):
-    def certified(section, *, executor=None):
+    def certified(section, *, executor=None, part="p", inputs=None):
         values = {"patch_sizes": [1], "num_items": NUM_ITEMS, "micro_batch": 4, **section}
         recipe = parse(
             {"name": "x", "seed": 5, "data": {"source": "digits"}, "train": {},
              "certify": {"p": values}},
             source="x",
         )  # fmt: skip
-        inputs = {"prepare": prepared, "train.main": model}
+        inputs = {"prepare": prepared, "train.main": model, **(inputs or {})}
         place = tmp_path_factory.mktemp("certify")
-        out = StageDir(place, "certify.p", "f" * 64, FakeRun(), inputs)
+        out = StageDir(place, f"certify.{part}", "f" * 64, FakeRun(), inputs)
         work = executor or InProcess()
         with (
             mock.patch.object(certify, "run_units", work),
@@ -156,21 +161,66 @@ def test_challenges_leave_certified_items_standing(finished, kind):
     assert result["certified"]["value"] <= result["standing"]["value"]
 
 
-@pytest.mark.parametrize("kind", ["rows", "double_masking"])
-def test_a_fallen_certificate_fails_the_stage(run, kind):
-    """Claims that are too large are refuted: the attack knows the classifier that was certified."""
+HARD = {"patch_size": 4, "num_items": 6, "num_steps": 3, "num_positions": 2}
 
-    def broken(*args, **kwargs):
-        return 9 if next(calls) else 8
 
-    calls = iter(range(10**6))
-    section = {"kind": kind, **KINDS[kind], "challenge": CHALLENGE}
+def assert_refuted(run, section):
+    """One certified item that falls fails the stage, and nothing is left that looks valid."""
+    place = []
+    real = challenge.run
     with (
-        mock.patch.object(challenge.PatchChallenger, "_decide", broken),
-        mock.patch.object(challenge, "_is_certified", return_value=True),
-        pytest.raises(RuntimeError, match="the certificate is wrong"),
+        mock.patch.object(challenge, "run", lambda *args: place.append(args[3]) or real(*args)),
+        pytest.raises(RuntimeError, match="the certificate is wrong, do not use it") as caught,
     ):
         run(section)
+    (out,) = place
+    result = json.loads((out.path / "challenge.json").read_text())
+    assert result["broken_certified"] == len(result["broken_items"]) > 0
+    assert all(item in str(caught.value) for item in result["broken_items"])
+    assert not (out.path / "certificate.json").exists()
+    assert not (out.path / "manifest.json").exists()
+    return json.loads((out.path / "certificate.refuted.json").read_text())
+
+
+def test_the_published_count_is_refuted_at_the_seam(run):
+    """A real attack on a claim that ignores the seam: all four squares show what the patch covers,
+    the published count says one."""
+    section = {"kind": "blocks", "band": 4, "stride": 7, "patch_sizes": [4]}
+    wrong = {"delta_rule": "paper_reference", "challenge": HARD}
+    document = assert_refuted(run, section | wrong)
+    assert document["sound"] is False
+    (entry,) = document["summary"]["certified"]
+    assert (entry["num_touched"], entry["exact_touched"]) == (1, 4)
+    assert entry["accuracy"]["value"] > 0
+    exact = document_of(run(section))  # claims nothing here
+    assert exact["sound"] is True
+    assert exact["summary"]["certified"][0]["accuracy"]["value"] == 0
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"kind": "columns", "band": 4},
+        {"kind": "columns", "band": 4, "stop_early": True},
+        {"kind": "rows", "band": 4, "rule": "strict", "second_rule": "loc"},
+        {"kind": "both", "band": 4, "stride": 4},
+        {"kind": "double_masking", "mask_patch": 4, "num_masks": 2},
+    ],
+)
+def test_claims_that_are_too_large_are_refuted(run, section):
+    """Everything is called certified, under the last rule only; the stage finds out by itself."""
+
+    def everything(*args, certify, **kwargs):
+        claims = certify(*args, **kwargs)
+        last = section.get("second_rule", kwargs.get("rule"))
+        too_much = np.ones_like(claims.certified) if kwargs.get("rule") == last else None
+        return claims if too_much is None else replace(claims, certified=too_much)
+
+    with contextlib.ExitStack() as stack:
+        for name in ("certify", "certify_partial", "certify_pairs"):
+            wrong = partial(everything, certify=getattr(patch_certificate, name))
+            stack.enter_context(mock.patch.object(patch_certificate, name, wrong))
+        assert_refuted(run, {"patch_sizes": [4], "challenge": HARD, **section})
 
 
 def test_double_masking_is_judged_by_its_own_procedure(finished):
@@ -220,6 +270,35 @@ def test_units_and_their_order_change_nothing(run, finished):
         assert (other.path / name).read_bytes() == (finished["rows"].path / name).read_bytes()
 
 
+def test_a_coarser_stride_takes_finer_votes_and_repeats_them(run, model, prepared):
+    """No pass is made; the voters that `resample` asks again are those of the finer stride."""
+    sweep = {"kind": "columns", "band": 5, "sweep": {"stride": [1, 4]}}
+    fine = run(sweep, part="p-s1")
+    idle = InProcess()
+    coarse = run(sweep, part="p-s4", executor=idle, inputs={"certify.p-s1": fine.path})
+    assert idle.done == []
+    for item_id, votes in votes_of(fine).items():
+        assert votes_of(coarse)[item_id].tolist() == votes[::4].tolist()
+    assert verify(coarse.path).problems == []
+    assert document_of(coarse)["evidence"]["settings"]["asked_stride"] == 1
+    asked = []
+    honest = voting.AblationVoter.votes
+    spy = mock.patch.object(
+        voting.AblationVoter, "votes", lambda s, x: asked.append(len(s.ablations)) or honest(s, x)
+    )
+    with mock.patch.object(PreparedDataset, "open_split", first_items), spy:
+        assert resample(coarse.path, count=2, model=model / "model", data=prepared) == []
+    assert asked == [SIDE, SIDE]
+
+
+def test_sizes_of_all_certificates_are_checked_before_the_first_vote(run):
+    sweep = {"kind": "columns", "sweep": {"band": [3, 9]}}
+    idle = InProcess()
+    with pytest.raises(CasemateError, match=r"certify\.p-b9\.band: 9 is larger than the image"):
+        run(sweep, part="p-b3", executor=idle)
+    assert idle.done == []
+
+
 def test_the_published_count_is_marked_unsound(run):
     section = {"kind": "columns", "band": 3, "stride": 3, "patch_sizes": [1]}
     out = run({**section, "delta_rule": "paper_reference", "second_rule": "loc"})
@@ -241,6 +320,71 @@ def test_tokens_are_kept_black_only_when_asked_for_twice(run, model):
     dropped = run({"kind": "columns", "band": 3})
     assert "trained_token_policy" not in document_of(dropped)["evidence"]["settings"]
     assert any((votes_of(out)[i] != votes).any() for i, votes in votes_of(dropped).items())
+
+
+def test_a_model_that_the_fast_path_misreads_votes_the_plain_way(
+    run, finished, model, prepared, capsys
+):
+    """Said, recorded, and repeated by whoever votes again."""
+
+    def only_plain(*args, way=FAST, **kwargs):
+        return way.path == "plain"
+
+    places = {"model": model / "model", "data": prepared}
+    with mock.patch.object(voting, "agrees_with_plain", only_plain):
+        out = run({"kind": "rows", **KINDS["rows"]})
+        with mock.patch.object(PreparedDataset, "open_split", first_items):
+            assert resample(out.path, count=2, **places) == []
+            with pytest.raises(RuntimeError, match="other logits than the plain path"):
+                resample(finished["rows"].path, count=1, **places)
+    assert "certify.p: the fast path gives other logits" in capsys.readouterr().err
+    ways = [document_of(o)["evidence"]["settings"]["way"] for o in (out, finished["rows"])]
+    assert ways == [
+        {"path": path, "precision": "float32", "compiled": False} for path in ("plain", "fast")
+    ]
+    for item_id, votes in votes_of(out).items():
+        assert (votes == votes_of(finished["rows"])[item_id]).all()
+
+
+def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
+    section = {"kind": "rows", **KINDS["rows"], "precision": "bfloat16"}
+    places = {"model": model / "model", "data": prepared}
+    with (
+        mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=False),
+        mock.patch.object(torch.cpu, "_is_amx_tile_supported", return_value=False),
+        pytest.raises(CasemateError, match="no units in this processor"),
+    ):
+        run(section)
+    with (
+        mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=True),
+        mock.patch.object(PreparedDataset, "open_split", first_items),
+    ):
+        out = run(section)
+        with mock.patch.object(
+            voting, "ablation_predictions", wraps=voting.ablation_predictions
+        ) as asked:
+            assert resample(out.path, count=2, **places) == []
+    assert asked.call_args.kwargs["way"] == Way(precision="bfloat16")
+    assert document_of(out)["evidence"]["settings"]["way"]["precision"] == "bfloat16"
+    for item_id, votes in votes_of(out).items():
+        assert (votes == votes_of(finished["rows"])[item_id]).all()
+
+
+def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, prepared, tmp_path):
+    votes = read_votes(finished["rows"].path / "votes.parquet")
+    header = json.loads(json.dumps(dict(votes.header)))
+    del header["settings"]["way"]
+    rows = [
+        VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
+        for row in votes.table.to_pylist()
+    ]
+    write_votes(tmp_path / "votes.parquet", rows, header)
+    with mock.patch.object(PreparedDataset, "open_split", first_items):
+        assert resample(tmp_path, count=2, model=model / "model", data=prepared) == []
+        header["settings"]["way"] = {"path": "scenic"}
+        write_votes(tmp_path / "votes.parquet", rows, header)
+        with pytest.raises(CasemateError, match="no record of how votes were computed"):
+            resample(tmp_path, count=2, model=model / "model", data=prepared)
 
 
 @pytest.mark.parametrize(

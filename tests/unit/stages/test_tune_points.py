@@ -143,12 +143,47 @@ def test_a_step_aside_is_a_factor_or_a_neighbour():
             "space: {train.objective: [{kind: fgsm, eps: 0.1}, {kind: standard}]}",
             "needs an adversarial objective",
         ),
-        ("space: {train.nothing: [1]}", "train.nothing: 1 is unknown"),
+        ("space: {train.nothing: [1]}", "^x: tune.space.train.nothing: 1 is unknown"),
+        (
+            "space: {train.objective: [{kind: fgsm, eps: 0.1}, {kind: fgsm, eps: 0.1, epz: 1}]}",
+            "^x: tune.space.train.objective.epz: 1 is unknown",
+        ),
+        (
+            "space: {train.batch_size: {kind: integers, low: -2, high: 8}}, search: {kind: optuna}",
+            "^x: tune.space.train.batch_size: -2 is wrong",
+        ),
+        (
+            "changes: [{name: a, set: {train.weight_decay: 1}}, {name: b, set: {train.epochs: 0}}]",
+            "^x: tune.changes.1.set.train.epochs: 0 is wrong",
+        ),
+        (
+            "space: {train.objective: [{kind: denoiser, full: true}], model.architecture: [vit]}",
+            "^x: tune.space: .'train.objective': .* is no recipe: train.model",
+        ),
+        (
+            "space: {train.objective: [{kind: denoiser, full: true}], model.architecture: "
+            "[tiny_unet]}, metric: val_accuracy",
+            "^train.objective.kind: denoiser makes no classifier",
+        ),
     ],
 )
 def test_trials_that_cannot_be_compared_are_refused(section, message):
     with pytest.raises(CasemateError, match=message):
         tp.check(tuned(section))
+
+
+def test_trials_behind_a_denoiser_of_the_recipe_are_refused():
+    """Tuning would have to train it first."""
+    recipe = loads(
+        "{name: x, data: {source: digits}, train: {objective: {kind: denoised, sigma: 0.5, "
+        "denoiser: d}, variants: {d: {objective: {kind: denoiser, full: true}, "
+        "model: {architecture: tiny_unet}}}}, tune: {space: {train.weight_decay: [0, 1]}, "
+        "metric: val_accuracy}}",
+        source="x",
+    )
+    with pytest.raises(CasemateError, match=r"^train.objective.denoiser: d is trained by this"):
+        tp.check(recipe)
+    assert tp.check(recipe.with_values({"train.objective.denoiser": "model:on/disk"})) > 0
 
 
 def test_one_epsilon_for_all_makes_them_comparable():
@@ -182,7 +217,13 @@ def test_the_longest_trial_counts():
         ),
         ("space: {train.learning_rate: [0.1, 0.2]}, scheduler: {kind: pbt, interval: 4}", []),
         ("changes: [{name: a}]", []),
+        (
+            "space: {train.objective: [{kind: standard}, {kind: fgsm, eps: 8/255}]}",
+            ["tune.scheduler.kind"],
+        ),
+        ("changes: [{name: a, set: {train.objective: {kind: standard}}}]", ["tune.metric"]),
     ],
 )
-def test_rungs_inside_the_warmup_are_warned_of(section, keys):
-    assert [key for key, _ in tp.tune_warnings(tuned(section))] == keys
+def test_what_decides_too_early_or_by_the_wrong_figure_is_warned_of(section, keys):
+    recipe = tuned(section, **{"train.val_eps": 8 / 255})
+    assert [key for key, _ in tp.tune_warnings(recipe)] == keys

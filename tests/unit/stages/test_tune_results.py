@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
+from components.core.errors import CasemateError
 from pipelines.recipe import loads
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages import tune
@@ -132,5 +133,14 @@ def test_a_trial_is_read_from_its_last_report():
 def test_broken_trials_and_searches_without_result_are_errors():
     with pytest.raises(RuntimeError, match="1 of 2 trials failed: ValueError: no"):
         tune._finished([result(), result(error="x\nValueError: no\n")], metric="val_accuracy")
-    with pytest.raises(RuntimeError, match="no trial could be trained to its end: leak"):
+    with pytest.raises(CasemateError, match="no trial could be trained to its end: leak"):
         tune._finished([result(stopped="leak")], metric="val_accuracy")
+
+
+def test_a_mistake_in_a_trial_is_the_line_that_it_was():
+    mistake = CasemateError("model.options.depth", 7, "is odd")
+    told = result(mistake=[mistake.key, str(mistake.value), mistake.remedy])
+    ended = SimpleNamespace(config=None, metrics=None, error=None)  # by the mistake of the other
+    with pytest.raises(CasemateError) as caught:
+        tune._finished([ended, told], metric="val_accuracy")
+    assert str(caught.value) == str(mistake)

@@ -7,7 +7,7 @@ import pytest
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 
 from pipelines.recipe import loads
-from pipelines.stages import tune_search
+from pipelines.stages import tune_schedulers
 from pipelines.stages.tune_optuna import NumberedSearch
 
 BASE = """\
@@ -73,7 +73,7 @@ def test_a_restored_search_goes_on_as_if_nothing_had_happened(search, tmp_path):
 
 
 def test_a_scheduler_is_what_the_recipe_says():
-    asha = tune_search.scheduler(
+    asha = tune_schedulers.scheduler(
         tuned(
             "space: {train.weight_decay: [0, 1]}, "
             "scheduler: {kind: asha, grace_epochs: 4, reduction_factor: 3}"
@@ -83,14 +83,14 @@ def test_a_scheduler_is_what_the_recipe_says():
     assert isinstance(asha, ASHAScheduler)
     assert (asha._time_attr, asha._max_t, asha._reduction_factor) == ("epochs", 8, 3)
     assert [rung[0] for rung in asha._brackets[0]._rungs] == [4]  # the next, 12, is too late
-    none = tune_search.scheduler(tuned("changes: [{name: a}]"), epochs=8)
+    none = tune_schedulers.scheduler(tuned("changes: [{name: a}]"), epochs=8)
     assert type(none) is FIFOScheduler
 
 
 @pytest.fixture
 def pbt():
     section = "space: {train.learning_rate: [0.1, 0.2, 0.4], train.warmup_epochs: [0, 1]}"
-    scheduler = tune_search.scheduler(
+    scheduler = tune_schedulers.scheduler(
         tuned(f"{section}, scheduler: {{kind: pbt, interval: 2, resample_prob: 0}}"), epochs=8
     )
     assert pickle.loads(pickle.dumps(scheduler))._perturbation_interval == 2  # Ray stores it

@@ -8,7 +8,9 @@ from unittest import mock
 import pytest
 import torch
 
+from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
+from components.train import session
 from components.train.objectives.base import Batch
 from pipelines.recipe import parse
 from pipelines.stages import tune_trial
@@ -121,6 +123,33 @@ def test_a_trial_that_keeps_its_best_epoch_is_judged_by_it(run):
     for i, row in enumerate(rows):
         assert row["score"] == max(scores[: i + 1])
         assert row["standing"].count("1") / 12 == row["score"]
+
+
+def test_a_trial_without_attacks_keeps_its_best_clean_epoch(run):
+    """An untrained network stands an attack better than a plainly trained one."""
+    clean, robust = iter([0.2, 0.9, 0.8]), iter([0.5, 0.25, 0.0])
+    with (
+        mock.patch.object(session, "validation_accuracy", side_effect=lambda *a, **k: next(clean)),
+        mock.patch.object(session, "robust_accuracy", side_effect=lambda *a, **k: next(robust)),
+    ):
+        rows = run({DECAY: 0.1}, select="best", objective={"kind": "standard"}, val_eps=0.1)
+    assert [row["kept"]["val_accuracy"] for row in rows] == [0.2, 0.9, 0.9]
+    assert [row["score"] for row in rows] == [0.5, 0.25, 0.25]
+
+
+def test_a_mistake_is_reported_and_not_raised(run):
+    error = ["train.objective.aas", "tiny_vit", "remedy"]
+    with mock.patch.object(tune_trial, "make_session", side_effect=CasemateError(*error)):
+        rows = run({DECAY: 0.1})
+    assert rows == [{"epochs": 0, "score": 0.0, "mistake": error}]
+
+
+def test_a_trial_whose_checkpoint_was_removed_is_trained_again(run, tmp_path):
+    whole, gone = run({DECAY: 0.1}), tmp_path / "gone"
+    gone.mkdir()
+    again = run({DECAY: 0.1}, checkpoint=gone)
+    assert [row["epochs"] for row in again] == [1, 2, 3]
+    assert same(weights(whole[-1]), weights(again[-1]))
 
 
 def test_training_that_cannot_go_on_is_a_result(run):

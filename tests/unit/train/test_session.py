@@ -2,6 +2,7 @@
 
 import io
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from components.train.objectives.noise import GaussianNoise
 from components.train.objectives.standard import Standard
 from components.train.optim import OptimizerSettings
 from components.train.schedules import epsilon_at
+from components.train.selection import Selection
 from components.train.session import Session, initial_model
 from components.train.validation import ValidationAttack
 
@@ -176,3 +178,24 @@ def test_the_test_split_is_never_touched(train_split, val_split):
     dataset = SplitsOnRequest(train=train_split, val=val_split)
     make_session(recipe, "main", dataset).run_epoch()
     assert sorted(dataset.loaded) == ["train", "val"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "attack", "best"),
+    [
+        (Standard(), ValidationAttack(0.1, 2), 2),
+        (Standard(), None, 2),
+        (fgsm(warmup_epochs=2), ValidationAttack(0.1, 2), 0),  # also while epsilon is 0
+    ],
+)
+def test_only_models_trained_on_attacks_are_selected_under_attack(
+    new_session, objective, attack, best
+):
+    """A network that has learned nothing stands an attack better than a plainly trained one."""
+    session = new_session(objective, val_attack=attack, selection=Selection("best"))
+    for clean, robust in ((0.2, 0.2), (0.6, 0.1), (0.9, 0.0)):
+        figures = {"val_accuracy": clean, "val_robust_accuracy": robust}
+        with mock.patch.object(session, "_validate", return_value=figures):
+            session.run_epoch()
+    assert session.selected_epoch == best
+    assert session.history[best]["val_robust_accuracy"] is not None

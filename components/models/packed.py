@@ -1,0 +1,187 @@
+"""Transformer blocks on a processor with fewer passes over memory; the same up to rounding.
+
+A plain timm block becomes four matrix products whose weights oneDNN has laid out for itself, with
+bias, GELU and residual sum inside them, two layer norms and the attention. The operators are those
+that torch's own compiler emits for such blocks on a CPU; called directly they need no compilation,
+which takes minutes, and take any number of rows. Weights and modules stay as they are.
+A layout is kept as long as its weights; a change of these (torch counts them) makes it anew.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention, LayerScale, Mlp
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+
+from components.models.attention.shadow import shadowed
+from components.models.fast import is_hooked
+
+SHORT = 64  # tokens
+
+
+@contextmanager
+def packed_blocks(net: nn.Module) -> Iterator[None]:
+    """Inside, all blocks but the last of `net` run so where they can; `lean` has the last one."""
+    blocks: Any = getattr(net, "blocks", ())
+    with ExitStack() as stack:
+        for block in blocks[:-1]:
+            if can_pack(block):
+                stack.enter_context(shadowed(block, "forward", _PackedBlock(block)))
+        yield
+
+
+def can_pack(block: Any) -> bool:
+    """Whether this is a plain block in single precision on a CPU, with nobody looking in.
+
+    The operators have no gradient.
+    """
+    return (
+        type(block) is Block
+        and not torch.is_grad_enabled()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and not block.training
+        and _is_plain(block.attn, block.mlp)
+        and all(type(scale) in (nn.Identity, LayerScale) for scale in (block.ls1, block.ls2))
+        and not any(is_hooked(part) or "forward" in vars(part) for part in block.modules())
+    )
+
+
+def _is_plain(attn: Any, mlp: Any) -> bool:
+    return (
+        type(attn) is Attention
+        and attn.fused_attn
+        and attn.gate is None
+        and type(mlp) is Mlp
+        and type(mlp.act) is nn.GELU
+        and mlp.act.approximate == "none"
+        and type(mlp.norm) is nn.Identity
+        and all(_is_plain_product(part) for part in (attn.qkv, attn.proj, mlp.fc1, mlp.fc2))
+    )
+
+
+def _is_plain_product(part: nn.Module) -> bool:
+    return (
+        type(part) is nn.Linear
+        and part.weight.device.type == "cpu"
+        and part.weight.dtype == torch.float32
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Weights of one product as oneDNN wants them, and what they were made of."""
+
+    weight: Tensor
+    bias: Tensor | None
+    origin: tuple[tuple[int, int], ...]
+
+
+_layouts: WeakKeyDictionary[nn.Linear, _Layout] = WeakKeyDictionary()
+
+
+def _layout(linear: nn.Linear, scale: nn.Module | None = None) -> _Layout:
+    """Of `linear`, then times the factors of `scale` (LayerScale: they go into the weights)."""
+    sources = [*linear.parameters(), *(scale.parameters() if scale else ())]
+    counted = not any(part.is_inference() for part in sources)  # else changes would go unseen
+    origin = tuple((part.data_ptr(), part._version) for part in sources) if counted else ()
+    known = _layouts.get(linear)
+    if known is None or known.origin != origin or not counted:
+        weight, bias = linear.weight.detach(), linear.bias
+        if isinstance(scale, LayerScale):
+            weight = weight * scale.gamma[:, None]
+            bias = None if bias is None else bias * scale.gamma
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        known = _layouts[linear] = _Layout(packed, bias, origin)
+    return known
+
+
+def _product(rows: Tensor, by: _Layout, then: str = "none") -> Tensor:
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(
+        rows, by.weight, by.bias, then, [], "none" if then == "gelu" else ""
+    )
+    return output
+
+
+def _added(tokens: Tensor, rows: Tensor, by: _Layout) -> Tensor:
+    """tokens + the product."""
+    output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+        rows, tokens, by.weight, by.bias, "add"
+    )
+    return output
+
+
+class _PackedBlock:
+    """What stands in for the forward of a block."""
+
+    def __init__(self, block: Any) -> None:
+        self.block, attn, mlp = block, block.attn, block.mlp
+        self.qkv, self.proj = _layout(attn.qkv), _layout(attn.proj, block.ls1)
+        self.fc1, self.fc2 = _layout(mlp.fc1), _layout(mlp.fc2, block.ls2)
+
+    def __call__(self, tokens: Tensor, shapes: Sequence[tuple[int, int]] | None = None) -> Tensor:
+        """Of (B, L, D) tokens; or of (N, D), sequences of several `shapes` (B, L) in one row."""
+        block, attn = self.block, self.block.attn
+        mixed = _product(block.norm1(tokens), self.qkv)
+        mixed = mixed.unflatten(-1, (3, attn.num_heads, attn.head_dim))
+        if shapes is None:
+            attended = _attended(attn, mixed)
+        else:
+            parts = [
+                part.flatten(0, 1) for part in map(partial(_attended, attn), _cut(mixed, shapes))
+            ]
+            attended = torch.cat(parts)
+        tokens = _added(tokens, attn.norm(attended), self.proj)
+        return _added(tokens, _product(block.norm2(tokens), self.fc1, "gelu"), self.fc2)
+
+
+def runs_joined(net: nn.Module) -> bool:
+    """Whether `joined_logits` can be asked: all blocks but the last are packed."""
+    blocks: Any = getattr(net, "blocks", ())
+    plain = type(net) in (VisionTransformer, VisionTransformerDistilled)
+    return plain and all(isinstance(vars(b).get("forward"), _PackedBlock) for b in blocks[:-1])
+
+
+def joined_logits(net: Any, groups: Sequence[Tensor]) -> list[Tensor]:
+    """Logits of groups of (B, L, D) tokens with positions, each group with its own B and L.
+
+    All but attention works on each token by itself: there the groups make one large product
+    instead of several small ones. Of the last block little is left to do (`fast`).
+    """
+    shapes = [(len(tokens), tokens.shape[1]) for tokens in groups]
+    joined = net.norm_pre(torch.cat([tokens.flatten(0, 1) for tokens in groups]))
+    for block in net.blocks[:-1]:
+        joined = block(joined, shapes=shapes)
+    last = net.blocks[-1]
+    return [net.forward_head(net.norm(last(tokens))) for tokens in _cut(joined, shapes)]
+
+
+def _cut(joined: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """(N, ...) back into (B, L, ...) of each shape."""
+    parts = joined.split([rows * length for rows, length in shapes])
+    return [part.unflatten(0, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _attended(attn: Any, mixed: Tensor) -> Tensor:
+    """(B, L, D) of queries, keys and values (B, L, 3, heads, width).
+
+    The fused kernel works in tiles that a few dozen tokens leave half empty: short sequences are
+    faster head by head, which also needs no copies.
+    """
+    plain = type(attn.q_norm) is type(attn.k_norm) is nn.Identity
+    if not plain or mixed.shape[1] > SHORT:
+        q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, L, width) each
+        fused = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        return fused.transpose(1, 2).flatten(2)
+    nothing, outputs = mixed.new_empty(1), []
+    for q, k, v in (head.unbind(2) for head in mixed.unbind(3)):
+        scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=attn.scale)
+        outputs.append(torch.bmm(scores.softmax(dim=-1), v))
+    return torch.cat(outputs, dim=2)

@@ -1,0 +1,235 @@
+"""Certificates that differ in ablation size and stride alone: one table and two charts for all.
+
+Table in the layout of Salman et al. 2022, Table 8; charts as in their Figures 5, 9, 12, 14 and 15.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from components.core.digests import canonical_json
+from components.data.ablation import KINDS as ABLATION_KINDS
+from components.report.certified import describe_kind, primary_size, proven_column, share
+from components.report.content import Cell, Chart, Column, LegendEntry, Table
+from components.report.results import CertifyResult
+from components.report.sweep_figures import Series, sweep_curves
+from components.report.wording import patch_with_area
+
+ModelOf = Callable[[CertifyResult], str]
+AXES = {"size": "side of an ablation, pixels", "stride": "stride between ablations, pixels"}
+MAX_LINES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Certificates of one kind and claim under several ablation sizes or strides."""
+
+    name: str
+    results: tuple[CertifyResult, ...]
+
+    @property
+    def first(self) -> CertifyResult:
+        return self.results[0]
+
+    @property
+    def patch_sizes(self) -> list[int]:
+        return sorted(int(m) for m in self.first.header["claim"]["patch_sizes"])
+
+
+def find_sweeps(results: Sequence[CertifyResult], model_of: ModelOf) -> tuple[Sweep, ...]:
+    """Sets of certificates that share kind, claim and items, and have several sizes or strides."""
+    groups: dict[str, list[CertifyResult]] = {}
+    for result in results:
+        if result.kind in ABLATION_KINDS:
+            groups.setdefault(canonical_json(_shared(result)), []).append(result)
+    found: list[Sweep] = []
+    for group in groups.values():
+        if len({geometry(r) for r in group}) > 1:
+            # of two certificates for one cell of the table the first is in the sweep
+            cells = {(model_of(r), *geometry(r)): r.name for r in reversed(group)}
+            ordered = tuple(r for r in group if r.name in cells.values())
+            found.append(Sweep(f"sweep-{group[0].kind}-{len(found)}", ordered))
+    return tuple(found)
+
+
+def _shared(result: CertifyResult) -> list[object]:
+    """What the entries of a sweep have in common; one bent to other tokens is no entry of it."""
+    settings = result.header["evidence"]["settings"]
+    bent = settings["token_policy"] if "trained_token_policy" in settings else ""
+    return [result.kind, result.header["claim"], result.header["evidence"]["num_items"], bent]
+
+
+def geometry(result: CertifyResult) -> tuple[int, int]:
+    """Ablation size and stride."""
+    settings = result.header["evidence"]["settings"]
+    return int(settings["band"]), int(settings["stride"])
+
+
+def sweep_table(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> Table:
+    """One row per model, stride and size: standard accuracy, then certified by patch."""
+    columns = [
+        Column("Model"),
+        Column("stride", "number", "px"),
+        Column("size", "number", "px"),
+        Column("without adversary", "measured"),
+    ]
+    for m in sweep.patch_sizes:
+        columns.append(proven_column("certified", patch_with_area(m, image_area), sweep.first))
+    models = list(dict.fromkeys(model_of(r) for r in sweep.results))
+    ordered = sorted(
+        sweep.results, key=lambda r: (models.index(model_of(r)), geometry(r)[1], geometry(r)[0])
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for result in ordered:
+        size, stride = geometry(result)
+        certified = [share(result.certified_at_size(m)) for m in sweep.patch_sizes]
+        rows.append((model_of(result), stride, size, share(result.correct), *certified))
+    title = f"{describe_kind(sweep.first)}: accuracy by stride and size"
+    return Table(sweep.name, tuple(columns), tuple(rows), title=title)
+
+
+def sweep_charts(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> tuple[Chart, ...]:
+    """Certified and standard accuracy against size, and against stride, where there are several.
+
+    Several models are compared at one patch; of a single one all patches are drawn.
+    """
+    charts = []
+    for place, axis in enumerate(AXES):
+        fixed = _fixed(sweep, place)
+        line = [r for r in sweep.results if geometry(r)[1 - place] == fixed]
+        if len({geometry(r)[place] for r in line}) > 1:
+            charts.append(_chart(sweep, line, model_of, axis=axis, image_area=image_area))
+    return tuple(charts)
+
+
+def _fixed(sweep: Sweep, place: int) -> int:
+    """The value of the other axis with the most points along this one, the smallest of several."""
+    points: dict[int, set[int]] = {}
+    for result in sweep.results:
+        points.setdefault(geometry(result)[1 - place], set()).add(geometry(result)[place])
+    return min(points, key=lambda value: (-len(points[value]), value))
+
+
+def _chart(
+    sweep: Sweep,
+    line: Sequence[CertifyResult],
+    model_of: ModelOf,
+    *,
+    axis: str,
+    image_area: int,
+) -> Chart:
+    place = list(AXES).index(axis)
+    ordered = sorted(line, key=lambda r: geometry(r)[place])
+    models = list(dict.fromkeys(model_of(r) for r in ordered))
+    patches = sweep.patch_sizes if len(models) == 1 else [primary_size(sweep.first)]
+    certified, standard = [], []
+    for model in models:
+        own = [r for r in ordered if model_of(r) == model]
+        x = tuple(geometry(r)[place] for r in own)
+        standard.append(Series(model, x, tuple(share(r.correct) for r in own)))
+        certified += [
+            Series(
+                model if len(models) > 1 else patch_with_area(m, image_area),
+                x,
+                tuple(share(r.certified_at_size(m)) for r in own),
+            )
+            for m in patches
+        ]
+    shown, hidden = certified[:MAX_LINES], certified[MAX_LINES:]
+    other, value = list(AXES)[1 - place], geometry(ordered[0])[1 - place]
+    return Chart(
+        f"{sweep.name}-{axis}",
+        f"{describe_kind(sweep.first)}: accuracy by {axis}, {other} {value} px",
+        sweep_curves(
+            shown,
+            standard[:MAX_LINES],
+            sound=sweep.first.sound,
+            label=AXES[axis],
+            name=f"{sweep.name}-{axis}",
+            alt=_alt(shown, axis=axis, sound=sweep.first.sound),
+        ),
+        (
+            LegendEntry(_sign(sweep), "proven" if sweep.first.sound else "measured", "line"),
+            LegendEntry("the vote without an adversary", "measured", "line"),
+        ),
+        _caption(sweep, models, patches, image_area=image_area, num_hidden=len(hidden)),
+    )
+
+
+def _sign(sweep: Sweep) -> str:
+    if sweep.first.sound:
+        return "proven for every patch of the size named, bars: 95% interval"
+    return "by the published count of touched votes, which may be too small: not proven"
+
+
+def _alt(series: Sequence[Series], *, axis: str, sound: bool) -> str:
+    word = "Certified accuracy" if sound else "Accuracy called certified, not sound,"
+    parts = [
+        f"{s.label}: "
+        + ", ".join(f"{x} {y.percent('proven')}" for x, y in zip(s.x, s.y, strict=True))
+        for s in series
+    ]
+    return f"{word} by {axis}. {'; '.join(parts)}."
+
+
+def _caption(
+    sweep: Sweep,
+    models: Sequence[str],
+    patches: Sequence[int],
+    *,
+    image_area: int,
+    num_hidden: int,
+) -> tuple[str, ...]:
+    said = []
+    if not sweep.first.sound:
+        said.append(
+            "sound: false. These figures use the published count of touched ablations, which "
+            "ignores the seam at the image's edge; they reproduce tables and prove nothing."
+        )
+    about = f"model {models[0]}" if len(models) == 1 else f"{len(models)} models"
+    sizes = ", ".join(patch_with_area(m, image_area) for m in patches)
+    said.append(f"{about.capitalize()}; patches of {sizes}; {_num_items(sweep)} items each.")
+    thinned = [r for r in sweep.results if "asked_stride" in r.header["evidence"]["settings"]]
+    if thinned:
+        said.append(
+            f"{len(thinned)} of {len(sweep.results)} certificates rest on votes of a finer stride, "
+            "of which they use every ablation that their own stride has; no pass was repeated."
+        )
+    if num_hidden:
+        said.append(f"{num_hidden} more lines are in the table only.")
+    said.append(
+        "Whoever picks a size or a stride by these figures should pick it on other items: the best "
+        "of several on the same items looks better than it is."
+    )
+    return tuple(said)
+
+
+def _num_items(sweep: Sweep) -> int:
+    return len(sweep.first.columns["item_id"])
+
+
+def own_charts(results: Sequence[CertifyResult], sweeps: Sequence[Sweep]) -> list[CertifyResult]:
+    """Certificates that get a chart of their own: those outside sweeps, and challenged ones."""
+    swept = {r.name for sweep in sweeps for r in sweep.results}
+    return [r for r in results if r.name not in swept or r.challenge]
+
+
+def headliners(
+    results: Sequence[CertifyResult], sweeps: Sequence[Sweep], model_of: ModelOf
+) -> list[CertifyResult]:
+    """Certificates for the page's first table: of a sweep the first one of each model."""
+    hidden = set()
+    for sweep in sweeps:
+        seen: set[str] = set()
+        for result in sweep.results:
+            if model_of(result) in seen:
+                hidden.add(result.name)
+            seen.add(model_of(result))
+    return [r for r in results if r.name not in hidden]
+
+
+def headline_detail(result: CertifyResult, detail: str, sweeps: Sequence[Sweep]) -> str:
+    """The heading's detail; of an entry of a sweep with its size and stride."""
+    if not any(result.name == r.name for sweep in sweeps for r in sweep.results):
+        return detail
+    size, stride = geometry(result)
+    return f"{detail}, size {size}, stride {stride}"

@@ -1,0 +1,85 @@
+"""Mistakes that would otherwise only show in workers, found before the first one starts.
+
+Some a recipe shows alone, others need the side of its images: as it is written, or as prepared.
+"""
+
+from collections.abc import Iterator
+
+from components.core.errors import CasemateError
+from pipelines import build, denoisers
+from pipelines import sections as s
+from pipelines.recipe import MAIN, Recipe
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what a recipe alone shows to be impossible."""
+    for section in recipe.attack.values():
+        build.attack_list(section)
+    if recipe.train:
+        build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
+    denoisers.check_certificates(recipe)
+    if recipe.data.image_size:
+        check_on_images(recipe, side=recipe.data.image_size)
+
+
+def check_on_images(recipe: Recipe, *, side: int) -> None:
+    """Refuse what does not fit images of this side, or networks that look at them."""
+    for key, pixels in _lengths(recipe):
+        if pixels > side:
+            raise CasemateError(key, pixels, f"is larger than the image ({side})")
+    for key, model in _scaled_models(recipe):
+        _check_attention(key, recipe.model_of(model), recipe.data.channels or 3, side)
+
+
+def _lengths(recipe: Recipe) -> Iterator[tuple[str, int]]:
+    """Every length inside images that a recipe names, by its key."""
+    for key, objective in _objectives(recipe):
+        if isinstance(objective, s.ColumnsObjective):
+            yield f"{key}.band", objective.band
+        if isinstance(objective, s.AblationObjective):
+            yield f"{key}.size", objective.size
+    for name, section in recipe.certify.items():
+        key = f"certify.{name}"
+        if isinstance(section, s.PatchCertify):
+            yield f"{key}.patch_sizes", max(section.patch_sizes)
+        if isinstance(section, s.AblationCertify):
+            yield f"{key}.band", section.band or 0  # None: as trained, which is asked above
+            yield f"{key}.stride", section.stride
+        if isinstance(section, s.DoubleMaskingCertify):
+            yield f"{key}.mask_patch", section.mask_patch
+
+
+def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Where a recipe scales attention, and of which of the models that it trains."""
+    for (key, objective), model in zip(_objectives(recipe), recipe.model_names(), strict=False):
+        if isinstance(objective, s.AdversarialSection) and objective.aas:
+            yield f"{key}.aas", model
+    for name, section in recipe.attack.items() if recipe.train else ():
+        for number, entry in enumerate(section.attacks):
+            if isinstance(entry, s.AasAttack):
+                yield from ((f"attack.{name}.attacks.{number}", model) for model in section.models)
+
+
+def _objectives(recipe: Recipe) -> list[tuple[str, s.Objective]]:
+    """The objectives of all models, in the order of their names."""
+    names = recipe.model_names() if recipe.train else []
+    keys = ["train" if name == MAIN else f"train.variants.{name}" for name in names]
+    found = [recipe.objective_of(name) for name in names]
+    return [(f"{key}.objective", own) for key, own in zip(keys, found, strict=True)]
+
+
+def _check_attention(key: str, model: s.ModelSection, channels: int, side: int) -> None:
+    from components.models.attention.discover import attention_of
+    from components.models.costs import network_of_shapes
+
+    net = network_of_shapes(
+        model.architecture,
+        image_size=model.upsample or side,
+        channels=channels,
+        num_classes=2,
+        options=model.options,
+    )
+    try:
+        attention_of(net)
+    except CasemateError as error:
+        raise CasemateError(key, model.architecture, error.remedy) from error

@@ -1,0 +1,88 @@
+"""What only workers would have noticed is refused before any starts: by lint and by every run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from components.core.errors import CasemateError
+from pipelines import runner
+from pipelines.checks import check_on_images, check_recipe
+from pipelines.lint import warnings_of
+from pipelines.recipe import loads
+
+BASE = """\
+name: x
+data: {source: digits, image_size: 8}
+train:
+  variants: {noisy: {objective: {kind: gaussian, sigma: 0.25}}}
+"""
+RESNET = "model.architecture=resnet18"
+SIZES = [
+    (["train.objective={kind: columns, band: 400}"], "train.objective.band: 400"),
+    (["train.objective={kind: ablation, size: 9}"], "train.objective.size: 9"),
+    (
+        ["train.variants.noisy.objective={kind: ablation, shape: block, size: 9}"],
+        "train.variants.noisy.objective.size: 9",
+    ),
+    (["certify={p: {kind: columns, band: 2, patch_sizes: [1, 9]}}"], "certify.p.patch_sizes: 9"),
+    (["certify={p: {kind: rows, band: 9, patch_sizes: [1]}}"], "certify.p.band: 9"),
+    (
+        ["certify={p: {kind: blocks, band: 2, stride: 9, patch_sizes: [1]}}"],
+        "certify.p.stride: 9",
+    ),
+    (
+        ["certify={p: {kind: double_masking, mask_patch: 9, patch_sizes: [1]}}"],
+        "certify.p.mask_patch: 9",
+    ),
+]
+OTHERS = [
+    (["train.augment.rand_augment=foo"], "train.augment.rand_augment: foo is not a RandAugment"),
+    (
+        [RESNET, "train.objective={kind: pgd, eps: 0.1, aas: {}}"],
+        "train.objective.aas: resnet18 gives no access to blocks and attention",
+    ),
+    (
+        [RESNET, "attack={l: {eps: 0.1, attacks: [{kind: aas, inner: {kind: pgd}}]}}"],
+        "attack.l.attacks.0: resnet18 gives no access to blocks and attention",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "line"), [*SIZES, *OTHERS])
+def test_a_recipe_that_no_worker_could_run_is_refused(overrides, line):
+    recipe = loads(BASE, source="x", overrides=overrides)
+    for ask in (check_recipe, warnings_of):
+        with pytest.raises(CasemateError) as caught:
+            ask(recipe)
+        assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(("overrides", "line"), SIZES)
+def test_sizes_are_asked_of_prepared_images_where_the_recipe_has_none(overrides, line):
+    recipe = loads(BASE, source="x", overrides=[*overrides, "data.image_size=null"])
+    check_recipe(recipe)
+    check_on_images(recipe, side=400)  # as large as what is asked for
+    with pytest.raises(CasemateError) as caught:
+        check_on_images(recipe, side=8)
+    assert str(caught.value) == f"{line} is larger than the image (8)"
+
+
+def test_a_run_asks_before_it_trains(monkeypatch):
+    """Prepared images come first, and no training may begin on images that are too small."""
+    recipe = loads(BASE, source="x", overrides=[*SIZES[0][0], "data.image_size=null"])
+    monkeypatch.setattr(
+        "components.data.prepared.PreparedDataset.open",
+        lambda _: SimpleNamespace(height=8, width=16),
+    )
+    steps = {"prepare": SimpleNamespace(folder=None)}
+    work = runner._Runner(recipe, tracker=None, parent=None, steps=steps)
+    monkeypatch.setattr(work, "run_step", lambda _: pytest.fail("trained"))
+    training = SimpleNamespace(step=SimpleNamespace(stage="train"))
+    with pytest.raises(CasemateError, match=r"^train.objective.band: 400 is larger"):
+        work.run_stage([training])
+
+
+def test_what_fits_passes():
+    fits = ["train.objective={kind: columns, band: 8}"]
+    fits += ["certify={p: {kind: columns, patch_sizes: [8], stride: 8}}"]
+    check_recipe(loads(BASE, source="x", overrides=fits))

@@ -1,0 +1,43 @@
+"""Mistakes in training workers: not tried again, and told as the one line that they are."""
+
+import subprocess
+import sys
+
+from ray.train import FailureConfig
+from ray.train.v2._internal.execution.failure_handling import FailureDecision
+from ray.train.v2.api.exceptions import WorkerGroupError
+
+from components.core.errors import CasemateError
+from pipelines.stages.train_failures import MistakesEndTraining, mistake_in
+from tests.e2e.cli import ROOT
+
+MISTAKE = CasemateError("train.batch_size", 7, "leaves a worker an odd number of images")
+LOST = WorkerGroupError("lost", {0: RuntimeError("connection closed"), 1: OSError("reset")})
+
+
+def test_a_mistake_of_any_worker_ends_the_training():
+    failed = WorkerGroupError("both", {0: RuntimeError("connection closed"), 1: MISTAKE})
+    policy = MistakesEndTraining(FailureConfig(max_failures=3))
+    assert policy.make_decision(failed) is FailureDecision.RAISE
+    assert mistake_in(failed) is MISTAKE
+
+
+def test_a_mistake_with_a_cause_is_still_one():
+    told = CasemateError("data", "a shard", "is damaged")
+    told.__cause__ = OSError("truncated")
+    assert mistake_in(WorkerGroupError("one", {0: told})) is told
+
+
+def test_lost_workers_are_tried_again():
+    policy = MistakesEndTraining(FailureConfig(max_failures=2))
+    decisions = [policy.make_decision(LOST) for _ in range(3)]
+    assert decisions == [FailureDecision.RETRY, FailureDecision.RETRY, FailureDecision.RAISE]
+    assert mistake_in(LOST) is None
+
+
+def test_the_controller_pays_for_nothing_heavy():
+    code = "import sys, pipelines.stages.train_failures; print(*sys.modules)"
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert not {"torch", "timm", "mlflow"} & set(said.stdout.split())
