@@ -74,6 +74,7 @@ bench: setup ## measure what we promise: executor overhead, input, memory, attac
 	@$(BIN)/python -m tests.benchmarks.memory
 	@$(BIN)/python -m tests.benchmarks.attacks
 	@$(BIN)/python -m tests.benchmarks.training
+	@$(BIN)/python -m tests.benchmarks.sampling
 	@$(BIN)/python -m tests.benchmarks.patches
 	@$(BIN)/python -m tests.benchmarks.workers
 	@$(BIN)/python -m tests.benchmarks.sequential

@@ -6,7 +6,7 @@ Some a recipe shows alone, others need the side of its images: as it is written,
 from collections.abc import Iterator
 
 from components.core.errors import CasemateError
-from pipelines import build
+from pipelines import build, denoisers
 from pipelines import sections as s
 from pipelines.recipe import MAIN, Recipe
 
@@ -21,6 +21,7 @@ def check_recipe(recipe: Recipe) -> None:
         if build.mixing(recipe.train.augment) and share % 2 and not rest:
             remedy = f"leaves a worker {share} images; mixing needs pairs"
             raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
+    denoisers.check_certificates(recipe)
     if recipe.data.image_size:
         check_on_images(recipe, side=recipe.data.image_size)
 

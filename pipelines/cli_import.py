@@ -11,8 +11,10 @@ from pipelines.cli_options import JsonOpt
 
 if TYPE_CHECKING:
     from components.models.importing.match import ImportReport
+    from components.models.pixels import PixelModel
 
 commands = typer.Typer()
+DENOISER = "unet"  # the architecture of files that hold denoisers
 
 
 @commands.command(
@@ -22,7 +24,9 @@ commands = typer.Typer()
 )
 def import_weights(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=".safetensors, .pth, .pt or .tar.")],
-    architecture: Annotated[str, typer.Option(help="What the weights are of; a name of timm's.")],
+    architecture: Annotated[
+        str, typer.Option(help="What the weights are of; a name of timm's, or unet.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Model folder to write.")],
     layout: Annotated[
         str, typer.Option(help="auto, timm, deit, xcit, robustbench, smoothed-vit or hf-vit.")
@@ -40,7 +44,7 @@ def import_weights(
     upsample: Annotated[
         int | None, typer.Option(min=1, help="Side that the network sees, if not the native one.")
     ] = None,
-    upsample_mode: Annotated[str, typer.Option(help="nearest or bilinear.")] = "nearest",
+    upsample_mode: Annotated[str, typer.Option(help="nearest, bilinear or bicubic.")] = "nearest",
     mean: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
     std: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
     token_policy: Annotated[
@@ -61,11 +65,28 @@ def import_weights(
         list[str] | None,
         typer.Option(metavar="GLOB", help="Tensors of the file that may be left out."),
     ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of a denoiser's noise: linear, cosine or scaled-linear.")
+    ] = None,
+    timesteps: Annotated[
+        int | None, typer.Option(min=1, help="Of a denoiser; default: 1000.")
+    ] = None,
+    rescaled_time: Annotated[
+        bool, typer.Option(help="The denoiser is fed times of 0..1000, however many there are.")
+    ] = False,
+    head_width: Annotated[
+        int | None, typer.Option(min=1, help="Channels of a denoiser's attention head; default 64.")
+    ] = None,
+    attention_order: Annotated[
+        str | None, typer.Option(help="legacy, or new: use_new_attention_order of the denoiser.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Import weights of timm, DeiT, XCiT, RobustBench, smoothed-vit or Hugging Face ViT."""
+    """Import weights of timm, DeiT, XCiT, RobustBench, smoothed-vit or Hugging Face ViT.
+
+    With --architecture unet: a denoiser of guided-diffusion or improved-diffusion.
+    """
     from components.models.adapt import KERNEL_METHODS
-    from components.models.checkpoint import save_model
     from components.models.importing import weights
     from components.models.importing.match import DoesNotFit
     from components.models.spec import TOKEN_POLICIES, UPSAMPLE_MODES
@@ -74,6 +95,30 @@ def import_weights(
     _check_choice("--token-policy", token_policy, TOKEN_POLICIES)
     _check_choice("--upsample-mode", upsample_mode, UPSAMPLE_MODES)
     _check_out(out)
+    of_denoisers: dict[str, Any] = {
+        "schedule": schedule,
+        "num_timesteps": timesteps,
+        "rescaled_time": rescaled_time or None,
+        "head_width": head_width,
+        "attention_order": attention_order,
+    }
+    if architecture == DENOISER:
+        _refuse_options(
+            "has no meaning for a denoiser, whose file and schedule say it all",
+            layout=None if layout == "auto" else layout,
+            classes=classes,
+            upsample=upsample,
+            mean=mean,
+            std=std,
+            option=option,
+            allow_missing=allow_missing,
+            allow_unused=allow_unused,
+        )
+        _import_denoiser(
+            file, out, entry=entry, image_size=image_size, as_json=as_json, **of_denoisers
+        )
+        return
+    _refuse_options(f"is of denoisers; they are --architecture {DENOISER}", **of_denoisers)
     target = weights.Target(
         architecture=architecture,
         num_classes=classes,
@@ -99,14 +144,44 @@ def import_weights(
     except DoesNotFit as error:
         _show(error.report, {"folder": None}, as_json)
         raise
-    spec = imported.model.spec
     origin = {"file": str(file), "layout": imported.layout, "entry": imported.entry}
+    _show(imported.report, {**_save(out, imported.model), **origin}, as_json)
+
+
+def _import_denoiser(
+    file: Path, out: Path, *, entry: str | None, as_json: bool, **target: Any
+) -> None:
+    """A UNet of guided- or improved-diffusion, as `denoiser: model:OUT` can name it."""
+    from components.denoising.importing import DenoiserTarget, import_denoiser
+    from components.models.importing.match import DoesNotFit
+
+    given = {key: value for key, value in target.items() if value is not None}
     try:
-        digest = save_model(out, imported.model, recipe_digest="")
+        model, report = import_denoiser(file, DenoiserTarget(**given), entry=entry)
+    except DoesNotFit as error:
+        _show(error.report, {"folder": None}, as_json)
+        raise
+    origin = {"file": str(file), "layout": "guided-diffusion", "entry": entry}
+    _show(report, {**_save(out, model), **origin}, as_json)
+
+
+def _save(out: Path, model: "PixelModel") -> dict[str, Any]:
+    from components.models.checkpoint import save_model
+
+    try:
+        digest = save_model(out, model, recipe_digest="")
     except OSError as error:
         raise CasemateError("--out", out, f"cannot be written ({error.strerror})") from error
-    head = {"folder": str(out), "digest": digest, **origin, "spec": spec.to_dict()}
-    _show(imported.report, head, as_json)
+    return {"folder": str(out), "digest": digest, "spec": model.spec.to_dict()}
+
+
+def _refuse_options(remedy: str, **options: Any) -> None:
+    """Refuse options that would be ignored."""
+    for name, value in options.items():
+        if value is not None:
+            written = {"num_timesteps": "timesteps"}.get(name, name).replace("_", "-")
+            shown = ",".join(value) if isinstance(value, list) else value
+            raise CasemateError(f"--{written}", shown, remedy)
 
 
 def _check_out(out: Path) -> None:

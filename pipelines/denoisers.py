@@ -7,8 +7,15 @@ from typing import Any
 from components.core.errors import CasemateError
 from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
-from components.denoising.loading import load_denoiser, source_digest
+from components.denoising.loading import (
+    Description,
+    describe_source,
+    load_denoiser,
+    source_digest,
+    source_of,
+)
 from pipelines import sections as s
+from pipelines.recipe import Recipe
 
 
 def diffusion(section: s.DenoiserObjective) -> Diffusion:
@@ -43,3 +50,64 @@ def trained_for(section: s.Objective) -> dict[str, Any]:
     if isinstance(section, s.DenoisedObjective) and s.is_on_disk(section.denoiser):
         values["denoiser"] = source_digest(section.denoiser)
     return values
+
+
+def of_certificate(section: s.Certify, part: str, inputs: Mapping[str, Path]) -> str | None:
+    """The source of the denoiser in front of a certified model, from the folders of its inputs."""
+    if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
+        return None
+    if s.is_on_disk(section.denoiser):
+        return source_of(inputs[f"denoiser.{part}"])
+    return placed(section.denoiser, inputs)
+
+
+def describe(recipe: Recipe, section: s.GaussianCertify) -> Description | None:
+    """The denoiser of a certificate before it is trained; None for a folder that is not here."""
+    name = section.denoiser
+    assert name is not None
+    if s.is_on_disk(name):
+        here = Path(name.partition(":")[2]).expanduser().is_dir()
+        return describe_source(name) if here else None
+    objective = recipe.objective_of(name)
+    assert isinstance(objective, s.DenoiserObjective)
+    channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
+    network = recipe.model_of(name)
+    return Description(diffusion(objective), channels, network.architecture, network.options)
+
+
+def check_certificates(recipe: Recipe) -> None:
+    """Refuse noise and images that a certificate's denoiser does not know, before any training."""
+    for name, section in recipe.certify.items():
+        if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
+            continue
+        key, found = f"certify.{name}", describe(recipe, section)
+        if found is None:
+            continue
+        check_sigma(f"{key}.sigma", section.sigma, found.diffusion)
+        check_channels(f"{key}.denoiser", found.channels, recipe.data.channels)
+
+
+def check_sigma(key: str, sigma: float, known: Diffusion) -> None:
+    """Refuse noise outside the levels of a schedule, by the name of its key."""
+    try:
+        known.schedule.check(sigma)
+    except CasemateError as error:
+        raise CasemateError(key, error.value, error.remedy) from None
+
+
+def check_channels(key: str, channels: int, wanted: int | None) -> None:
+    """Refuse a denoiser of grey images for coloured ones, and the other way round."""
+    if channels and wanted and channels != wanted:
+        remedy = f"channels go into the denoiser, but images have {wanted}"
+        raise CasemateError(key, channels, remedy)
+
+
+def num_passes(section: s.GaussianCertify, known: Diffusion) -> int:
+    """How often the network is asked for each noisy copy."""
+    match section.sampler:
+        case s.HeunSampler() as sampler:
+            return 2 * sampler.num_levels - 1
+        case s.AncestralSampler() as sampler:
+            all_of_them = known.schedule.timestep_at_least(section.sigma) + 1
+            return min(sampler.num_steps or all_of_them, all_of_them)
+    return 1

@@ -28,6 +28,7 @@ from components.data.ablation import Ablations, column_mask
 from components.data.sources import find_source
 from components.models.costs import Costs, costs_of_shapes, network_of_shapes
 from components.models.tokens import check_droppable, patch_size_of, visible_tokens
+from pipelines import denoisers
 from pipelines.recipe import Recipe
 from pipelines.sections import (
     AblationCertify,
@@ -98,6 +99,18 @@ def estimates_of(
             }
         )
     return rows
+
+
+class _AtOneLevel(nn.Module):
+    """A denoising network as a function of images alone."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        result: Tensor = self.net(images, torch.zeros(len(images), device=images.device))
+        return result
 
 
 class _Priced:
@@ -177,6 +190,7 @@ class _Priced:
                 num_select=section.num_select,
                 num_estimate=section.num_estimate,
                 classifier_flops=plain,
+                **self._denoiser(section),
             )
         if not self._drops(section):
             passes = sum(self._lengths(section, token=(1, 1)).values())
@@ -192,6 +206,19 @@ class _Priced:
             token_inputs=self.channels * token[0] * token[1],
             num_prefix=int(getattr(net, "num_prefix_tokens", 1)),
         )
+
+    def _denoiser(self, section: GaussianCertify) -> dict[str, Any]:
+        """What a certificate's denoiser costs, and how often it is asked for each draw."""
+        if section.denoiser is None:
+            return {}
+        found = denoisers.describe(self.recipe, section)
+        if found is None:
+            remedy = "is not on this machine: what it costs is unknown"
+            raise CasemateError(f"{self.key}.denoiser", section.denoiser, remedy)
+        net = _AtOneLevel(found.network(image_size=self.side, channels=self.channels))
+        macs = costs_of_shapes(net, image_size=self.side, channels=self.channels).flops
+        calls = denoisers.num_passes(section, found.diffusion)
+        return {"denoiser_flops": 2.0 * macs, "denoiser_calls": calls}
 
     def _drops(self, section: PatchCertify) -> bool:
         policy = section.token_policy

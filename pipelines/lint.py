@@ -140,8 +140,13 @@ def _steps(key: str, entry: s.AttackEntry, eps: float | None) -> Iterator[LintWa
 
 def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.certify.items():
-        key, objective = f"certify.{name}", recipe.objective_of(section.model)
+        key = f"certify.{name}"
+        if recipe.train is None:  # a given model: its folder says what it was trained for
+            continue
+        objective = recipe.objective_of(section.model)
         if isinstance(section, s.GaussianCertify):
+            if behind := recipe.certified_behind(section):
+                yield from _levels(key, section, recipe.objective_of(behind))
             yield from _gaussian(key, section, objective)
         elif isinstance(section, s.AblationCertify):
             yield from _ablations(key, section, objective)
@@ -156,18 +161,42 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
 def _gaussian(
     key: str, section: s.GaussianCertify, objective: s.Objective
 ) -> Iterator[LintWarning]:
-    if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
+    yield from _noise_seen(key, section, objective)
+    if section.challenge and section.challenge.eps > section.reach:
         yield LintWarning(
-            f"{key}.model",
-            f"{section.model} was not trained on Gaussian noise: expect many abstentions",
+            f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
         )
+
+
+def _noise_seen(
+    key: str, section: s.GaussianCertify, objective: s.Objective
+) -> Iterator[LintWarning]:
+    """A classifier that is shown other images than those it was trained on."""
+    name, behind = section.model, section.denoiser is not None
+    if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
+        if not behind:
+            yield LintWarning(
+                f"{key}.model",
+                f"{name} was not trained on Gaussian noise: expect many abstentions",
+            )
+    elif isinstance(objective, s.DenoisedObjective) and not behind:
+        yield LintWarning(f"{key}.denoiser", f"is none, but {name} was trained behind one")
+    elif isinstance(objective, s.GaussianObjective) and behind:
+        yield LintWarning(f"{key}.denoiser", f"takes away the noise that {name} was trained on")
     elif objective.sigma != section.sigma:
         yield LintWarning(
             f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
         )
-    if section.challenge and section.challenge.eps > section.reach:
+
+
+def _levels(key: str, section: s.GaussianCertify, objective: s.Objective) -> Iterator[LintWarning]:
+    """Noise that the schedule knows, but that the denoiser was not trained on."""
+    assert isinstance(objective, s.DenoiserObjective)
+    low, high = objective.range or (0.0, 0.0)
+    known = objective.full or section.sigma in objective.sigmas or low <= section.sigma <= high
+    if not known:
         yield LintWarning(
-            f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
+            f"{key}.sigma", f"{section.sigma:g} is no noise that {section.denoiser} was trained on"
         )
 
 

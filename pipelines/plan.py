@@ -21,13 +21,14 @@ VERSIONS = {
     "tune": 4,
     "attack": 3,
     "certify": 2,
+    "denoiser": 1,
     "report": 3,
 }
 
-# Of patch certificates: see `_certify_identity`.
+# Of certificates: see `_certify_identity`.
 LATER_KEYS = (
     *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
-    *("precision", "compiled", "sweep"),
+    *("precision", "compiled", "sweep", "denoiser", "sampler"),
 )
 
 
@@ -102,9 +103,15 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
             )
         )
     for name, entry in recipe.certificates().items():
-        needs = ("prepare", f"train.{entry.section.model}")
+        certify = entry.section
+        needs = ("prepare", model_step(recipe, certify.model))
         needs += (f"certify.{entry.finer}",) if entry.finer else ()
-        identity = {"certify": _certify_identity(entry.section), "seed": recipe.seed}
+        if behind := recipe.certified_behind(certify):
+            needs += (f"train.{behind}",)
+        elif source := denoiser_on_disk(certify):
+            steps.append(Step("denoiser", name, identity={"digest": _source_digest(source)}))
+            needs += (steps[-1].name,)
+        identity = {"certify": _certify_identity(certify), "seed": recipe.seed}
         steps.append(Step("certify", name, needs, identity))
     everything = tuple(step.name for step in steps)
     identity = {"report": _report_identity(recipe.report), "name": recipe.name}
@@ -114,6 +121,12 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
 def model_step(recipe: Recipe, model: str) -> str:
     """The step whose folder holds a model of the recipe."""
     return f"model.{model}" if recipe.given_model() else f"train.{model}"
+
+
+def denoiser_on_disk(section: s.Certify) -> str | None:
+    """The folder of a denoiser that a certificate names, with the word for its format."""
+    named = section.denoiser if isinstance(section, s.GaussianCertify) else None
+    return named if named is not None and s.is_on_disk(named) else None
 
 
 def stages_of(recipe: Recipe) -> list[str]:
@@ -133,6 +146,8 @@ def _certify_identity(section: s.Certify) -> dict[str, Any]:
     Certificates made before those keys existed keep their fingerprints, and so their bytes.
     """
     values, used = section.model_dump(mode="json"), section.model_dump(exclude_defaults=True)
+    if source := denoiser_on_disk(section):
+        values["denoiser"] = _source_digest(source)
     return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 
@@ -156,10 +171,15 @@ def _objective_identity(objective: s.Objective) -> dict[str, Any]:
     """The objective section; a denoiser on disk counts by its content, not by its place."""
     values = objective.model_dump(mode="json")
     if isinstance(objective, s.DenoisedObjective) and s.is_on_disk(objective.denoiser):
-        from components.denoising.loading import source_digest
-
-        values["denoiser"] = source_digest(objective.denoiser)
+        values["denoiser"] = _source_digest(objective.denoiser)
     return values
+
+
+def _source_digest(source: str) -> str:
+    """The content of a denoiser on disk."""
+    from components.denoising.loading import source_digest
+
+    return source_digest(source)
 
 
 def _model_identity(section: s.ModelSection) -> dict[str, Any]:
@@ -210,6 +230,10 @@ def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list
     """
     model = recipe.given_model()  # absolute: workers start in other folders
     given = {"prepare": prepared, f"model.{MAIN}": model and model.absolute()}
+    for name, certify in recipe.certify.items():
+        if source := denoiser_on_disk(certify):
+            folder = Path(source.partition(":")[2]).expanduser()
+            given[f"denoiser.{name}"] = folder.absolute()
     prints: dict[str, str] = {}
     planned = []
     for step in steps_of(recipe, prepared=prepared):

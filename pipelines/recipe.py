@@ -62,8 +62,11 @@ class Recipe(s.Section):
             )
         if self.tune and not self.train:
             raise PydanticCustomError("tune", "tune: needs a train section to vary")
-        if self.certify and not self.train:
-            raise PydanticCustomError("certify", "certify: needs a train section that makes models")
+        if self.certify and not names:
+            raise PydanticCustomError(
+                "certify",
+                "certify: needs a train section that makes models, or model.pretrained: a folder",
+            )
         for key, model in users:
             if model not in names:
                 raise PydanticCustomError(
@@ -84,9 +87,14 @@ class Recipe(s.Section):
 
     @model_validator(mode="after")
     def _denoisers_fit(self) -> Self:
+        denoisers = self.denoisers()
+        for key, certify in self.certify.items():
+            behind = self.certified_behind(certify)
+            if behind is not None and behind not in denoisers:
+                remedy = "is no variant with objective kind: denoiser, nor diffusers:PATH"
+                raise PydanticCustomError("model", f"certify.{key}.denoiser: {behind} {remedy}")
         if self.train is None:
             return self
-        denoisers = self.denoisers()
         for name in self.model_names():
             key = "train" if name == MAIN else f"train.variants.{name}"
             section = self.model_of(name)
@@ -148,6 +156,11 @@ class Recipe(s.Section):
         if not isinstance(own, s.DenoisedObjective) or s.is_on_disk(own.denoiser):
             return None
         return own.denoiser
+
+    def certified_behind(self, section: s.Certify) -> str | None:
+        """The model of this recipe that denoises for a certificate, if there is one."""
+        behind = section.denoiser if isinstance(section, s.GaussianCertify) else None
+        return None if behind is None or s.is_on_disk(behind) else behind
 
     def epochs_of(self, model: str) -> int:
         """How many epochs a model of this recipe is trained for."""

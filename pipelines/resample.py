@@ -20,6 +20,7 @@ from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
 from components.core.types import Array
 from components.data.prepared import PreparedDataset
+from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
 from components.models.voting import Way
 from pipelines.runtime.artifacts import read_manifest
@@ -27,7 +28,14 @@ from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, G
 from pipelines.stages.voting import Block, VoteConfig, make_voter
 
 
-def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -> list[str]:
+def resample(
+    path: Path,
+    *,
+    count: int,
+    model: Path | None,
+    data: Path | None,
+    denoiser: Path | None = None,
+) -> list[str]:
     """Problems found by voting again on `count` random items; an empty list means bit-equal votes.
 
     Items are chosen by the operating system's randomness: nobody can prepare for the choice.
@@ -39,9 +47,10 @@ def resample(path: Path, *, count: int, model: Path | None, data: Path | None) -
     model_folder, data_folder = _places(folder, votes, model, data)
     _check_identity(votes, model_folder, data_folder)
     torch.set_num_threads(1)  # as a certification worker with one CPU
-    config = _config(votes, model_folder, data_folder)
+    config = _config(votes, model_folder, data_folder, _denoiser(folder, votes, denoiser))
     voter = make_voter(config)
-    position = {item: i for i, item in enumerate(voter.items.item_ids)}  # type: ignore[attr-defined]
+    ids = voter.items.item_ids  # type: ignore[attr-defined]
+    position = {item: i for i, item in enumerate(ids[: votes.header["num_items"]])}
     items = sorted(votes.items(), key=lambda item: item.item_id)
     expected = set(position)
     strangers = sorted(item.item_id for item in items if item.item_id not in expected)
@@ -65,13 +74,9 @@ def _kept(votes: Votes) -> Array | slice:
 
 def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -> tuple[Path, Path]:
     """Where model and data are: as named, else what the step's manifest says it read."""
-    manifest = read_manifest(folder)
-    inputs = {} if manifest is None else manifest["input_folders"]
-    trained = next(
-        (folder / p / "model" for n, p in inputs.items() if n.startswith("train.")), None
-    )
+    inputs = _inputs(folder)
     model, data = (
-        model or trained,
+        model or _find(inputs, folder, votes.header["model_digest"]),
         data or (folder / inputs["prepare"] if "prepare" in inputs else None),
     )
     if model is None or data is None:
@@ -79,6 +84,38 @@ def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -
             "verify", folder, "does not say which model and data voted; use --model and --data"
         )
     return model, data
+
+
+def _inputs(folder: Path) -> dict[str, str]:
+    """The folders that a step read, by the names of the steps that made them."""
+    manifest = read_manifest(folder)
+    return {} if manifest is None else manifest["input_folders"]
+
+
+def _find(inputs: Mapping[str, str], folder: Path, digest: str) -> Path | None:
+    """The model among a step's inputs: the one with this digest, else any, to be told apart."""
+    places = [folder / p / "model" for n, p in inputs.items() if n.startswith("train.")]
+    places += [folder / p for n, p in inputs.items() if n.startswith("model.")]
+    known = [place for place in places if (place / "model.json").is_file()]
+    return next((p for p in known if read_header(p)["digest"] == digest), next(iter(places), None))
+
+
+def _denoiser(folder: Path, votes: Votes, given: Path | None) -> str | None:
+    """The source of the denoiser that the votes name, if they name one."""
+    settings = votes.header["settings"].get("denoiser")
+    if settings is None:
+        return None
+    inputs = _inputs(folder)
+    on_disk = [folder / p for n, p in inputs.items() if n.startswith("denoiser.")]
+    place = given or next(iter(on_disk), None) or _find(inputs, folder, settings["digest"])
+    if place is None:
+        remedy = "does not say which denoiser stood in front of the model; use --denoiser"
+        raise CasemateError("verify", folder, remedy)
+    digest = source_digest(source_of(place))
+    if digest != settings["digest"]:
+        remedy = f"has digest {digest[:12]}, the votes are of {settings['digest'][:12]}"
+        raise CasemateError("verify --denoiser", place, remedy)
+    return source_of(place)
 
 
 def _check_identity(votes: Votes, model: Path, data: Path) -> None:
@@ -92,7 +129,7 @@ def _check_identity(votes: Votes, model: Path, data: Path) -> None:
             )
 
 
-def _config(votes: Votes, model: Path, data: Path) -> VoteConfig:
+def _config(votes: Votes, model: Path, data: Path, denoiser: str | None) -> VoteConfig:
     header: dict[str, Any] = votes.header
     settings = header["settings"]
     return VoteConfig(
@@ -104,6 +141,7 @@ def _config(votes: Votes, model: Path, data: Path) -> VoteConfig:
         settings["device"],
         settings.get("token_policy"),
         _way(settings.get("way", {"path": "plain"})),  # not recorded: there was one path only
+        denoiser,
     )
 
 
@@ -120,6 +158,9 @@ def _section(header: Mapping[str, Any]) -> Certify:
     settings = header["settings"]
     common = {"num_items": header["num_items"], "micro_batch": settings["micro_batch"]}
     if header["kind"] == "gaussian":
+        behind = settings.get("denoiser")
+        if behind is not None:
+            common |= {"denoiser": behind["digest"], "sampler": behind["sampler"]}
         return GaussianCertify(
             kind="gaussian",
             sigma=settings["sigma"],

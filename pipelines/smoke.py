@@ -35,6 +35,7 @@ CAPS = {
     "num_estimate": 200,
     "num_positions": 2,
     "num_draws": 4,
+    "num_levels": 3,
     "num_predict": 50,
     "block_size": 100,
     "micro_batch": 50,
@@ -91,7 +92,7 @@ def shrink(values: Values) -> list[str]:
         own = [variant["model"] for variant in values["train"]["variants"].values()]
         for model in filter(None, [values["model"], *own]):
             _shrink_model(model, notes)
-        _train_denoiser(values["train"], notes)
+        _train_denoiser(values, notes)
     caps = {**CAPS, "batch_size": MADE_BATCH} if made else CAPS
     for section in ("train", "tune", "attack", "certify"):
         _each(values[section], lambda key, value: _capped(key, value, caps))
@@ -170,14 +171,15 @@ def _shrink_model(model: Values, notes: list[str]) -> None:
     model["options"] |= small or {}
 
 
-def _train_denoiser(train: Values, notes: list[str]) -> None:
+def _train_denoiser(values: Values, notes: list[str]) -> None:
     """A denoiser trained on the spot in place of one that is not on disk."""
-    objectives = [train["objective"], *(v["objective"] for v in train["variants"].values())]
-    for objective in objectives:
-        where = objective.get("denoiser", "")
+    train = values["train"]
+    users = [train["objective"], *(v["objective"] for v in train["variants"].values())]
+    for user in [*users, *values["certify"].values()]:
+        where = user.get("denoiser") or ""
         if is_on_disk(where) and not Path(where.partition(":")[2]).expanduser().exists():
             notes.append(f"a denoiser trained on the spot in place of {where}")
-            objective["denoiser"] = MADE_DENOISER
+            user["denoiser"] = MADE_DENOISER
             train["variants"][MADE_DENOISER] = {
                 "objective": {"kind": "denoiser", "range": [0, 1]},
                 "model": {"architecture": "tiny_unet", "options": _small_options("tiny_unet")},

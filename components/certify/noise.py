@@ -5,13 +5,17 @@ same number of rows, because logits change in the last bits with the batch shape
 could flip a vote.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.core.seeding import standard_normal
-from components.core.types import Images, LogitsFn
+from components.core.seeding import standard_normals
+from components.core.types import Images, Logits, LogitsFn
+from components.denoising.classifier import DenoisedClassifier
+from components.denoising.samplers import draws_of_samples
 
 
 def noisy_draws(
@@ -24,16 +28,16 @@ def noisy_draws(
     _check_image(image)
     if not 0 <= start < stop:
         raise ValueError(f"need 0 <= start < stop, got {start=}, {stop=}")
-    scale = _float32_at_least(sigma)
-    shape = tuple(image.shape)
-    draws = np.stack(
-        [standard_normal(run_seed, stream, item_id, index, shape) for index in range(start, stop)]
+    rows = standard_normals(
+        run_seed, stream, item_id, start=start, stop=stop, shape=tuple(image.shape)
     )
-    return image + torch.from_numpy(scale * draws)
+    rows *= float32_at_least(sigma)
+    rows += image.numpy()
+    return torch.from_numpy(rows)
 
 
 def predict_block(
-    logits_of: LogitsFn,
+    logits_of: LogitsFn | DenoisedClassifier,
     image: Tensor,
     *,
     sigma: float,
@@ -48,31 +52,45 @@ def predict_block(
     """(stop - start,) predicted classes of these draws; ties go to the lowest class.
 
     Blocks start at multiples of `micro_batch`: then the forward passes, hence the votes, do not
-    depend on how the draws of an item are cut into blocks.
+    depend on how the draws of an item are cut into blocks. Predictions stay on the device until the
+    block is done, so that the host prepares the noise of a pass while the device works on the one
+    before.
     """
     if micro_batch < 1 or start % micro_batch:
         raise ValueError(f"a block must start at a multiple of {micro_batch=}, got {start=}")
-    parts = []
-    for low in range(start, stop, micro_batch):
-        high = min(low + micro_batch, stop)
-        rows = noisy_draws(
-            image,
-            sigma=sigma,
-            run_seed=run_seed,
-            stream=stream,
-            item_id=item_id,
-            start=low,
-            stop=high,
-        )
-        padding = rows[:1].expand(micro_batch - len(rows), -1, -1, -1)
-        with torch.inference_mode():
-            logits = logits_of(torch.cat([rows, padding]).to(device)).float().cpu().numpy()
-        if np.isnan(logits).any():
-            raise ValueError(
-                f"the model returned nan for item {item_id}, draws {low} to {high - 1}"
-            )
-        parts.append(logits[: len(rows)].argmax(axis=1))  # numpy: first maximum
-    return np.concatenate(parts).astype(np.uint16)
+    address = {"run_seed": run_seed, "stream": stream, "item_id": item_id}
+    predictions, broken = [], []
+    with torch.inference_mode():
+        for low in range(start, stop, micro_batch):
+            span: dict[str, Any] = {**address, "start": low, "stop": min(low + micro_batch, stop)}
+            rows = noisy_draws(image, sigma=sigma, **span)
+            logits = _logits(logits_of, _padded(rows, micro_batch).to(device), span)
+            predictions.append(logits.argmax(dim=1))  # first maximum
+            broken.append(logits.isnan().any())
+        found = torch.cat(predictions)[: stop - start].cpu().numpy()  # the tail's padding goes
+        bad = torch.stack(broken).cpu().numpy()
+    if bad.any():
+        low = start + micro_batch * int(bad.argmax())
+        high = min(low + micro_batch, stop) - 1
+        raise ValueError(f"the model returned nan for item {item_id}, draws {low} to {high}")
+    return found.astype(np.uint16)
+
+
+def _logits(
+    logits_of: LogitsFn | DenoisedClassifier, noisy: Images, span: dict[str, Any]
+) -> Logits:
+    """Of one pass; a denoiser that draws gets normals that belong to the same draws, and only."""
+    if not isinstance(logits_of, DenoisedClassifier):
+        return logits_of(noisy)
+    draws = draws_of_samples(**span, shape=tuple(noisy.shape[1:]))
+    return logits_of(noisy, lambda step: _padded(draws(step), len(noisy)))  # type: ignore[no-any-return]
+
+
+def _padded(rows: Tensor, count: int) -> Tensor:
+    """`count` rows: every pass has the same shape, filled up with copies of the first row."""
+    if len(rows) == count:
+        return rows
+    return torch.cat([rows, rows[:1].expand(count - len(rows), *rows.shape[1:])])
 
 
 def _check_image(image: Tensor) -> None:
@@ -82,7 +100,7 @@ def _check_image(image: Tensor) -> None:
         raise ValueError("pixels must be finite and in [0, 1]")
 
 
-def _float32_at_least(sigma: float) -> np.float32:
+def float32_at_least(sigma: float) -> np.float32:
     """sigma in float32, rounded up: a claim is sound only if at least that much was added."""
     if not (0 < sigma < np.inf):
         raise ValueError(f"sigma must be positive and finite, got {sigma}")

@@ -31,6 +31,24 @@ def standard_normal(
     return np.random.Generator(bits).standard_normal(shape, dtype=np.float32)
 
 
+def standard_normals(
+    run_seed: int, stream: str, item_id: str, *, start: int, stop: int, shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """(stop - start, ...) float32: the values of `standard_normal` at the indices start..stop-1.
+
+    One generator is given key after key: making a new one costs as much as a small image's noise.
+    """
+    bits = np.random.Philox(key=0)
+    fresh, generator = bits.state, np.random.Generator(bits)
+    rows = np.empty((stop - start, *shape), dtype=np.float32)
+    for row, index in zip(rows, range(start, stop), strict=True):
+        key = stream_key(run_seed, stream, item_id, index)
+        fresh["state"]["key"] = np.array([key % 2**64, key >> 64], dtype=np.uint64)
+        bits.state = fresh  # counter 0, empty buffer
+        generator.standard_normal(dtype=np.float32, out=row)
+    return rows
+
+
 def generator_for(*address: object) -> "torch.Generator":
     """A CPU generator seeded by an address such as (run seed, "shuffle", epoch)."""
     import torch  # not above: reading a recipe needs no torch, and it takes seconds to import

@@ -1,18 +1,11 @@
 """A classifier behind a denoiser: the base classifier that smoothing certifies."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from components.core.types import Images, Logits
 from components.denoising.samplers import Draws, Sampler
 from components.models.pixels import PixelModel
-
-
-def resized(images: Images, side: int) -> Images:
-    """Bicubic with anti-aliasing, as the classifiers of Carlini et al. 2023 were fed."""
-    if images.shape[-1] == side:
-        return images
-    return F.interpolate(images, size=(side, side), mode="bicubic", antialias=True)
+from components.models.resizing import resized
 
 
 def no_draws(step: int) -> Tensor:
@@ -24,7 +17,8 @@ class DenoisedClassifier(nn.Module):
     """f(x + noise) = classify(resize(denoise(x + noise))), with noise of standard deviation sigma.
 
     The noise is added before everything here, at the side that the denoiser works at: radii belong
-    to images of that side, whatever side the classifier has.
+    to images of that side, whatever side the classifier has. What the classifier is fed is enlarged
+    or shrunk bicubically with anti-aliasing, as in Carlini et al. 2023.
     """
 
     def __init__(
@@ -35,6 +29,7 @@ class DenoisedClassifier(nn.Module):
         sampler.denoiser.check(channels=channels, image_size=image_size, sigma=sigma)
         self.denoiser = sampler.denoiser  # registered, so that it moves to devices too
         self.sampler, self.classifier, self.sigma = sampler, classifier, sigma
+        self.spec = classifier.spec
 
     def forward(self, noisy: Images, draws: Draws = no_draws) -> Logits:
         clean = self.sampler(noisy, self.sigma, draws)

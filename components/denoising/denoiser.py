@@ -16,6 +16,8 @@ from components.core.types import Images
 from components.denoising.diffusion import Diffusion
 from components.denoising.schedule import abar_of
 
+CHANNELS_LAST_FROM = 32  # pixels on a side of what the network works on
+
 
 class Denoiser(nn.Module):
     """A frozen network with its `Diffusion`.
@@ -35,6 +37,15 @@ class Denoiser(nn.Module):
         super().__init__()
         self.network, self.diffusion = network.requires_grad_(False).eval(), diffusion
         self.channels, self.stride, self.takes_fractions = channels, stride, takes_fractions
+
+    def arranged(self, image_size: int) -> "Denoiser":
+        """With its weights in the memory layout in which it is quickest on images of this side.
+
+        Measured on a CPU: channels last gains up to a fifth at 32 pixels and costs a tenth at 16.
+        """
+        if image_size // getattr(self.network, "patch", 1) >= CHANNELS_LAST_FROM:
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return self
 
     def check(self, *, channels: int, image_size: int, sigma: float) -> None:
         """Refuse images and noise that it cannot denoise, before anything is drawn."""

@@ -7,16 +7,22 @@
 """
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
+from components.denoising.classifier import DenoisedClassifier
 from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
+from components.denoising.samplers import make_sampler
 from components.models.checkpoint import load_model, read_header
+from components.models.costs import network_of_shapes
 from components.models.networks.unet import TimedUNet, check_config
 
 KEY = "denoiser"
@@ -24,9 +30,40 @@ OURS, DIFFUSERS = "model:", "diffusers:"
 SCHEDULER, CONFIG = "scheduler_config.json", "config.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What can be said of a denoiser without its weights."""
+
+    diffusion: Diffusion
+    channels: int
+    architecture: str | None  # None: `options` are the configuration of diffusers' UNet2DModel
+    options: Mapping[str, Any]
+
+    def network(self, *, image_size: int, channels: int) -> nn.Module:
+        """The network on the meta device: shapes without values."""
+        if self.architecture is not None:
+            return network_of_shapes(
+                self.architecture,
+                image_size=image_size,
+                channels=channels,
+                num_classes=0,
+                options=self.options,
+            )
+        from diffusers import UNet2DModel
+
+        with torch.device("meta"):
+            return TimedUNet(UNet2DModel.from_config(dict(self.options))).eval()
+
+
 def is_source(text: str) -> bool:
     """Whether it names a folder, not a model of the recipe."""
     return text.startswith((OURS, DIFFUSERS))
+
+
+def source_of(folder: Path) -> str:
+    """The source that names this folder."""
+    kind = OURS if (folder / "model.json").is_file() else DIFFUSERS
+    return f"{kind}{folder.absolute()}"
 
 
 def folder_of(source: str) -> Path:
@@ -43,6 +80,42 @@ def load_denoiser(source: str, *, device: str | torch.device = "cpu") -> Denoise
     folder = folder_of(source)
     denoiser = _from_diffusers(folder) if source.startswith(DIFFUSERS) else _from_model(folder)
     return denoiser.to(device)
+
+
+def load_denoised(
+    classifier: Path,
+    source: str,
+    *,
+    sampler: Mapping[str, Any],
+    image_size: int,
+    sigma: float,
+    device: str | torch.device = "cpu",
+) -> DenoisedClassifier:
+    """The classifier of a model folder behind a denoiser, ready for many passes."""
+    denoiser = load_denoiser(source, device=device).arranged(image_size)
+    return DenoisedClassifier(
+        make_sampler(sampler, denoiser),
+        load_model(classifier, device=device),
+        image_size=image_size,
+        sigma=sigma,
+    ).eval()
+
+
+def describe_source(source: str) -> Description:
+    """Noise levels and channels of a source; no weights are read."""
+    folder = folder_of(source)
+    if source.startswith(OURS):
+        spec = read_header(folder)["spec"]
+        values = spec["trained_for"].get("diffusion")
+        if values is None:
+            raise CasemateError(KEY, folder, f"holds a classifier ({spec['architecture']})")
+        diffusion = Diffusion.from_dict(values)
+        return Description(diffusion, spec["channels"], spec["architecture"], spec["options"])
+    network, scheduler = _parts(folder)
+    config = _read(network / CONFIG)
+    check_config(config)
+    diffusion = Diffusion.from_config(_read(scheduler / SCHEDULER))
+    return Description(diffusion, config.get("in_channels", 3), None, config)
 
 
 def source_digest(source: str) -> str:
@@ -64,6 +137,9 @@ def save_diffusers(folder: Path, denoiser: Denoiser) -> None:
         remedy = "cannot be written in the format of diffusers, which feeds whole timesteps"
         raise CasemateError(f"{KEY}.time_scale", denoiser.diffusion.time_scale, remedy)
     assert isinstance(denoiser.network, TimedUNet)
+    if denoiser.network.patch != 1:
+        remedy = "cannot be written in the format of diffusers, whose networks see single pixels"
+        raise CasemateError(f"{KEY}.patch", denoiser.network.patch, remedy)
     denoiser.network.unet.save_pretrained(folder / "unet")
     DDPMScheduler.from_config(denoiser.diffusion.config).save_pretrained(folder / "scheduler")
 

@@ -10,16 +10,16 @@ All of them take pixels x + sigma n with x in [0, 1] and return estimates of x o
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from components.core.errors import CasemateError
-from components.core.seeding import standard_normal
+from components.core.seeding import standard_normals
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
 from components.denoising.schedule import abar_of
@@ -39,19 +39,20 @@ class Sampler(Protocol):
 
 
 def draws_of_samples(
-    *, run_seed: int, item_id: str, start: int, stop: int, shape: tuple[int, ...]
+    *, run_seed: int, stream: str, item_id: str, start: int, stop: int, shape: tuple[int, ...]
 ) -> Draws:
     """What a sampler draws for the noisy copies `start..stop-1` of an item, whoever denoises them.
 
-    The streams are other ones than those of the noise in the images.
+    `stream` is that of the noise in the copies. The sampler's own streams are other ones, and each
+    stream has its own: if the draws that choose a class shared them with those that bound its
+    probability, the two would not be independent.
     """
 
     def draw(step: int) -> Tensor:
-        rows = [
-            standard_normal(run_seed, f"denoise-{step}", item_id, index, shape)
-            for index in range(start, stop)
-        ]
-        return torch.from_numpy(np.stack(rows))
+        rows = standard_normals(
+            run_seed, f"denoise-{stream}-{step}", item_id, start=start, stop=stop, shape=shape
+        )
+        return torch.from_numpy(rows)
 
     return draw
 
@@ -176,3 +177,20 @@ class Heun(Sampler):
         timestep = self.denoiser.timestep(ratio)
         clean = self.denoiser.estimate(math.sqrt(abar) * z, abar=abar, timestep=timestep)
         return (z - clean) / ratio
+
+
+SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
+    "one-shot": OneShot,
+    "ancestral": Ancestral,
+    "heun": Heun,
+}
+
+
+def make_sampler(settings: Mapping[str, Any], denoiser: Denoiser) -> Sampler:
+    """The sampler of plain settings: its `kind` and its own fields."""
+    own = dict(settings)
+    kind = own.pop("kind")
+    if kind not in SAMPLERS:
+        remedy = f"is unknown; choose one of {', '.join(SAMPLERS)}"
+        raise CasemateError("sampler.kind", kind, remedy)
+    return SAMPLERS[kind](denoiser, **own)

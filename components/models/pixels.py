@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from components.core.types import Images, Logits
 from components.data.ablation import ablate
+from components.models.resizing import resized
 from components.models.spec import ModelSpec
 from components.models.tokens import (
     check_droppable,
@@ -77,15 +78,17 @@ class PixelModel(nn.Module):
         return int(self.kept_tokens(visible[None]).sum())
 
     def resized(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) at the network's size; bilinear weights follow pixel centres."""
+        """(B, C, H, W) at the network's size; weights follow pixel centres."""
         if self.spec.upsample is None:
             return x
+        if self.spec.upsample_mode == "bicubic":
+            return resized(x, self.spec.upsample)
         size = (self.spec.upsample, self.spec.upsample)
         return F.interpolate(x, size=size, mode=self.spec.upsample_mode)  # align_corners: False
 
     def resized_mask(self, visible: Tensor) -> Tensor:
         """(B, H, W) bool at the network's size: which pixels some visible pixel reaches."""
-        return self.resized(visible[:, None].float())[:, 0] > 0
+        return self.resized(visible[:, None].float())[:, 0] != 0  # bicubic weights can be < 0
 
     def kept_tokens(self, visible: Tensor) -> Tensor:
         """(B, N) bool: tokens that some visible pixel of (B, H, W) reaches through the resize."""

@@ -7,7 +7,7 @@ from typing import Any
 from components.core.errors import CasemateError
 
 TOKEN_POLICIES = ("drop", "mask")
-UPSAMPLE_MODES = ("nearest", "bilinear")
+UPSAMPLE_MODES = ("nearest", "bilinear", "bicubic")
 
 
 @dataclass(frozen=True, slots=True)

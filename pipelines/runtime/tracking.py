@@ -3,14 +3,18 @@
 import json
 import logging
 import os
+import shutil
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # progress is ours
 
 import mlflow
 from mlflow import MlflowClient
@@ -23,6 +27,7 @@ from pipelines.recipe import Recipe
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
 SUPERSEDED_TAG = "casemate.superseded"
+SMOOTHED = Path(__file__).with_name("smoothed_model.py")  # executed by MLflow where it is served
 _EXPORT = threading.Lock()  # torch.export patches global state: one model at a time
 
 
@@ -135,6 +140,48 @@ class StepRun:
         self._register(name, alias, str(info.model_uri))
         return str(info.model_uri)
 
+    def register_smoothed(
+        self,
+        *,
+        name: str,
+        alias: str,
+        classifier: Path,
+        denoiser: Path | None,
+        settings: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+    ) -> str:
+        """Log a smoothed classifier that answers with a radius, and register it under an alias.
+
+        `settings` are those of `SmoothedClassifier`, with the shape of images and the sampler.
+        """
+        if found := self.client.search_model_versions(f"run_id = '{self.run_id}'"):
+            return str(found[0].source)  # an interrupted attempt came this far
+        shape = (settings["channels"], settings["image_size"], settings["image_size"])
+        with (
+            TemporaryDirectory() as place,
+            _EXPORT,
+            warnings.catch_warnings(),
+            mlflow.start_run(run_id=self.run_id),
+        ):
+            # MLflow misses an example, which it would ask for all its draws
+            warnings.simplefilter("ignore", UserWarning)
+            networks = Path(place) / "networks"
+            shutil.copytree(classifier, networks / "classifier")
+            if denoiser is not None:
+                shutil.copytree(denoiser, networks / "denoiser")
+            info = mlflow.pyfunc.log_model(
+                name=name,
+                python_model=str(SMOOTHED),
+                artifacts={"networks": str(networks)},
+                model_config=dict(settings),
+                code_paths=[str(SMOOTHED.parents[2] / "components")],
+                signature=_smoothed_signature(shape),
+                metadata=dict(metadata),
+                pip_requirements=["mlflow", "torch", "timm", "diffusers", "scipy", "pyarrow"],
+            )
+        self._register(name, alias, str(info.model_uri))
+        return str(info.model_uri)
+
     def _register(self, name: str, alias: str, source: str) -> None:
         """A new version of a registered model, under an alias."""
         try:
@@ -147,6 +194,31 @@ class StepRun:
 
     def finish(self, status: str = "FINISHED") -> None:
         self.client.set_terminated(self.run_id, status)
+
+
+def _smoothed_signature(shape: tuple[int, ...]) -> Any:
+    """Images in; label, abstention, radius and samples out; how long and how much by parameters."""
+    import numpy as np
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    columns = {
+        "label": DataType.long,
+        "abstain": DataType.boolean,
+        "radius": DataType.double,
+        "samples": DataType.long,
+    }
+    return ModelSignature(
+        inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *shape))]),
+        outputs=Schema([ColSpec(kind, name) for name, kind in columns.items()]),
+        params=ParamSchema(
+            [
+                ParamSpec("seconds_per_image", DataType.double, 0.0),
+                ParamSpec("num_estimate", DataType.long, 0),
+                ParamSpec("seed", DataType.long, -1),
+            ]
+        ),
+    )
 
 
 def _find_or_create(

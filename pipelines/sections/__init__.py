@@ -35,8 +35,12 @@ from pipelines.sections.certify import (
 from pipelines.sections.data import DataSection, ModelSection, SyntheticSection
 from pipelines.sections.denoise import (
     ARCHITECTURES,
+    AncestralSampler,
     DenoisedObjective,
     DenoiserObjective,
+    HeunSampler,
+    OneShotSampler,
+    Sampler,
     is_on_disk,
 )
 from pipelines.sections.place import (
@@ -86,6 +90,7 @@ __all__ = [
     "AblationCertify",
     "AblationObjective",
     "AdversarialSection",
+    "AncestralSampler",
     "ApgdAttack",
     "AshaScheduler",
     "AttackEntry",
@@ -112,6 +117,7 @@ __all__ = [
     "GaussianCertify",
     "GaussianObjective",
     "GridSearch",
+    "HeunSampler",
     "IntegersAxis",
     "L2Challenge",
     "LogUniformAxis",
@@ -119,6 +125,7 @@ __all__ = [
     "ModelSection",
     "Name",
     "Objective",
+    "OneShotSampler",
     "OptunaSearch",
     "PatchCertify",
     "PatchChallenge",
@@ -129,6 +136,7 @@ __all__ = [
     "PositivePixels",
     "RandomSearch",
     "ReportSection",
+    "Sampler",
     "SanitySection",
     "Section",
     "StandardObjective",

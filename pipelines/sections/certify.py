@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from components.certify.reach import LEAST_UNIFORM, Method, draws_to_reach, reach
 from pipelines.sections.base import Count, PositivePixels, Section
+from pipelines.sections.denoise import DenoiserName, OneShotSampler, Sampler
 
 
 class PatchChallenge(Section):
@@ -161,6 +162,8 @@ class GaussianCertify(Section):
 
     kind: Literal["gaussian"]
     model: str = "main"
+    denoiser: DenoiserName | None = None  # a variant of this recipe, diffusers:PATH or model:PATH
+    sampler: Sampler = OneShotSampler()  # how it denoises
     sigma: PositivePixels
     # `sequential`: an item is drawn until its radii are decided, at most `num_estimate` times;
     # `randomized`: the randomised bound, slightly larger radii from as many draws as `fixed`.
@@ -198,6 +201,16 @@ class GaussianCertify(Section):
             raise _refusal(text, "failure_prob", self.failure_prob)
         if self.method != "sequential" and 0 in self.radii:
             raise _refusal("{name}: {value} is no distance; leave it out", "radii", 0)
+        return self
+
+    @model_validator(mode="after")
+    def _sampler_has_a_denoiser(self) -> Self:
+        if self.denoiser is None and self.sampler != OneShotSampler():
+            raise PydanticCustomError(
+                "model",
+                "sampler: {kind} denoises with nothing; name a denoiser",
+                {"kind": self.sampler.kind},
+            )
         return self
 
     @model_validator(mode="after")

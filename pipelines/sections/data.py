@@ -85,7 +85,7 @@ class ModelSection(Section):
     architecture: str = "tiny_vit"  # `casemate models` lists those of the papers
     options: dict[str, Any] = {}  # arguments of the architecture, e.g. patch_size
     upsample: Count | None = None  # side that the network sees; None: the data's own
-    upsample_mode: Literal["nearest", "bilinear"] = "nearest"
+    upsample_mode: Literal["nearest", "bilinear", "bicubic"] = "nearest"
     mean: list[float] | None = None  # None: 0.5 in every channel
     std: list[float] | None = None
     token_policy: Literal["drop", "mask"] = "mask"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pipelines.sections.base import Pixels, PositivePixels, Section
+from pipelines.sections.base import Count, Pixels, PositivePixels, Section
 
 ARCHITECTURES = ("tiny_unet", "unet")  # networks that estimate images; all others tell classes
 SOURCES = ("diffusers:", "model:")  # of denoisers on disk; other names are models of the recipe
@@ -50,6 +50,32 @@ class DenoisedObjective(Section):
     kind: Literal["denoised"]
     sigma: PositivePixels
     denoiser: DenoiserName  # a variant of this recipe, diffusers:PATH or model:PATH
+
+
+class OneShotSampler(Section):
+    """One pass of the network (Carlini et al. 2023, alg. 1)."""
+
+    kind: Literal["one-shot"] = "one-shot"
+
+
+class AncestralSampler(Section):
+    """Many small random steps back through the schedule (Ho et al. 2020)."""
+
+    kind: Literal["ancestral"]
+    num_steps: Count | None = None  # None: every timestep of the noise level and below
+    start: Literal["exact", "reference"] = "exact"  # reference: the authors' code, a timestep below
+
+
+class HeunSampler(Section):
+    """The probability flow in deterministic steps of second order (Karras et al. 2022)."""
+
+    kind: Literal["heun"]
+    num_levels: Annotated[int, Field(ge=2)] = 18  # 2 num_levels - 1 passes
+    last: Annotated[float, Field(gt=0)] = 0.002
+    rho: Annotated[float, Field(gt=0)] = 7.0
+
+
+Sampler = Annotated[OneShotSampler | AncestralSampler | HeunSampler, Field(discriminator="kind")]
 
 
 def is_on_disk(denoiser: str) -> bool:

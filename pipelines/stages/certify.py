@@ -11,15 +11,18 @@ from components.certify.certificate import write_certificate
 from components.certify.early_stop import ORDER
 from components.certify.gaussian import check_can_reach
 from components.certify.l2_evidence import declare, plan_of
+from components.certify.noise import float32_at_least
 from components.certify.thinning import thin_votes
 from components.certify.votes import VOTES_NAME, VoteRow, Votes, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import NOISE_IMPL
 from components.data.prepared import PreparedDataset
+from components.denoising.loading import describe_source, folder_of, source_digest
 from components.models.checkpoint import read_header
+from components.models.spec import ModelSpec
 from components.models.voting import Way
-from pipelines import build
+from pipelines import build, denoisers
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
@@ -45,7 +48,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     section, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
     for name, other in recipe.certificates().items():  # all before the first votes are paid for
         _check_sizes(other.section, dataset, key=f"certify.{name}")
-    model = inputs[f"train.{section.model}"] / "model"
+    model = build.model_folder(inputs, section.model)
     config = VoteConfig(
         inputs["prepare"],
         model,
@@ -54,7 +57,9 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         recipe.seed,
         build.actor_device(recipe.cluster),
         _token_policy(section, model, key=f"certify.{out.part}"),
+        denoiser=denoisers.of_certificate(section, out.part, inputs),
     )
+    _check_model(config, dataset, key=f"certify.{out.part}")
     source = read_votes(inputs[f"certify.{entry.finer}"] / VOTES_NAME) if entry.finer else None
     way = _way(config, step=out.step) if source is None else _way_of(source)
     config = replace(config, way=way)
@@ -69,6 +74,8 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     _track(out, document)
     if section.challenge:
         _challenge(recipe, config, votes, out)
+    if isinstance(section, GaussianCertify):
+        _publish(recipe, config, section, dataset, out)
 
 
 def _voted(recipe: Recipe, config: VoteConfig, header: Mapping[str, Any], out: StageDir) -> Votes:
@@ -175,6 +182,23 @@ def _check_reach(section: Certify, header: Mapping[str, Any]) -> None:
     )
 
 
+def _check_model(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> None:
+    """Refuse a model, or a denoiser in front of it, that these images do not fit."""
+    spec = ModelSpec.from_dict(read_header(config.model)["spec"])
+    spec.check_classes(len(dataset.classes))
+    if config.denoiser is None:
+        spec.check_image((dataset.channels, dataset.height, dataset.width))
+        return
+    assert isinstance(config.section, GaussianCertify)
+    found = describe_source(config.denoiser)
+    denoisers.check_sigma(f"{key}.sigma", config.section.sigma, found.diffusion)
+    for channels in (dataset.channels, spec.channels):
+        denoisers.check_channels(f"{key}.denoiser", found.channels, channels)
+    if dataset.height != dataset.width:
+        remedy = "is not square; denoisers are fed square images"
+        raise CasemateError("data.image_size", f"{dataset.height}x{dataset.width}", remedy)
+
+
 def _header(
     config: VoteConfig, dataset: PreparedDataset, *, num_items: int, run_id: str
 ) -> dict[str, Any]:
@@ -214,7 +238,8 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
             "run_seed": config.seed,
             "method": section.method,
         }
-        return drawn | ({"declared": _declared(section)} if section.method == "sequential" else {})
+        declared = {"declared": _declared(section)} if section.method == "sequential" else {}
+        return drawn | declared | _denoiser_settings(config, section)
     settings: dict[str, Any] = {"token_policy": config.token_policy, "fill": "black"}
     if config.token_policy != trained_policy:
         settings["trained_token_policy"] = trained_policy
@@ -237,6 +262,22 @@ def _declared(section: GaussianCertify) -> dict[str, Any]:
         look_every=section.look_every,
         futility_prob=section.futility_prob,
     )
+
+
+def _denoiser_settings(config: VoteConfig, section: GaussianCertify) -> dict[str, Any]:
+    """What stood in front of the model, and how noise was added and announced to it."""
+    if config.denoiser is None:
+        return {}
+    known = describe_source(config.denoiser).diffusion
+    return {
+        "denoiser": {
+            "digest": source_digest(config.denoiser),
+            "sampler": section.sampler.model_dump(),
+            "prediction": known.prediction,
+            "timestep": known.schedule.timestep(section.sigma),
+            "sigma_added": float(float32_at_least(section.sigma)),
+        }
+    }
 
 
 def _claim(section: Certify) -> dict[str, Any]:
@@ -295,3 +336,27 @@ def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) 
             f"{result['attack']}: {', '.join(result['broken_items'])}; "
             "the certificate is wrong, do not use it"
         )
+
+
+def _publish(
+    recipe: Recipe,
+    config: VoteConfig,
+    section: GaussianCertify,
+    dataset: PreparedDataset,
+    out: StageDir,
+) -> None:
+    """The smoothed classifier in the registry: what was certified, ready to be asked."""
+    keys = ("sigma", "num_select", "num_estimate", "failure_prob", "micro_batch")
+    out.run.register_smoothed(
+        name=f"{recipe.name}-{out.part}-smoothed",
+        alias="candidate",
+        classifier=config.model,
+        denoiser=folder_of(config.denoiser) if config.denoiser else None,
+        settings={
+            **{key: getattr(section, key) for key in keys},
+            "sampler": section.sampler.model_dump(),
+            "channels": dataset.channels,
+            "image_size": dataset.width,
+        },
+        metadata={"digest": read_header(config.model)["digest"], "fingerprint": out.fingerprint},
+    )

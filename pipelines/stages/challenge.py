@@ -19,8 +19,9 @@ from components.certify.predict import predict_counts
 from components.certify.votes import Votes
 from components.core.seeding import generator_for
 from components.core.threats import UNIT, PatchThreat, describe
+from components.core.types import LogitsFn
+from components.denoising.classifier import DenoisedClassifier
 from components.evaluate.accuracy import accuracy
-from components.models.checkpoint import load_model
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
@@ -31,6 +32,7 @@ from pipelines.stages.voting import (
     PairVoter,
     VoteConfig,
     load_items,
+    load_noisy_model,
 )
 
 SCHEMA = pa.schema(
@@ -119,7 +121,7 @@ class L2Challenger:
 
     def __init__(self, config: VoteConfig) -> None:
         self.config, self.items = config, load_items(config)
-        self.model = load_model(config.model, device=config.device)
+        self.model = load_noisy_model(config)
 
     def __call__(self, target: Target) -> pa.Table:
         section = self.config.section
@@ -127,9 +129,10 @@ class L2Challenger:
         assert section.challenge is not None
         c, item = section.challenge, self.items.span(target.item, target.item + 1)
         item_id, image, seed = item.item_ids[0], item.pixels()[0], self.config.seed
+        generator = generator_for(seed, "smoothed", item_id)
         with attack_mode(self.model):
             x_adv = attack_smoothed_l2(
-                self.model,
+                self._logits_of(generator),
                 image.to(self.config.device),
                 target.prediction,
                 eps=c.eps,
@@ -137,7 +140,7 @@ class L2Challenger:
                 num_steps=c.num_steps,
                 num_draws=c.num_draws,
                 step_size=2.5 * c.eps / c.num_steps,
-                generator=generator_for(seed, "smoothed", item_id),
+                generator=generator,
             ).cpu()
         predictions = predict_block(
             self.model,
@@ -157,6 +160,15 @@ class L2Challenger:
         )  # -1: the vote is too close to call
         norm = float((x_adv.double() - image.double()).norm())
         return _row(item_id, verdict, c.num_steps * c.num_draws + c.num_predict, norm)
+
+    def _logits_of(self, generator: torch.Generator) -> LogitsFn:
+        """The classifier under noise; a denoiser that draws is given fresh normals every time."""
+        model = self.model
+        if not isinstance(model, DenoisedClassifier):
+            return model
+        return lambda noisy: model(
+            noisy, lambda step: torch.randn(noisy.shape, generator=generator)
+        )
 
 
 def make_challenger(config: VoteConfig) -> WorkFn:

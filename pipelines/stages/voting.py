@@ -18,6 +18,8 @@ from components.certify.votes import SCHEMA, image_digest
 from components.core.types import Array
 from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset, Split
+from components.denoising.classifier import DenoisedClassifier
+from components.denoising.loading import load_denoised
 from components.models.checkpoint import load_model
 from components.models.masked_votes import dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
@@ -48,6 +50,7 @@ class VoteConfig:
     device: str
     token_policy: str | None = None  # None: the model's own
     way: Way = FAST  # of ablations
+    denoiser: str | None = None  # the source of what stands in front of the model
 
     def ablations(self) -> Ablations:
         """The ablations that vote."""
@@ -168,7 +171,7 @@ class GaussianVoter:
         self.config = config
         self.items = load_items(config)
         self.num_classes = len(PreparedDataset.open(config.dataset).classes)
-        self.model = load_model(config.model, device=config.device)
+        self.model = load_noisy_model(config)
 
     def __call__(self, blocks: Iterable[Block]) -> pa.Table:
         section = self.config.section
@@ -241,6 +244,22 @@ def load_voting_model(config: VoteConfig) -> PixelModel:
             check_droppable(model.net)
         model.spec = replace(model.spec, token_policy=config.token_policy)
     return model
+
+
+def load_noisy_model(config: VoteConfig) -> PixelModel | DenoisedClassifier:
+    """What classifies noisy images: the model itself, or behind its denoiser."""
+    section = config.section
+    assert isinstance(section, GaussianCertify)
+    if config.denoiser is None:
+        return load_model(config.model, device=config.device)
+    return load_denoised(
+        config.model,
+        config.denoiser,
+        sampler=section.sampler.model_dump(),
+        image_size=PreparedDataset.open(config.dataset).width,
+        sigma=section.sigma,
+        device=config.device,
+    )
 
 
 def choose_way(config: VoteConfig) -> Way:

@@ -428,3 +428,21 @@ def test_the_report_names_no_place_on_this_machine(finished_flow):
         certificate = step_folder(finished_flow, step)
         assert f"casemate verify {certificate.name}" in page
         assert read(certificate / "certificate.json")["votes_sha256"] in page
+
+
+def test_the_registered_smoothed_classifier_answers_with_a_radius(client, finished_flow):
+    """Label, abstention, radius and samples; the same for a given seed, none without time."""
+    version = client.get_model_version_by_alias("tiny-l2-smoothed", "candidate")
+    model = mlflow.pyfunc.load_model(version.source)
+    items = PreparedDataset.open(step_folder(finished_flow, "prepare")).load("test", limit=2)
+    images, asked = items.pixels().numpy(), {"seed": 3, "num_estimate": 100}
+    rows = model.predict(images, params=asked)
+    assert list(rows.columns) == ["label", "abstain", "radius", "samples"]
+    assert rows["samples"].tolist() == [120, 120]
+    assert (rows["abstain"] == (rows["label"] == -1)).all()
+    assert (rows["abstain"] == (rows["radius"] == 0)).all()
+    assert rows.equals(model.predict(images, params=asked))
+    hurried = model.predict(images[:1], params={"seconds_per_image": 1e-9})
+    assert hurried["abstain"].tolist() == [True]
+    with pytest.raises(mlflow.exceptions.MlflowException, match="enforce schema"):
+        model.predict(images[:, :, :4], params=asked)

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
+from components.denoising.loading import load_denoiser
 from components.models.checkpoint import load_model
 from components.models.zoo import build_network
 from tests.e2e.cli import TINY, call, step_folder, tiny_recipe
+from tests.unit.denoising.guided_unet import GuidedUNet
 
 pytestmark = pytest.mark.e2e
 OPTIONS = {"embed_dim": 16, "depth": 1, "num_heads": 2}
@@ -106,6 +108,43 @@ def test_blocks_that_would_be_cut_off_are_told(tmp_path, arguments):
     cut = call(*arguments, *STATISTICS, "--allow-unused", "blocks.1.*")
     assert cut.code == 0, cut.err
     assert "ignored    blocks.1.norm1.weight" in cut.out
+
+
+@pytest.fixture
+def diffusion_file(tmp_path):
+    torch.manual_seed(0)
+    file = tmp_path / "ema.pt"
+    torch.save(GuidedUNet(width=32, mults=(1, 1), attends=(False, True)).state_dict(), file)
+    return file
+
+
+def test_a_diffusion_model_becomes_a_denoiser(tmp_path, diffusion_file):
+    levels = ("--schedule", "cosine", "--timesteps", 4000, "--rescaled-time", "--head-width", 16)
+    place = ("--architecture", "unet", "--image-size", 16, "--out", tmp_path / "out")
+    told = call("import-weights", diffusion_file, *place, *levels, "--json")
+    assert told.code == 0, told.err
+    assert told.json["report"]["complete"]
+    assert told.json["layout"] == "guided-diffusion"
+    denoiser = load_denoiser(f"model:{tmp_path / 'out'}")
+    assert denoiser.diffusion.time_scale == 0.25
+    assert denoiser.timestep(0.5) == pytest.approx(1157.513, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (("--architecture", "unet", "--mean", "0,0,0"), "--mean: 0,0,0 has no meaning for a deno"),
+        (("--architecture", "unet", "--head-width", 7), "--head-width: 7 does not divide 32"),
+        (("--architecture", "unet", "--head-width", 16, "--schedule", "odd"), "odd is unknown"),
+        (("--architecture", "tiny_vit", "--timesteps", 10), "--timesteps: 10 is of denoisers"),
+    ],
+)
+def test_mistakes_about_denoisers_take_one_line(tmp_path, diffusion_file, extra, words):
+    told = call("import-weights", diffusion_file, *extra, "--out", tmp_path / "out")
+    assert told.code == 2
+    (line,) = told.err.splitlines()
+    assert words in line
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("ray_session")

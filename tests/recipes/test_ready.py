@@ -96,7 +96,7 @@ MEANINGFUL = {
     # wherever they are
     *("awp", "aas", "step_size", "floor", "every", "max_batches", "range", "model", "epochs"),
     *("rand_augment", "train_items", "num_items", "band", "challenge", "curves", "surrogate"),
-    *("kappa", "num_steps", "num_queries", "search", "sweep"),
+    *("kappa", "num_steps", "num_queries", "search", "sweep", "denoiser"),
     *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri"),
 }
 

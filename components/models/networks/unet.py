@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from components.core.errors import CasemateError
 
@@ -11,27 +12,29 @@ from components.core.errors import CasemateError
 class TimedUNet(nn.Module):
     """diffusers' `UNet2DModel` as a plain function of tensors: (B, C, H, W), (B,) -> (B, C', H, W).
 
-    C' is C, or 2 C where the second half predicts a variance.
+    C' is C, or 2 C where the second half predicts a variance. With `patch` the network sees squares
+    of so many pixels as channels of one pixel, and works at that fraction of the images' side.
     """
 
-    def __init__(self, unet: Any) -> None:
+    def __init__(self, unet: Any, *, patch: int = 1) -> None:
         super().__init__()
         check_config(unet.config)
-        self.unet = unet
+        self.unet, self.patch = unet, patch
 
     def forward(self, noisy: Tensor, times: Tensor) -> Tensor:
+        seen = F.pixel_unshuffle(noisy, self.patch)
         # diffusers rounds plain numbers to whole timesteps; tensors it takes as they are
-        output: Tensor = self.unet(noisy, times, return_dict=False)[0]
-        return output
+        output: Tensor = self.unet(seen, times, return_dict=False)[0]
+        return F.pixel_shuffle(output, self.patch)
 
     @property
     def channels(self) -> int:
-        return int(self.unet.config.in_channels)
+        return int(self.unet.config.in_channels) // self.patch**2
 
     @property
     def stride(self) -> int:
         """Sides of images are multiples of this."""
-        return 1 << (len(self.unet.config.block_out_channels) - 1)
+        return self.patch << (len(self.unet.config.block_out_channels) - 1)
 
     @property
     def takes_fractions(self) -> bool:
@@ -55,13 +58,21 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise CasemateError(f"{key}.out_channels", made, remedy)
 
 
-def unet(*, image_size: int, channels: int, num_classes: int, **config: Any) -> nn.Module:
+def unet(
+    *, image_size: int, channels: int, num_classes: int, patch: int = 1, **config: Any
+) -> nn.Module:
     """Any `UNet2DModel`: `config` are its own arguments, without the number of input channels."""
     from diffusers import UNet2DModel  # seconds to import, and classifiers do not need it
 
-    variance = 2 if config.pop("learn_variance", False) else 1
-    outputs = {"in_channels": channels, "out_channels": channels * variance}
-    return TimedUNet(UNet2DModel(**{**config, **outputs, "sample_size": image_size}))
+    if patch < 1 or image_size % patch:
+        raise ValueError(f"an image side of {image_size} has no whole patches of {patch}")
+    variance, inputs = (2 if config.pop("learn_variance", False) else 1), channels * patch**2
+    sizes = {
+        "in_channels": inputs,
+        "out_channels": inputs * variance,
+        "sample_size": image_size // patch,
+    }
+    return TimedUNet(UNet2DModel(**{**config, **sizes}), patch=patch)
 
 
 def tiny_unet(
@@ -73,15 +84,20 @@ def tiny_unet(
     num_layers: int = 1,
     norm_groups: int = 4,
     head_width: int = 8,
+    patch: int = 1,
 ) -> nn.Module:
     """A UNet for small images, attention at its lowest resolution only; 0.16 million weights."""
     levels = len(widths)
-    if image_size % 2 ** (levels - 1):
-        raise ValueError(f"an image side of {image_size} cannot be halved {levels - 1} times")
+    if image_size % (patch * 2 ** (levels - 1)):
+        raise ValueError(
+            f"an image side of {image_size} cannot be cut into patches of {patch} and halved "
+            f"{levels - 1} times"
+        )
     return unet(
         image_size=image_size,
         channels=channels,
         num_classes=num_classes,
+        patch=patch,
         block_out_channels=tuple(widths),
         down_block_types=("DownBlock2D",) * levels,
         up_block_types=("UpBlock2D",) * levels,

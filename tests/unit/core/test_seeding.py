@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.core.seeding import generator_for, standard_normal, stream_key
+from components.core.seeding import generator_for, standard_normal, standard_normals, stream_key
 
 ITEM = "cifar10-test-000000"
 SHAPE = (3, 32, 32)
@@ -68,3 +68,10 @@ def test_generators_repeat_by_address_and_differ_otherwise():
     assert torch.equal(draw(7, "shuffle", 0), draw(7, "shuffle", 0))
     assert not torch.equal(draw(7, "shuffle", 0), draw(7, "shuffle", 1))
     assert not torch.equal(draw(7, "shuffle", 0), draw(7, "start", 0))
+
+
+def test_a_rekeyed_generator_gives_the_values_of_fresh_ones():
+    shape = (1, 3, 5)  # an odd number of values: a buffer left over would shift the next draw
+    rows = standard_normals(4, "estimate", "item", start=7, stop=12, shape=shape)
+    for row, index in zip(rows, range(7, 12), strict=True):
+        assert np.array_equal(row, standard_normal(4, "estimate", "item", index, shape))

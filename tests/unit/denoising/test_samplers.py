@@ -6,10 +6,11 @@ from diffusers import DDPMScheduler
 from torch import nn
 
 from components.core.errors import CasemateError
-from components.denoising.classifier import DenoisedClassifier, no_draws, resized
+from components.denoising.classifier import DenoisedClassifier, no_draws
 from components.denoising.denoiser import Denoiser, on_schedule
 from components.denoising.diffusion import Diffusion
 from components.denoising.samplers import Ancestral, Heun, OneShot, draws_of_samples
+from components.models.resizing import resized
 
 PREDICTIONS = ("epsilon", "sample", "v_prediction")
 
@@ -129,12 +130,13 @@ def test_ancestral_starts_at_the_exact_level_and_ends_at_the_first(gaussian_deno
     assert Ancestral(denoiser, start="reference").levels(0.25) == levels[1:]
 
 
-def test_draws_belong_to_samples():
-    whole, part = (
-        draws_of_samples(run_seed=1, item_id="a", start=a, stop=b, shape=(1, 2, 2))
-        for a, b in ((0, 6), (2, 4))
+def test_draws_belong_to_samples_and_streams():
+    whole, part, other = (
+        draws_of_samples(run_seed=1, stream=s, item_id="a", start=a, stop=b, shape=(1, 2, 2))
+        for s, a, b in (("estimate", 0, 6), ("estimate", 2, 4), ("select", 2, 4))
     )
     assert torch.equal(whole(3)[2:4], part(3))
+    assert not torch.equal(part(3), other(3))  # what chooses a class is not what bounds it
     assert not torch.equal(part(3), part(4))
     assert not torch.equal(whole(3)[0], whole(3)[1])
 

@@ -83,6 +83,7 @@ class FakeRun:
     logged: dict[str, float] = field(default_factory=dict)
     tagged: dict[str, object] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
+    registered: list[dict[str, Any]] = field(default_factory=list)
 
     def metrics(self, values: dict[str, float]) -> None:
         self.logged |= values
@@ -92,6 +93,9 @@ class FakeRun:
 
     def artifacts(self, *paths: Path) -> None:
         self.files += [path.name for path in paths]
+
+    def register_smoothed(self, **model: Any) -> None:
+        self.registered.append(model)
 
 
 class InProcess:
