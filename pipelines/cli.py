@@ -145,6 +145,9 @@ def verify(
     data: Annotated[
         Path | None, typer.Option(help="Prepared dataset; default: the one the step used.")
     ] = None,
+    denoiser: Annotated[
+        Path | None, typer.Option(help="Denoiser folder; default: the one the step used.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Recompute every claim of a certificate from its votes; no GPU needed."""
@@ -159,7 +162,7 @@ def verify(
     if resample:
         from pipelines.resample import resample as vote_again
 
-        problems += vote_again(path, count=resample, model=model, data=data)
+        problems += vote_again(path, count=resample, model=model, data=data, denoiser=denoiser)
     if as_json:
         print(
             json.dumps(

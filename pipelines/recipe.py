@@ -1,7 +1,6 @@
 """Recipes: the only door for YAML. One file says everything about a result."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -15,16 +14,11 @@ from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from pipelines import sections as s
 from pipelines import smoke as smoking
+from pipelines.explain import explain
 from pipelines.hints import did_you_mean, nearest_of
 
 RECIPES = Path(__file__).parent / "recipes"
-# Errors about several keys at once: their message names the keys itself.
-RULES = (
-    *("path", "fractions", "hopeless", "blocks", "main", "tune", "certify", "model"),
-    *("scales", "curves", "threat", "train"),
-)
 EXTENDS = "extends"  # a recipe whose values hold where this one says nothing
-KIND = "kind"  # of a section that there are several of
 logger = logging.getLogger("casemate.recipe")  # without a handler: one line on stderr
 
 MAIN = "main"  # the model of `train.objective`; variants have names of their own
@@ -319,9 +313,7 @@ def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        mistakes = [_explain(values, e["loc"], _with_kinds(values, e)) for e in found]
-        (key, value, remedy), *rest = mistakes
+        (key, value, remedy), *rest = explain(Recipe, values, error)
         more = "".join(f"\n{CasemateError(f'{source}: {k}', v, r)}" for k, v, r in rest)
         raise CasemateError(f"{source}: {key}", value, remedy + more) from None
 
@@ -353,63 +345,6 @@ def shrink(recipe: Recipe) -> Recipe:
     if notes := smoking.shrink(values):
         logger.warning("smoke: %s", "; ".join(notes))
     return parse(values, source=f"{recipe.name} --smoke")
-
-
-def _explain(values: Any, loc: tuple[int | str, ...], error: Any) -> tuple[str, str, str]:
-    """(key path, value, remedy) of one pydantic error, without pydantic's union tags."""
-    path: list[str] = []
-    for part in loc:
-        if _holds(values, part):
-            values = values[part]
-        elif error["type"] != "missing" or part != loc[-1]:
-            continue  # the tag of a union, not a key
-        path.append(str(part))
-    if error["type"] == "unknown_key":
-        unknown = error["ctx"]["key"]  # as text; YAML also makes keys like `on` into True
-        value = next(v for k, v in values.items() if str(k) == unknown)
-        return ".".join([*path, unknown]), repr(value), error["msg"]
-    if error["type"] == "missing":
-        return ".".join(path), "", "is missing; write it"
-    key = ".".join(path)
-    if kinds := error.get("kinds"):
-        if not isinstance(values, Mapping):
-            kind = values if values in kinds else kinds[0]
-            return key, repr(values), f"is no section; write e.g. {{{KIND}: {kind}}}"
-        if KIND not in values:
-            return f"{key}.{KIND}", "", f"is missing; choose one of {', '.join(kinds)}"
-        return f"{key}.{KIND}", repr(values[KIND]), did_you_mean(str(values[KIND]), kinds)
-    if error["type"] in RULES:
-        return (key or "recipe"), "", error["msg"]
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
-
-
-def _with_kinds(values: Mapping[str, Any], error: Any) -> Any:
-    """An error about a section's `kind` with all kinds that there are, as pydantic tells them."""
-    if error["type"] == "union_tag_invalid":
-        return error | {"kinds": re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])}
-    if error["type"] not in ("union_tag_not_found", "model_attributes_type"):
-        return error
-    probe: Any = deepcopy(dict(values))
-    place, (*above, last) = probe, error["loc"]
-    for part in above:
-        place = place[part] if _holds(place, part) else place
-    if not _holds(place, last):
-        return error
-    place[last] = {KIND: ""}  # of no kind: pydantic then says which ones it knows
-    try:
-        Recipe.model_validate(probe)
-    except ValidationError as told:
-        for e in told.errors(include_url=False):
-            if e["loc"] == error["loc"] and e["type"] == "union_tag_invalid":
-                return _with_kinds(probe, e)
-    return error
-
-
-def _holds(values: Any, part: int | str) -> bool:
-    if isinstance(values, list):
-        return isinstance(part, int) and part < len(values)
-    return isinstance(values, Mapping) and part in values
 
 
 def _one_line(error: Exception) -> str:

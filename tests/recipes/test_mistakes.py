@@ -306,12 +306,12 @@ def test_repeated_keys_inside_lists_are_found():
     assert mistake(text) == "my.yaml: attack.a.attacks.0.kind: on line 9 is written twice; keep one"
 
 
-def test_without_training_a_given_model_can_be_attacked_and_nothing_else():
+def test_without_training_a_given_model_can_be_attacked_and_certified():
     text = "name: x\ndata: {source: digits}\nmodel: {pretrained: some/model}\n"
     attack = "attack={linf: {eps: 0.1, attacks: [{kind: pgd}]}}"
     assert loads(text, source="x", overrides=[attack]).model_names() == ["main"]
     certify = "certify={l2: {kind: gaussian, sigma: 0.25}}"
-    assert "certify: needs a train section" in mistake(text, overrides=[certify])
+    assert loads(text, source="x", overrides=[certify]).model_names() == ["main"]
     untrained = mistake(text, overrides=[attack, "model.pretrained=timm"])
     assert "attack.linf.models: main is unknown" in untrained
 

@@ -223,7 +223,7 @@ def test_mistakes_in_the_section_are_refused_in_one_line(section, said):
 
 def test_noise_and_channels_that_do_not_fit_are_refused_before_training(cleaner, run, tmp_path):
     with pytest.raises(CasemateError, match=r"^certify\.l2\.sigma: 0\.0001 is outside the deno"):
-        denoisers.check_certificates(recipe_of({"sigma": 0.0001}))
+        denoisers.check_certificates(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
     source = f"model:{cleaner / 'model'}"
     coloured = recipe_of({"denoiser": source}, data={"source": "digits", "channels": 3})
     with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 1 channels go .* have 3"):
