@@ -2,12 +2,15 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
+from components.certify import patch_certificate
 from tests.e2e.cli import call, step_folder, tiny_recipe
 
 pytestmark = pytest.mark.e2e
@@ -135,7 +138,7 @@ def test_the_report_has_the_sweep_and_says_what_is_not_sound(flow):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("certify.swept.sweep.band=[2, 9]", "certify.swept-b9-s1.band: 9 is larger than the image"),
+        ("certify.swept.sweep.band=[2, 9]", "certify.swept.sweep.band: 9 is larger than the image"),
         ("certify.rows.stride=0", "certify.rows.stride: 0"),
         ("certify.rows.band=9", "certify.rows.band: 9 is larger than the image (8)"),
         ("certify.rows.patch_sizes=[1, 9]", "certify.rows.patch_sizes: 9 is larger than the image"),
@@ -155,12 +158,19 @@ def test_what_cannot_be_is_refused_before_any_vote(ray_session, trained, tmp_pat
     assert set(trained.glob("tiny/certify.*/votes.parquet")) == before
 
 
-def test_one_fallen_certificate_fails_the_flow_loudly(ray_session, trained, tmp_path):
-    """A claim by the published count, over a seam that shows every square the whole patch."""
+def test_one_fallen_certificate_fails_the_flow_loudly(ray_session, trained, tmp_path, monkeypatch):
+    """Everything is called certified; the attack on the workers is the real one."""
+    honest = patch_certificate.certify
+
+    def everything(*args, **kwargs):
+        claims = honest(*args, **kwargs)
+        return replace(claims, certified=np.ones_like(claims.certified))
+
+    monkeypatch.setattr(patch_certificate, "certify", everything)
     wrong = {
-        "kind": "blocks", "model": "columns", "band": 5, "stride": 7, "patch_sizes": [4],
-        "delta_rule": "paper_reference", "num_items": 24,
-        "challenge": {"patch_size": 4, "num_items": 24, "num_steps": 3, "num_positions": 2},
+        "kind": "columns", "model": "columns", "band": 2, "patch_sizes": [4], "num_items": 6,
+        "delta_rule": "paper_reference",
+        "challenge": {"patch_size": 4, "num_items": 6, "num_steps": 3, "num_positions": 2},
     }  # fmt: skip
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify={"wrong": wrong}, attack={})
     result = call("run", recipe, "--storage", trained)
