@@ -168,9 +168,9 @@ def test_one_fallen_certificate_fails_the_flow_loudly(ray_session, trained, tmp_
 
     monkeypatch.setattr(patch_certificate, "certify", everything)
     wrong = {
-        "kind": "columns", "model": "columns", "band": 2, "patch_sizes": [4], "num_items": 6,
+        "kind": "columns", "model": "main", "band": 6, "patch_sizes": [4], "num_items": 24,
         "delta_rule": "paper_reference",
-        "challenge": {"patch_size": 4, "num_items": 6, "num_steps": 3, "num_positions": 2},
+        "challenge": {"patch_size": 4, "num_items": 24, "num_steps": 3, "num_positions": 2},
     }  # fmt: skip
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify={"wrong": wrong}, attack={})
     result = call("run", recipe, "--storage", trained)

@@ -36,7 +36,7 @@ def test_page_is_whole_and_fits(width, height, scheme, page, tmp_path):
     assert seen.errors == ()
     assert seen.requests == ()
     assert seen.scroll_width <= seen.inner_width
-    assert len([f for f in seen.figures if f[0].lower() == "svg"]) == 10
+    assert len([f for f in seen.figures if f[0].lower() == "svg"]) == 11
     for tag, shown_width, shown_height, decoded in seen.figures:
         assert min(shown_width, shown_height) >= 40, tag
         assert decoded > 0
