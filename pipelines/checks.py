@@ -1,11 +1,15 @@
 """Mistakes that would otherwise only show in workers, found before the first one starts.
 
-Some a recipe shows alone, others need the side of its images: as it is written, or as prepared.
+Some a recipe shows alone, others need the side of its images: as it is written, as its source is
+known for, or as prepared.
 """
 
+import re
 from collections.abc import Iterator
 
 from components.core.errors import CasemateError
+from components.data.sources import find_source
+from components.models.zoo import check_known
 from pipelines import build, denoisers
 from pipelines import sections as s
 from pipelines.recipe import MAIN, Recipe
@@ -16,14 +20,22 @@ def check_recipe(recipe: Recipe) -> None:
     for section in recipe.attack.values():
         build.attack_list(section)
     if recipe.train:
+        for model in recipe.model_names():
+            check_known(recipe.model_of(model).architecture)
         build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
         share, rest = divmod(recipe.train.batch_size, recipe.cluster.train_workers)
         if build.mixing(recipe.train.augment) and share % 2 and not rest:
             remedy = f"leaves a worker {share} images; mixing needs pairs"
             raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
     denoisers.check_certificates(recipe)
-    if recipe.data.image_size:
-        check_on_images(recipe, side=recipe.data.image_size)
+    if side := recipe.data.image_size or _own_side(recipe.data.source):
+        check_on_images(recipe, side=side)
+
+
+def _own_side(source: str) -> int | None:
+    """The side of a source's images, where they all are squares of one size."""
+    square = re.match(r"(\d+)x\1\b", find_source(source).image_size)
+    return int(square[1]) if square else None
 
 
 def check_on_images(recipe: Recipe, *, side: int) -> None:

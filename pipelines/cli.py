@@ -176,6 +176,8 @@ def verify(
         verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
         again = f", {resample} items voted again" if resample else ""
         print(f"{path}: {report.num_items} items checked{again}: {verdict}")
+        if not resample and not (folder / "manifest.json").exists():
+            print("no manifest.json here: whether items were left out shows only with --resample")
     if problems:
         raise typer.Exit(1)
 

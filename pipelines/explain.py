@@ -24,6 +24,8 @@ def explain(
 ) -> list[Mistake]:
     """All mistakes that `model` found in plain values."""
     found = error.errors(include_url=False)
+    # Where a default follows from other values, and one of those is wrong: the latter is told.
+    found = [e for e in found if e["type"] != "default_factory_not_called"]
     return [_mistake(values, e["loc"], _with_kinds(model, values, e)) for e in found]
 
 

@@ -37,6 +37,9 @@ class MaskSet:
             raise CasemateError(
                 "certify.num_masks", self.num_masks, "is not a number of masks per side, 2 or more"
             )
+        if self._hides_all():
+            remedy = "is too large: two of its masks leave nothing of the image to see"
+            raise CasemateError("certify.mask_patch", self.patch, remedy)
 
     def __len__(self) -> int:
         """K: masks of the whole image."""
@@ -54,6 +57,15 @@ class MaskSet:
         length = patch + step - 1
         starts = (min(start, size - length) for start in range(0, positions, step))
         return [(start, start + length) for start in starts]
+
+    def _hides_all(self) -> bool:
+        """Whether two masks together can cover the image: both whole along one side, and the first
+        and the last of the other side meet.
+        """
+        spans = self._spans(0), self._spans(1)
+        whole = [s[0] == (0, n) for s, n in zip(spans, self.image_size, strict=True)]
+        meet = [s[0][1] >= s[-1][0] for s in spans]
+        return (whole[0] and meet[1]) or (whole[1] and meet[0])
 
     def masks(self) -> Tensor:
         """(K, H, W) bool: True on the pixels that a mask hides."""

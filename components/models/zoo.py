@@ -86,6 +86,13 @@ def is_known(architecture: str) -> bool:
     return architecture in OWN or architecture in VARIANTS or bool(timm.is_model(architecture))
 
 
+def check_known(architecture: str) -> None:
+    """Refuse a name that no network here has, without building one."""
+    base, _ = VARIANTS.get(architecture, (architecture, {}))
+    if not (base in OWN or base in DENOISERS or timm.is_model(base)):
+        raise _unknown(architecture)
+
+
 def _unknown(architecture: str) -> CasemateError:
     family = architecture.split("_")[0]
     close = [*OWN, *(name for name in VARIANTS if name.startswith(family))]

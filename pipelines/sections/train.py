@@ -1,8 +1,9 @@
 """Objectives and optimisation."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipelines.sections.base import Count, Name, PositivePixels, Section
@@ -140,11 +141,14 @@ Objective = Annotated[
 ]
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+
 class AdamW(Section):
     """Adam with decoupled weight decay."""
 
     kind: Literal["adamw"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: float = Field(default=1e-8, gt=0)
 
 
@@ -185,6 +189,8 @@ class StepSchedule(Section):
     def _one_of_both(self) -> Self:
         if (self.every is None) == (not self.milestones):
             raise PydanticCustomError("train", "schedule: give either every or milestones")
+        if any(a >= b for a, b in pairwise(self.milestones)):
+            raise PydanticCustomError("train", f"schedule.milestones: {self.milestones} must rise")
         return self
 
 
@@ -247,9 +253,13 @@ class AugmentSection(Section):
 
     @field_validator("scale", "ratio")
     @classmethod
-    def _small_before_large(cls, value: tuple[float, float]) -> tuple[float, float]:
+    def _small_before_large(
+        cls, value: tuple[float, float], info: ValidationInfo
+    ) -> tuple[float, float]:
         if not 0 < value[0] <= value[1]:
             raise PydanticCustomError("limits", "is no pair of positive numbers, small and large")
+        if info.field_name == "scale" and value[1] > 1:
+            raise PydanticCustomError("limits", "is a share of the image's area: at most 1")
         return value
 
 

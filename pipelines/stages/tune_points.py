@@ -11,6 +11,7 @@ from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from pipelines import build
 from pipelines import sections as s
+from pipelines.checks import check_recipe
 from pipelines.recipe import MAIN, Recipe
 
 Values = dict[str, Any]
@@ -198,6 +199,7 @@ def check(recipe: Recipe) -> int:
     budgets, longest = set(), 0
     for variant in variants(recipe):
         _check_objective(variant)
+        check_recipe(variant)
         longest = max(longest, variant.epochs_of(MAIN))
         budgets.add(build.validation_eps(variant, MAIN))
     if section.metric == "val_robust_accuracy":

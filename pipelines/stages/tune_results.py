@@ -152,7 +152,7 @@ def additive_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison
 
 def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> str:
     """`best.yaml`: a recipe that runs, headed by how it was chosen."""
-    best, section = trials[0], tuned(recipe)
+    best = trials[0]
     winner = recipe.with_values({**best.values, "name": f"{recipe.name}-tuned", "tune": None})
     chosen = f"by {compared.metric} on {compared.num_items} validation items: {best.values}"
     lines = [f"# Best of {len(trials)} trials of `{recipe.name}` {chosen}"]
@@ -160,7 +160,7 @@ def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -
     ties = [t for t in ties if compared.difference(best, t)["low"] <= 0]
     if ties:
         lines.append(f"# {len(ties)} further trials cannot be told from it on these items.")
-    if section.scheduler.kind == "pbt":
+    if len(best.schedule) > 1:
         lines.append("# These are the last values of a schedule (pbt_schedule.json), not what the")
         lines.append("# trial was trained with: retrain before you quote any figure.")
     return "\n".join(lines) + "\n" + winner.to_yaml()

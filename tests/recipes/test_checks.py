@@ -16,6 +16,7 @@ data: {source: digits, image_size: 8}
 train:
   variants: {noisy: {objective: {kind: gaussian, sigma: 0.25}}}
 """
+UNKNOWN_SIDE = ("data.image_size=null", "data.source=npz", "data.path=x.npz")
 RESNET = "model.architecture=resnet18"
 SIZES = [
     (["train.objective={kind: columns, band: 400}"], "train.objective.band: 400"),
@@ -44,6 +45,7 @@ OTHERS = [
         ["train.batch_size=6", "train.augment.mixup=0.8", "cluster.train_workers=2"],
         "train.batch_size: 6 leaves a worker 3 images; mixing needs pairs",
     ),
+    (["model.architecture=nosuchnet"], "model.architecture: nosuchnet is unknown here and to timm"),
     (["train.augment.rand_augment=foo"], "train.augment.rand_augment: foo is not a RandAugment"),
     (
         [RESNET, "train.objective={kind: pgd, eps: 0.1, aas: {}}"],
@@ -67,7 +69,7 @@ def test_a_recipe_that_no_worker_could_run_is_refused(overrides, line):
 
 @pytest.mark.parametrize(("overrides", "line"), SIZES)
 def test_sizes_are_asked_of_prepared_images_where_the_recipe_has_none(overrides, line):
-    recipe = loads(BASE, source="x", overrides=[*overrides, "data.image_size=null"])
+    recipe = loads(BASE, source="x", overrides=[*overrides, *UNKNOWN_SIDE])
     check_recipe(recipe)
     check_on_images(recipe, side=400)  # as large as what is asked for
     with pytest.raises(CasemateError) as caught:
@@ -75,9 +77,33 @@ def test_sizes_are_asked_of_prepared_images_where_the_recipe_has_none(overrides,
     assert str(caught.value) == f"{line} is larger than the image (8)"
 
 
+@pytest.mark.parametrize(("overrides", "line"), SIZES)
+def test_sources_of_one_size_need_none_in_the_recipe(overrides, line):
+    recipe = loads(BASE, source="x", overrides=[*overrides, "data.image_size=null"])
+    with pytest.raises(CasemateError) as caught:
+        check_recipe(recipe)
+    assert str(caught.value) == f"{line} is larger than the image (8)"
+
+
+@pytest.mark.parametrize(
+    ("axis", "line"),
+    [
+        ("train.objective={kind: columns, band: 400}", "train.objective.band: 400"),
+        ("train.augment.rand_augment=foo", "train.augment.rand_augment: foo"),
+        ("model.architecture=nosuchnet", "model.architecture: nosuchnet"),
+    ],
+)
+def test_every_trial_of_a_search_is_asked(axis, line):
+    key, _, value = axis.partition("=")
+    tune = f"tune={{space: {{{key}: [{value}]}}, metric: val_accuracy}}"
+    with pytest.raises(CasemateError) as caught:
+        warnings_of(loads(BASE, source="x", overrides=[tune]))
+    assert line in str(caught.value)
+
+
 def test_a_run_asks_before_it_trains(monkeypatch):
     """Prepared images come first, and no training may begin on images that are too small."""
-    recipe = loads(BASE, source="x", overrides=[*SIZES[0][0], "data.image_size=null"])
+    recipe = loads(BASE, source="x", overrides=[*SIZES[0][0], *UNKNOWN_SIDE])
     monkeypatch.setattr(
         "components.data.prepared.PreparedDataset.open",
         lambda _: SimpleNamespace(height=8, width=16),

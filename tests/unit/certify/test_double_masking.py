@@ -13,10 +13,37 @@ from components.core.errors import CasemateError
 
 
 @st.composite
-def mask_sets(draw, max_side=12):
+def settings_of_masks(draw, max_side=12):
     image_size = draw(st.integers(1, max_side)), draw(st.integers(1, max_side))
     patch = tuple(draw(st.integers(1, side)) for side in image_size)
-    return MaskSet(image_size=image_size, patch=patch, num_masks=draw(st.integers(2, 6)))
+    return {"image_size": image_size, "patch": patch, "num_masks": draw(st.integers(2, 6))}
+
+
+def unchecked(values):
+    masks = object.__new__(MaskSet)
+    for name, value in values.items():
+        object.__setattr__(masks, name, value)
+    return masks
+
+
+def hides_all(masks):
+    return not bool(masks.visible(masks.pairs()).flatten(1).any(dim=1).all())
+
+
+@st.composite
+def mask_sets(draw, max_side=12):
+    values = draw(settings_of_masks(max_side).filter(lambda v: not hides_all(unchecked(v))))
+    return MaskSet(**values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(settings_of_masks())
+def test_masks_that_leave_nothing_to_see_are_refused_and_no_others(values):
+    if not hides_all(unchecked(values)):
+        MaskSet(**values)
+        return
+    with pytest.raises(CasemateError, match=r"^certify\.mask_patch: .* leave nothing of the image"):
+        MaskSet(**values)
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,5 +1,6 @@
 """Ranking and tables of made-up trials, against counts made by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,7 +109,10 @@ def test_the_best_recipe_runs_and_says_how_far_to_trust_it():
 def test_a_schedule_is_kept_and_its_recipe_says_to_retrain(tmp_path):
     section = "space: {train.learning_rate: [0.1, 0.2]}, scheduler: {kind: pbt, interval: 2}"
     recipe = loads(f"{BASE}tune: {{{section}}}\n", source="x")
-    trials = [trial(0, range(60), values={"train.learning_rate": 0.2}), trial(1, range(20))]
+    best = trial(0, range(60), values={"train.learning_rate": 0.2})
+    assert "retrain before" not in tr.best_recipe(recipe, [best], ROBUST)  # it had one value only
+    before = {"epoch": 0, "values": {"train.learning_rate": 0.1}}
+    trials = [replace(best, schedule=(before, *best.schedule)), trial(1, range(20))]
     out = StageDir(tmp_path, "tune", "f" * 64, SimpleNamespace())
     files = {path.name: path.read_text() for path in tune.write(recipe, trials, ROBUST, out)}
     assert files.keys() == {"trials.json", "pbt_schedule.json", "best.yaml"}
