@@ -6,6 +6,7 @@ import pytest
 
 from components.core.errors import CasemateError
 from notebooks.replications import patches
+from tests.e2e.cli import ROOT
 
 pytestmark = pytest.mark.e2e
 
@@ -72,3 +73,9 @@ def test_the_recipe_holds_what_the_page_compares():
         assert {(model, patches.TRAINED_SIZE, 1), (model, wide, 1)} <= shapes
     assert sides**2 == patches.NUM_PIXELS
     assert patches.recipe_of(1).train.objective.size == patches.TRAINED_SIZE
+
+
+def test_the_stored_page_is_that_of_the_stored_counts():
+    results = ROOT / "notebooks" / "results"
+    lines = patches.Lines(patches.read(results / "patches.jsonl"))
+    assert patches.render(lines) == (results / "patches.md").read_text()
