@@ -7,10 +7,11 @@ dict and modules stay as they are, and every pass looks first: where somebody ho
 part (factors, masks, gaps, lesions, features), that part runs as timm wrote it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers import Attention, PatchEmbed
 from timm.models.beit import Beit
@@ -25,18 +26,20 @@ from components.models.attention.shadow import shadowed
 # Residual blocks that add attention(norm1(tokens)) and then work on each token by itself.
 NARROWABLE = (Block, BeitBlock, EvaBlock)
 
+Shapes = Sequence[tuple[int, int]]  # (B, L) of sequences that lie in one row
+
 
 @contextmanager
 def lean(net: nn.Module) -> Iterator[None]:
     """Inside, `net` takes these savings where it can; any other network runs as it is."""
     with ExitStack() as stack:
         for stem in net.modules():
-            conv: Any = getattr(stem, "proj", None)
-            if type(stem) is PatchEmbed and is_patchwise(conv):
+            conv: Any = stem.proj if type(stem) is PatchEmbed else None
+            if is_patchwise(conv):
                 stack.enter_context(shadowed(conv, "forward", _as_product(conv)))
         if count := num_tokens_read(net):
             block: Any = net.blocks[-1]  # type: ignore[index]
-            stack.enter_context(shadowed(block, "forward", _narrowed(block, count)))
+            stack.enter_context(shadowed(block, "forward", Narrowed(block, count)))
         yield
 
 
@@ -50,7 +53,7 @@ def num_tokens_read(net: Any) -> int:
     return 2 if type(net) is VisionTransformerDistilled else 1
 
 
-def is_patchwise(conv: nn.Module) -> bool:
+def is_patchwise(conv: object) -> bool:
     """A plain convolution whose windows tile the image."""
     return (
         type(conv) is nn.Conv2d
@@ -76,49 +79,85 @@ def _as_product(conv: nn.Conv2d) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def _narrowed(block: Any, count: int) -> Callable[..., Tensor]:
-    """`block` for its first `count` tokens: all tokens are attended to, only these are computed.
+class Narrowed:
+    """The forward of `block` for its first tokens: all are attended to, only these are computed.
 
     Norms, factors and MLP are the block's own: it runs on these tokens alone, with an attention
     that has the answer already.
     """
-    plain = block.forward
-    inner = [part for part in block.modules() if part is not block]
 
-    def is_watched() -> bool:
-        return is_hooked(block) or any(is_hooked(p) or "forward" in vars(p) for p in inner)
+    def __init__(self, block: Any, count: int) -> None:
+        self.block, self.count, self.plain = block, count, block.forward
 
-    def forward(tokens: Tensor, **positions: Any) -> Tensor:
-        output: Tensor
-        if block.training or is_watched():
-            output = plain(tokens, **positions)
+    def __call__(self, tokens: Tensor, **positions: Any) -> Tensor:
+        """Of (B, L, D) tokens."""
+        if self.block.training or is_watched(self.block):
+            output: Tensor = self.plain(tokens, **positions)
             return output
-        attended = _attended(block.attn, block.norm1(tokens), count, positions)
-        with shadowed(block.attn, "forward", lambda *args, **kwargs: attended):
-            output = plain(tokens[:, :count], **positions)
+        attn, normed = self.block.attn, self.block.norm1(tokens)
+        rows, length = tokens.shape[:2]
+        if _answers_few(attn) and not positions:
+            attended = _first_attended(attn, normed.flatten(0, 1), [(rows, length)], self.count)
+        else:
+            attended = attn(normed, **positions)[:, : self.count]
+        return self._rest(tokens[:, : self.count], attended, **positions)
+
+    def can_join(self) -> bool:
+        """Whether `joined` may be asked."""
+        block = self.block
+        return not block.training and not is_watched(block) and _answers_few(block.attn)
+
+    def joined(self, tokens: Tensor, shapes: Shapes) -> Tensor:
+        """Of (N, D) tokens, sequences of several shapes in one row."""
+        attended = _first_attended(self.block.attn, self.block.norm1(tokens), shapes, self.count)
+        first = torch.cat([part[:, : self.count] for part in cut(tokens, shapes)])
+        return self._rest(first, attended)
+
+    def _rest(self, first: Tensor, attended: Tensor, **positions: Any) -> Tensor:
+        output: Tensor
+        with shadowed(self.block.attn, "forward", lambda *args, **kwargs: attended):
+            output = self.plain(first, **positions)
         return output
 
-    return forward
+
+def cut(joined: Tensor, shapes: Shapes) -> list[Tensor]:
+    """(N, ...), sequences in one row, back into (B, L, ...) of each shape."""
+    parts = torch.split(joined, [rows * length for rows, length in shapes])
+    return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _attended(attn: Any, tokens: Tensor, count: int, positions: dict[str, Any]) -> Tensor:
-    """(B, count, D): what attention gives to the first tokens.
+def _answers_few(attn: Any) -> bool:
+    """timm's plain fused attention can be asked for some queries only; other kinds answer all."""
+    plain = type(attn) is Attention and type(attn.qkv) is nn.Linear
+    return plain and attn.fused_attn and attn.gate is None
 
-    timm's plain fused attention is asked for their queries only; other kinds answer in full.
-    """
-    narrow = type(attn) is Attention and type(attn.qkv) is nn.Linear and attn.fused_attn
-    if not narrow or attn.gate is not None or positions:
-        full: Tensor = attn(tokens, **positions)
-        return full[:, :count]
+
+def _first_attended(attn: Any, tokens: Tensor, shapes: Shapes, count: int) -> Tensor:
+    """(B, count, D): what attention gives to the first tokens of each sequence in (N, D)."""
     weight, bias, width = attn.qkv.weight, attn.qkv.bias, attn.attn_dim
     of_queries, of_others = (None, None) if bias is None else (bias[:width], bias[width:])
-    rows, heads = len(tokens), (attn.num_heads, attn.head_dim)
-    q = F.linear(tokens[:, :count], weight[:width], of_queries).reshape(rows, count, *heads)
-    kv = F.linear(tokens, weight[width:], of_others).reshape(rows, -1, 2, *heads)
-    q, k, v = (part.transpose(1, 2) for part in (q, *kv.unbind(2)))  # (B, heads, tokens, width)
-    mixed = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
-    narrowed: Tensor = attn.proj_drop(attn.proj(attn.norm(mixed.transpose(1, 2).flatten(2))))
-    return narrowed
+    heads, counts = (attn.num_heads, attn.head_dim), [rows for rows, _ in shapes]
+    first = torch.cat([part[:, :count] for part in cut(tokens, shapes)])
+    q = F.linear(first, weight[:width], of_queries).view(len(first), count, *heads)
+    kv = F.linear(tokens, weight[width:], of_others).view(len(tokens), 2, *heads)
+    mixed = []
+    for few, others in zip(torch.split(q, counts), cut(kv, shapes), strict=True):
+        q, k, v = (part.transpose(1, 2) for part in (few, *others.unbind(2)))  # (B, heads, L, e)
+        answer = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        mixed.append(answer.transpose(1, 2).flatten(2))
+    output: Tensor = attn.proj_drop(attn.proj(attn.norm(torch.cat(mixed))))
+    return output
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody hooks into `module` or a part of it, or shadows the forward of a part."""
+    to_see = [module]
+    while to_see:  # nn.Module.modules() takes several times as long
+        part = to_see.pop()
+        if is_hooked(part) or (part is not module and "forward" in vars(part)):
+            return True
+        to_see.extend(inner for inner in part._modules.values() if inner is not None)
+    return False
 
 
 def is_hooked(part: Any) -> bool:

@@ -4,13 +4,13 @@ A plain timm block becomes four matrix products whose weights oneDNN has laid ou
 bias, GELU and residual sum inside them, two layer norms and the attention. The operators are those
 that torch's own compiler emits for such blocks on a CPU; called directly they need no compilation,
 which takes minutes, and take any number of rows. Weights and modules stay as they are.
-A layout is kept as long as its weights; a change of these (torch counts them) makes it anew.
+A layout is kept as long as its weights; a change of these (torch counts them) makes it anew when
+blocks are packed the next time.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,7 +22,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from components.models.attention.shadow import shadowed
-from components.models.fast import is_hooked
+from components.models.fast import Narrowed, Shapes, cut, is_watched, num_tokens_read
 
 SHORT = 64  # tokens
 
@@ -50,7 +50,8 @@ def can_pack(block: Any) -> bool:
         and not block.training
         and _is_plain(block.attn, block.mlp)
         and all(type(scale) in (nn.Identity, LayerScale) for scale in (block.ls1, block.ls2))
-        and not any(is_hooked(part) or "forward" in vars(part) for part in block.modules())
+        and "forward" not in vars(block)
+        and not is_watched(block)
     )
 
 
@@ -89,7 +90,9 @@ _layouts: WeakKeyDictionary[nn.Linear, _Layout] = WeakKeyDictionary()
 
 def _layout(linear: nn.Linear, scale: nn.Module | None = None) -> _Layout:
     """Of `linear`, then times the factors of `scale` (LayerScale: they go into the weights)."""
-    sources = [*linear.parameters(), *(scale.parameters() if scale else ())]
+    sources = [part for part in (linear.weight, linear.bias) if part is not None]
+    if isinstance(scale, LayerScale):
+        sources.append(scale.gamma)
     counted = not any(part.is_inference() for part in sources)  # else changes would go unseen
     origin = tuple((part.data_ptr(), part._version) for part in sources) if counted else ()
     known = _layouts.get(linear)
@@ -104,7 +107,7 @@ def _layout(linear: nn.Linear, scale: nn.Module | None = None) -> _Layout:
 
 
 def _product(rows: Tensor, by: _Layout, then: str = "none") -> Tensor:
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(
+    output: Tensor = torch.ops.mkldnn._linear_pointwise.default(
         rows, by.weight, by.bias, then, [], "none" if then == "gelu" else ""
     )
     return output
@@ -126,63 +129,81 @@ class _PackedBlock:
         self.qkv, self.proj = _layout(attn.qkv), _layout(attn.proj, block.ls1)
         self.fc1, self.fc2 = _layout(mlp.fc1), _layout(mlp.fc2, block.ls2)
 
-    def __call__(self, tokens: Tensor, shapes: Sequence[tuple[int, int]] | None = None) -> Tensor:
+    def __call__(self, tokens: Tensor, shapes: Shapes | None = None) -> Tensor:
         """Of (B, L, D) tokens; or of (N, D), sequences of several `shapes` (B, L) in one row."""
+        if shapes is None:
+            num, length = tokens.shape[:2]
+            return self(tokens.flatten(0, 1), [(num, length)]).view_as(tokens)
         block, attn = self.block, self.block.attn
         tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
-        mixed = _product(block.norm1(tokens), self.qkv)
-        mixed = mixed.view(*mixed.shape[:-1], 3, attn.num_heads, attn.head_dim)
-        if shapes is None:
-            attended = _attended(attn, mixed)
-        else:
-            parts = [
-                part.flatten(0, 1) for part in map(partial(_attended, attn), _cut(mixed, shapes))
-            ]
-            attended = torch.cat(parts)
-        tokens = _added(tokens, attn.norm(attended), self.proj)
+        # No name for what comes between: freed at once, its memory is in the cache for the next.
+        tokens = _added(
+            tokens,
+            attn.norm(_attended(attn, _product(block.norm1(tokens), self.qkv), shapes)),
+            self.proj,
+        )
         return _added(tokens, _product(block.norm2(tokens), self.fc1, "gelu"), self.fc2)
 
 
-def runs_joined(net: nn.Module) -> bool:
-    """Whether `joined_logits` can be asked: all blocks but the last are packed."""
-    blocks: Any = getattr(net, "blocks", ())
+class PackedNet:
+    """A vision transformer from tokens to logits, its blocks packed as they are now."""
+
+    def __init__(self, net: Any) -> None:
+        self.net, self.blocks = net, [_PackedBlock(block) for block in net.blocks[:-1]]
+        self.last, count = net.blocks[-1], num_tokens_read(net)
+        self.narrowed = Narrowed(self.last, count) if count else None
+        self.joins_last = self.narrowed is not None and self.narrowed.can_join()
+
+    def __call__(self, groups: Sequence[Tensor]) -> list[Tensor]:
+        """Logits of groups of (B, L, D) tokens with positions, each group with its own B and L.
+
+        All but attention works on each token by itself: there the groups make one large product
+        instead of several small ones.
+        """
+        shapes = [(len(tokens), tokens.shape[1]) for tokens in groups]
+        joined = self.net.norm_pre(torch.cat([tokens.flatten(0, 1) for tokens in groups]))
+        for block in self.blocks:
+            joined = block(joined, shapes)
+        if self.narrowed and self.joins_last:
+            logits = self._logits(self.narrowed.joined(joined, shapes))
+            return list(torch.split(logits, [rows for rows, _ in shapes]))
+        last = self.narrowed or self.last
+        return [self._logits(last(tokens)) for tokens in cut(joined, shapes)]
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.net.forward_head(self.net.norm(tokens))
+        return logits
+
+
+def pack(net: Any) -> PackedNet | None:
+    """`net` packed; None where it is not a plain vision transformer whose blocks `can_pack`."""
     plain = type(net) in (VisionTransformer, VisionTransformerDistilled)
-    return plain and all(isinstance(vars(b).get("forward"), _PackedBlock) for b in blocks[:-1])
+    return PackedNet(net) if plain and all(map(can_pack, net.blocks[:-1])) else None
 
 
-def joined_logits(net: Any, groups: Sequence[Tensor]) -> list[Tensor]:
-    """Logits of groups of (B, L, D) tokens with positions, each group with its own B and L.
-
-    All but attention works on each token by itself: there the groups make one large product
-    instead of several small ones. Of the last block little is left to do (`fast`).
-    """
-    shapes = [(len(tokens), tokens.shape[1]) for tokens in groups]
-    joined = net.norm_pre(torch.cat([tokens.flatten(0, 1) for tokens in groups]))
-    for block in net.blocks[:-1]:
-        joined = block(joined, shapes=shapes)
-    last = net.blocks[-1]
-    return [net.forward_head(net.norm(last(tokens))) for tokens in _cut(joined, shapes)]
-
-
-def _cut(joined: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
-    """(N, ...) back into (B, L, ...) of each shape."""
-    parts = torch.split(joined, [rows * length for rows, length in shapes])
-    return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _attended(attn: Any, mixed: Tensor) -> Tensor:
-    """(B, L, D) of queries, keys and values (B, L, 3, heads, width).
+def _attended(attn: Any, mixed: Tensor, shapes: Shapes) -> Tensor:
+    """(N, D) of (N, 3 D) queries, keys and values.
 
     The fused kernel works in tiles that a few dozen tokens leave half empty: short sequences are
     faster head by head, which also needs no copies.
     """
+    output = mixed.new_empty(len(mixed), attn.attn_dim)
+    mixed = mixed.view(-1, 3, attn.num_heads, attn.head_dim)
     plain = type(attn.q_norm) is type(attn.k_norm) is nn.Identity
-    if not plain or mixed.shape[1] > SHORT:
-        q, k, v = mixed.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, L, width) each
+    for part, place in zip(cut(mixed, shapes), cut(output, shapes), strict=True):
+        if plain and part.shape[1] <= SHORT:
+            _attend_by_head(part, place, scale=attn.scale)
+            continue
+        q, k, v = part.permute(2, 0, 3, 1, 4).unbind()  # (B, heads, L, width) each
         fused = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
-        return fused.transpose(1, 2).flatten(2)
-    nothing, outputs = mixed.new_empty(1), []
-    for q, k, v in (head.unbind(2) for head in mixed.unbind(3)):
-        scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=attn.scale)
-        outputs.append(torch.bmm(scores.softmax(dim=-1), v))
-    return torch.cat(outputs, dim=2)
+        place.copy_(fused.transpose(1, 2).flatten(2))
+    return output
+
+
+def _attend_by_head(mixed: Tensor, output: Tensor, *, scale: float) -> None:
+    """Into (B, L, D), of queries, keys and values (B, L, 3, heads, width)."""
+    nothing, places = mixed.new_empty(1), output.chunk(mixed.shape[3], dim=2)
+    for head, place in zip(mixed.unbind(3), places, strict=True):
+        q, k, v = head.unbind(2)
+        scores = torch.baddbmm(nothing, q, k.mT, beta=0, alpha=scale)
+        place.copy_(torch.bmm(scores.softmax(dim=-1), v))  # faster than bmm into a view

@@ -15,14 +15,14 @@ replaced by 0.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from components.models.fast import is_hooked, is_patchwise
+from components.models.fast import is_patchwise, is_watched
 from components.models.tokens import forward_tokens, kept_indices, patch_size_of, with_positions
 
 ALONE = -1  # in the place of a pattern: no scan holds this set of pixels
@@ -46,7 +46,8 @@ def can_embed_cuts(net: nn.Module) -> bool:
     return (
         type(stem) is PatchEmbed
         and is_patchwise(stem.proj)
-        and not any(is_hooked(part) or "forward" in vars(part) for part in stem.modules())
+        and "forward" not in vars(stem)
+        and not is_watched(stem)
     )
 
 
@@ -84,15 +85,13 @@ def _end_of_side(lines: Tensor) -> Tensor:
     return torch.where(count == side, 0, number)
 
 
-class PartialTokens:
-    """Kept tokens of (B, C, H, W) images under many ablations; pixels as they are before `mean`.
+class CutStem:
+    """The patch embedding of a network, ready to embed parts of cells; pixels before `mean`.
 
-    The table costs one embedding of each image and holds the given patterns of all its cells.
+    `patterns`, ascending, are those that tables shall hold. Weights are taken as they are now.
     """
 
-    def __init__(
-        self, net: Any, images: Tensor, *, mean: Tensor, std: Tensor, patterns: Sequence[int]
-    ) -> None:
+    def __init__(self, net: Any, *, mean: Tensor, std: Tensor, patterns: Sequence[int]) -> None:
         stem = net.patch_embed
         self.net, self.patch_size = net, patch_size_of(net)
         self.weight = stem.proj.weight / std  # (D, C, tall, wide), for pixels without normalisation
@@ -101,75 +100,108 @@ class PartialTokens:
             self.base = self.base + stem.proj.bias
         # Prefix tokens and positions are what the network makes of patches of 0.
         if stem.flatten:
-            nothing = images.new_zeros(1, stem.num_patches, len(self.base))
-        else:
-            nothing = torch.zeros_like(stem(images[:1]))  # as the stem lays out its grid
+            nothing = self.base.new_zeros(1, stem.num_patches, len(self.base))
+        else:  # as the stem lays out its grid
+            black = self.base.new_zeros(1, self.weight.shape[1], *stem.img_size)
+            nothing = torch.zeros_like(stem(black))
         tokens, self.rotations = with_positions(net, nothing)
         self.prefix = tokens[:, : net.num_prefix_tokens]
         self.positions = tokens[0, net.num_prefix_tokens :]  # (N, D)
-        self.cells = _cells(images, self.patch_size)
-        self.patterns = torch.tensor(patterns, device=images.device)  # ascending
+        self.patterns = tuple(patterns)
+        num_by_column = 2 * (self.patch_size[1] - 1)
+        by_row = [number - num_by_column for number in patterns if number > num_by_column]
+        by_column = [number for number in patterns if 0 < number <= num_by_column]
+        self.scans = []
+        if by_row:
+            self.scans.append(_Scan(self.weight, by_row, dim=2, first=num_by_column))
+        if by_column or not by_row:
+            self.scans.append(_Scan(self.weight, by_column, dim=3, first=0))
+
+    def sums(self, cells: Tensor) -> list[Tensor]:
+        """For each pattern, (N, D) of one image's (N, C, tall, wide) cells."""
+        found: dict[int, Tensor] = {}
+        for scan in self.scans:
+            found |= scan(cells)
+        return [found[number] for number in self.patterns]
+
+    def alone(self, cells: Tensor, shown: Tensor) -> Tensor:
+        """(n, D) sums of cells (n, C, tall, wide) over their pixels `shown`."""
+        pixels = torch.where(shown, cells, torch.zeros((), device=cells.device)).flatten(1)
+        with torch.autocast(cells.device.type, enabled=False):  # as exact as the table
+            sums: Tensor = pixels @ self.weight.flatten(1).T
+        return sums
+
+    def positioned(self, sums: Tensor, place: Tensor) -> Tensor:
+        """Tokens of (..., D) sums, which it overwrites, at raster indices `place`."""
+        tokens: Tensor = self.net.patch_embed.norm(sums.add_(self.base))
+        return tokens.add_(self.positions[place])
+
+
+class _Scan:
+    """Sums over the first and over the last lines of cells, up to some cuts along one side.
+
+    `numbers` are patterns counted from `first`; `dim` counts in (n, C, tall, wide): 2 takes rows of
+    pixels, 3 columns.
+    """
+
+    def __init__(self, weight: Tensor, numbers: Sequence[int], *, dim: int, first: int) -> None:
+        side = weight.shape[dim]
+        self.dim, self.first, self.side = dim, first, side
+        cuts = sorted({number if number < side else number - side + 1 for number in numbers})
+        self.edges = [0, *cuts, side]
+        self.weights = [
+            weight.narrow(dim, start, stop - start).flatten(1).T.contiguous()
+            for start, stop in pairwise(self.edges)
+        ]
+
+    def __call__(self, cells: Tensor) -> dict[int, Tensor]:
+        """(N, D) by number of the pattern; 0 is the whole cell."""
+        parts = [  # what the lines between two cuts add
+            cells.narrow(self.dim, start, stop - start).flatten(1) @ weight
+            for (start, stop), weight in zip(pairwise(self.edges), self.weights, strict=True)
+        ]
+        forward, backward = list(accumulate(parts)), list(accumulate(reversed(parts)))[::-1]
+        sums = {0: forward[-1]}
+        for place, cut in enumerate(self.edges[1:-1], start=1):
+            sums[self.first + cut] = forward[place - 1]
+            sums[self.first + self.side - 1 + cut] = backward[place]
+        return sums
+
+
+class PartialTokens:
+    """Kept tokens of (B, C, H, W) images under many ablations.
+
+    The table costs one embedding of each image and holds the stem's patterns of all its cells.
+    """
+
+    def __init__(self, stem: CutStem, images: Tensor) -> None:
+        self.stem, self.cells = stem, _cells(images, stem.patch_size)
+        self.patterns = torch.tensor(stem.patterns, device=images.device)
         # image by image: other images must not change how sums are rounded
-        sums = torch.stack([part for cells in self.cells for part in self._sums(cells, patterns)])
-        self.table = self._positioned(sums, slice(None))  # (B * patterns, N, D)
+        sums = [part for cells in self.cells for part in stem.sums(cells)]
+        self.table = torch.cat(sums)  # (B * patterns * N, D)
 
     def logits(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
         """Logits of R ablations, as `tokens` takes them."""
         tokens = self.tokens(cells, image=image, visible=visible)
-        return forward_tokens(self.net, tokens, cells.kept, self.rotations)
+        return forward_tokens(self.stem.net, tokens, cells.kept, self.stem.rotations)
 
     def tokens(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
         """(R, P + T, D) of R ablations of the (R,) images numbered `image`.
 
         Their (R, H, W) visible pixels are asked for where some cell's pattern is ALONE.
         """
+        stem = self.stem
         entry = torch.searchsorted(self.patterns, cells.pattern.clamp(min=0))
-        index = (image[:, None] * len(self.patterns) + entry) * len(self.positions) + cells.kept
-        tokens = self.table.flatten(0, 1)[index]
+        index = (image[:, None] * len(self.patterns) + entry) * len(stem.positions) + cells.kept
+        sums = self.table[index]
         if visible is not None:
             row, slot = (cells.pattern == ALONE).nonzero(as_tuple=True)
             place = cells.kept[row, slot]
-            shown = _cells(visible[:, None], self.patch_size)[row, place]
-            tokens[row, slot] = self._alone(self.cells[image[row], place], shown, place)
-        return torch.cat([self.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
-
-    def _sums(self, cells: Tensor, patterns: Sequence[int]) -> list[Tensor]:
-        """For each pattern, (N, D) of one image's (N, C, tall, wide) cells."""
-        num_by_column = 2 * (self.patch_size[1] - 1)
-        sums: dict[int, Tensor] = {}
-        if any(number > num_by_column for number in patterns):
-            sums |= _scans(*self._lines(cells, dim=2), first=num_by_column + 1)
-        if any(0 < number <= num_by_column for number in patterns) or not sums:
-            sums |= _scans(*self._lines(cells, dim=3), first=1)
-        return [sums[number] for number in patterns]
-
-    def _alone(self, cells: Tensor, shown: Tensor, place: Tensor) -> Tensor:
-        """(n, D): cells (n, C, tall, wide) that show only `shown`, at raster indices `place`."""
-        pixels = torch.where(shown, cells, torch.zeros((), device=cells.device)).flatten(1)
-        with torch.autocast(cells.device.type, enabled=False):  # as exact as the table
-            return self._positioned(pixels @ self.weight.flatten(1).T, place)
-
-    def _positioned(self, sums: Tensor, place: Tensor | slice) -> Tensor:
-        tokens: Tensor = self.net.patch_embed.norm(sums.add_(self.base))
-        return tokens.add_(self.positions[place])
-
-    def _lines(self, cells: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
-        """Pixels (p, N, ...) and weights (p, ..., D) of each line along one side of the cells.
-
-        `dim` counts in (D, C, tall, wide): 2 takes rows of pixels, 3 columns.
-        """
-        pixels = cells.movedim(dim, 0).flatten(2)
-        return pixels, self.weight.movedim(dim, 0).flatten(2).transpose(1, 2)
-
-
-def _scans(pixels: Tensor, weight: Tensor, *, first: int) -> dict[int, Tensor]:
-    """Sums over the first and over the last lines of every cell; 0 is the whole cell."""
-    lines = torch.bmm(pixels, weight).unbind()  # p times (N, D): what each line adds
-    forward, backward = list(accumulate(lines)), list(accumulate(reversed(lines)))
-    side = len(lines)
-    heads = {first + e - 1: forward[e - 1] for e in range(1, side)}
-    tails = {first + side - 2 + a: backward[side - a - 1] for a in range(1, side)}
-    return {0: forward[-1], **heads, **tails}
+            shown = _cells(visible[:, None], stem.patch_size)[row, place]
+            sums[row, slot] = stem.alone(self.cells[image[row], place], shown)
+        tokens = stem.positioned(sums, cells.kept)
+        return torch.cat([stem.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
 
 
 def _cells(images: Tensor, patch_size: tuple[int, int]) -> Tensor:

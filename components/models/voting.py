@@ -24,10 +24,10 @@ from components.core.types import Images, Logits
 from components.data.ablation import Ablations
 from components.models.attention.shadow import shadowed
 from components.models.fast import lean
-from components.models.packed import joined_logits, packed_blocks, runs_joined
-from components.models.partial_tokens import PartialTokens
+from components.models.packed import pack, packed_blocks
+from components.models.partial_tokens import CutStem, PartialTokens
 from components.models.pixels import PixelModel
-from components.models.vote_plan import Group, Plan, embeds_cuts, plan_for
+from components.models.vote_plan import Group, embeds_cuts, plan_for
 
 # Two best logits closer than this share of the largest one are taken again. In float32, other batch
 # shapes and the sums move logits by some 1e-6 of it; numbers of 16 bits carry 8 (bfloat16) or 11
@@ -39,7 +39,6 @@ MOST_IMAGES = 8  # that vote together
 NUM_PROBES = 8  # ablations on which two ways are compared
 
 Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of image and member
-LogitsOf = Callable[[Sequence[Rows]], list[Logits]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +70,167 @@ class Way:
 FAST = Way()
 
 
+class AblationPredictor:
+    """A model ready to vote on the ablations of any image, with its weights as they are now.
+
+    At most `micro_batch` ablations are in one pass; like `way` it changes the speed.
+    """
+
+    def __init__(
+        self, model: PixelModel, ablations: Ablations, *, micro_batch: int, way: Way = FAST
+    ) -> None:
+        self.device = _check(model, ablations, micro_batch, way)
+        self.model, self.ablations, self.micro_batch, self.way = model, ablations, micro_batch, way
+        in_cells = way.path == "fast" and embeds_cuts(model)
+        self.plan = plan_for(model, ablations, in_cells=in_cells, device=self.device)
+        with torch.inference_mode():
+            self.stem = self._stem() if self.plan.patterns else None
+            self.packed = pack(model.net) if self.stem and way == FAST else None
+
+    def __call__(self, images: Images, order: Sequence[int] | None = None) -> Tensor:
+        """(B, K) int64: argmax of every ablation, ties to the lowest class.
+
+        `order` asks for these ablations only: column j is then the vote of ablation `order[j]`.
+        """
+        votes = torch.empty(len(images), len(self.ablations), dtype=torch.int64)
+        asked, together = self._asked(order), self._images_together()
+        with torch.inference_mode():
+            for first in range(0, len(images), together):
+                some = images[first : first + together].to(self.device)
+                found, in_doubt = self._quick_votes(some, asked)
+                for row, number in in_doubt.nonzero():
+                    shown = self.ablations.masks(number[None])
+                    found[row, number] = self.model.forward_ablated(some[row, None], shown).argmax()
+                votes[first : first + together] = found.cpu()
+        return votes if order is None else votes[:, list(order)]
+
+    def difference_to_plain(self) -> float:
+        """Largest difference of logits to the plain path, over the largest logit or 1.
+
+        On noise, for a few ablations of every group. Rounding stays far below `DOUBT`; more means
+        that the network is not what the fast path takes it for.
+        """
+        side, channels = self.model.spec.image_size, self.model.spec.channels
+        noise = torch.rand(1, channels, side, side, generator=torch.Generator().manual_seed(0))
+        image, worst = noise.to(self.device), 0.0
+        with torch.inference_mode():
+            for group in self.plan.groups:
+                size = len(group.numbers)
+                count = min(size, NUM_PROBES, self.micro_batch)
+                member = torch.linspace(0, size - 1, count, device=self.device).long()
+                rows = [(group, torch.zeros_like(member), member)]
+                with self._faster():
+                    found = self._pass(self._seen(image), rows)
+                shown = self.ablations.masks(group.numbers[member])
+                expected = self.model.forward_ablated(image.expand(count, -1, -1, -1), shown)
+                gap = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
+                worst = max(worst, float(torch.nan_to_num(gap, nan=torch.inf)))
+        return worst
+
+    def agrees_with_plain(self) -> bool:
+        """Whether logits are the plain path's, up to rounding."""
+        bound = 1e-4 if self.way.precision == "float32" else DOUBT[self.way.precision]
+        return self.difference_to_plain() <= bound
+
+    def _stem(self) -> CutStem:
+        model, patterns = self.model, self.plan.patterns
+        return CutStem(model.net, mean=model.mean, std=model.std, patterns=patterns)
+
+    def _asked(self, order: Sequence[int] | None) -> list[Tensor]:
+        """For each group, which of its members are asked."""
+        wanted = torch.full((len(self.ablations),), order is None, device=self.device)
+        if order is not None:
+            wanted[list(order)] = True
+        return [wanted[group.numbers].nonzero()[:, 0] for group in self.plan.groups]
+
+    def _images_together(self) -> int:
+        """How many images share passes: as many as fill them, unless their tables are large."""
+        if self.stem is None:
+            return MOST_IMAGES
+        bytes_each = 4 * len(self.stem.patterns) * self.stem.positions.numel()
+        return min(max(TABLE_BYTES // bytes_each, 1), MOST_IMAGES)
+
+    def _quick_votes(self, images: Images, asked: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(B, K) argmax of fast logits where asked, and whether rounding could have decided it."""
+        shape = len(images), len(self.ablations)
+        votes = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        in_doubt = torch.zeros_like(votes, dtype=torch.bool)
+        with self._faster():
+            seen = self._seen(images)
+            for rows in self._passes(asked, len(images)):
+                logits = self._pass(seen, rows)
+                image = torch.cat([image for _, image, _ in rows])
+                number = torch.cat([group.numbers[member] for group, _, member in rows])
+                votes[image, number] = logits.argmax(dim=1)
+                in_doubt[image, number] = _is_close(logits, DOUBT[self.way.precision])
+        return votes, in_doubt
+
+    def _passes(self, asked: Sequence[Tensor], num_images: int) -> Iterator[list[Rows]]:
+        """At most `micro_batch` rows of one group each; packed, also what is left of several."""
+        left: list[Rows] = []
+        for group, members in zip(self.plan.groups, asked, strict=True):
+            if not len(members):  # nothing is asked of this group
+                continue
+            image = torch.arange(num_images, device=self.device).repeat_interleave(len(members))
+            numbers = (image, members.repeat(num_images))
+            for some in zip(*(torch.split(n, self.micro_batch) for n in numbers), strict=True):
+                if not self.packed or len(some[0]) == self.micro_batch:
+                    yield [(group, *some)]
+                    continue
+                if sum(len(rows[1]) for rows in left) + len(some[0]) > self.micro_batch:
+                    yield left
+                    left = []
+                left.append((group, *some))
+        if left:
+            yield left
+
+    def _seen(self, images: Images) -> PartialTokens | Images:
+        """What passes read: the images' table where the plan has one, else the images."""
+        return PartialTokens(self.stem, self.model.resized(images)) if self.stem else images
+
+    def _pass(self, seen: PartialTokens | Images, rows: Sequence[Rows]) -> Logits:
+        """Float32 logits of `rows`; a pass of fixed shape repeats its first row."""
+        way, count = self.way, sum(len(image) for _, image, _ in rows)
+        if way.fixed_shape:
+            rows = [_filled(some, self.micro_batch) for some in rows]
+        dtype, enabled = getattr(torch, way.precision), way.precision != "float32"
+        with torch.autocast(self.device.type, dtype=dtype, enabled=enabled):
+            if isinstance(seen, Tensor):
+                found = [self._image_logits(seen, *some) for some in rows]
+            elif self.packed:
+                found = self.packed([seen.tokens(**self._cells(*some)) for some in rows])
+            else:
+                found = [seen.logits(**self._cells(*some)) for some in rows]
+        return torch.cat(found)[:count].float()
+
+    def _image_logits(self, images: Images, group: Group, image: Tensor, member: Tensor) -> Logits:
+        """The general way, for any network: ablated images through the whole model."""
+        return self.model.forward_ablated(
+            images[image], self.ablations.masks(group.numbers[member])
+        )
+
+    def _cells(self, group: Group, image: Tensor, member: Tensor) -> dict[str, Any]:
+        """What tables of partial tokens are asked, by vision transformers that drop tokens."""
+        assert group.cells is not None
+        shown = None
+        if group.any_alone:
+            shown = self.model.resized_mask(self.ablations.masks(group.numbers[member]))
+        return {"cells": group.cells.rows(member), "image": image, "visible": shown}
+
+    @contextmanager
+    def _faster(self) -> Iterator[None]:
+        """Inside, the network takes the savings of its way; packed as a whole, it has them."""
+        net, way = self.model.net, self.way
+        with ExitStack() as stack:
+            if way.compiled:
+                stack.enter_context(_compiled_blocks(net))
+            elif not self.packed and way == FAST:
+                stack.enter_context(packed_blocks(net))
+            if not self.packed and way.path == "fast":
+                stack.enter_context(lean(net))
+            yield
+
+
 def ablation_predictions(
     model: PixelModel,
     images: Images,
@@ -80,26 +240,8 @@ def ablation_predictions(
     order: Sequence[int] | None = None,
     way: Way = FAST,
 ) -> Tensor:
-    """(B, K) int64: argmax of every ablation, ties to the lowest class.
-
-    `order` asks for these ablations only: column j is then the vote of ablation `order[j]`. At most
-    `micro_batch` ablations are in one pass; like `way` it changes the speed.
-    """
-    device = _check(model, ablations, micro_batch, way)
-    votes = torch.empty(len(images), len(ablations), dtype=torch.int64)
-    plan = plan_for(model, ablations, in_cells=_in_cells(model, way), device=device)
-    asked = _asked(plan, order, device)
-    together = _images_together(model, plan)
-    with torch.inference_mode():
-        for first in range(0, len(images), together):
-            some = images[first : first + together].to(device)
-            with _faster(model.net, way):
-                found, in_doubt = _quick_votes(model, plan, asked, some, micro_batch, way)
-            for row, number in in_doubt.nonzero():
-                shown = ablations.masks(number[None])
-                found[row, number] = model.forward_ablated(some[row, None], shown).argmax()
-            votes[first : first + together] = found.cpu()
-    return votes if order is None else votes[:, list(order)]
+    """(B, K) votes of one set of images, as `AblationPredictor` takes them."""
+    return AblationPredictor(model, ablations, micro_batch=micro_batch, way=way)(images, order)
 
 
 def column_predictions(
@@ -109,42 +251,6 @@ def column_predictions(
     side = model.spec.image_size
     ablations = Ablations(kind="columns", image_size=(side, side), band=band, stride=stride)
     return ablation_predictions(model, images, ablations, micro_batch=micro_batch)
-
-
-def difference_to_plain(
-    model: PixelModel, ablations: Ablations, *, micro_batch: int, way: Way = FAST
-) -> float:
-    """Largest difference of logits between `way` and the plain path, over the largest logit or 1.
-
-    On noise, for a few ablations of every group. Rounding stays far below `DOUBT`; more means that
-    the network is not what the fast path takes it for.
-    """
-    device = _check(model, ablations, micro_batch, way)
-    side, channels = model.spec.image_size, model.spec.channels
-    noise = torch.rand(1, channels, side, side, generator=torch.Generator().manual_seed(0))
-    image, worst = noise.to(device), 0.0
-    plan = plan_for(model, ablations, in_cells=_in_cells(model, way), device=device)
-    with torch.inference_mode():
-        for group in plan.groups:
-            size = len(group.numbers)
-            count = min(size, NUM_PROBES, micro_batch)
-            member = torch.linspace(0, size - 1, count, device=device).long()
-            rows = [(group, torch.zeros_like(member), member)]
-            with _faster(model.net, way):
-                (found,) = _pass(_logits_of(model, plan, image), rows, micro_batch, way)
-            shown = ablations.masks(group.numbers[member])
-            expected = model.forward_ablated(image.expand(len(member), -1, -1, -1), shown)
-            gap = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
-            worst = max(worst, float(torch.nan_to_num(gap, nan=torch.inf)))
-    return worst
-
-
-def agrees_with_plain(
-    model: PixelModel, ablations: Ablations, *, micro_batch: int, way: Way = FAST
-) -> bool:
-    """Whether `way` gives the plain path's logits, up to rounding."""
-    bound = 1e-4 if way.precision == "float32" else DOUBT[way.precision]
-    return difference_to_plain(model, ablations, micro_batch=micro_batch, way=way) <= bound
 
 
 def check_precision(precision: str, device: torch.device) -> None:
@@ -173,71 +279,6 @@ def _check(model: PixelModel, ablations: Ablations, micro_batch: int, way: Way) 
     return model.mean.device
 
 
-def _in_cells(model: PixelModel, way: Way) -> bool:
-    return way.path == "fast" and embeds_cuts(model)
-
-
-def _asked(plan: Plan, order: Sequence[int] | None, device: torch.device) -> list[Tensor]:
-    """For each group, which of its members are asked."""
-    wanted = torch.full((len(plan.ablations),), order is None, device=device)
-    if order is not None:
-        wanted[list(order)] = True
-    return [wanted[group.numbers].nonzero()[:, 0] for group in plan.groups]
-
-
-def _quick_votes(
-    model: PixelModel,
-    plan: Plan,
-    asked: Sequence[Tensor],
-    images: Images,
-    micro_batch: int,
-    way: Way,
-) -> tuple[Tensor, Tensor]:
-    """(B, K) argmax of fast logits where asked, and whether rounding could have decided it."""
-    shape = len(images), len(plan.ablations)
-    votes = torch.zeros(shape, dtype=torch.int64, device=images.device)
-    in_doubt = torch.zeros_like(votes, dtype=torch.bool)
-    logits_of = _logits_of(model, plan, images)
-    for rows in _passes(plan, asked, len(images), micro_batch, joined=_joins(model, way)):
-        found = _pass(logits_of, rows, micro_batch, way)
-        for (group, image, member), logits in zip(rows, found, strict=True):
-            place = image, group.numbers[member]
-            votes[place] = logits.argmax(dim=1)
-            in_doubt[place] = _is_close(logits, DOUBT[way.precision])
-    return votes, in_doubt
-
-
-def _passes(
-    plan: Plan, asked: Sequence[Tensor], num_images: int, micro_batch: int, *, joined: bool
-) -> Iterator[list[Rows]]:
-    """At most `micro_batch` rows of one group each; or of several, what is left of them."""
-    left: list[Rows] = []
-    for group, members in zip(plan.groups, asked, strict=True):
-        if not len(members):  # nothing is asked of this group
-            continue
-        image = torch.arange(num_images, device=members.device).repeat_interleave(len(members))
-        member = members.repeat(num_images)
-        for some in zip(*(torch.split(n, micro_batch) for n in (image, member)), strict=True):
-            if not joined or len(some[0]) == micro_batch:
-                yield [(group, *some)]
-                continue
-            if sum(len(rows[1]) for rows in left) + len(some[0]) > micro_batch:
-                yield left
-                left = []
-            left.append((group, *some))
-    if left:
-        yield left
-
-
-def _pass(logits_of: LogitsOf, rows: Sequence[Rows], micro_batch: int, way: Way) -> list[Logits]:
-    """Float32 logits of `rows`; a pass of fixed shape repeats its first row."""
-    filled = [_filled(some, micro_batch) for some in rows] if way.fixed_shape else rows
-    dtype, enabled = getattr(torch, way.precision), way.precision != "float32"
-    with torch.autocast(rows[0][1].device.type, dtype=dtype, enabled=enabled):
-        found = logits_of(filled)
-    return [logits[: len(r[1])].float() for r, logits in zip(rows, found, strict=True)]
-
-
 def _filled(rows: Rows, count: int) -> Rows:
     group, image, member = rows
     padding = torch.zeros(count - len(image), dtype=torch.int64, device=image.device)
@@ -250,71 +291,6 @@ def _is_close(logits: Logits, share: float) -> Tensor:
     best = logits.topk(min(2, logits.shape[1]), dim=1).values
     doubt = (share * logits.abs().amax(dim=1)).clamp(min=LEAST_DOUBT)
     return ~(best[:, 0] - best[:, -1] >= doubt)
-
-
-def _joins(model: PixelModel, way: Way) -> bool:
-    """Whether groups may share a pass."""
-    return not way.fixed_shape and runs_joined(model.net)
-
-
-def _logits_of(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
-    """Kept tokens out of the images' table where the plan has one, else ablated images."""
-    if plan.patterns:
-        return _token_logits(model, plan, images)
-    return partial(_image_logits, model, plan, images)
-
-
-def _image_logits(
-    model: PixelModel, plan: Plan, images: Images, rows: Sequence[Rows]
-) -> list[Logits]:
-    """The general way, for any network: ablated images through the whole model."""
-    return [
-        model.forward_ablated(images[image], plan.ablations.masks(group.numbers[member]))
-        for group, image, member in rows
-    ]
-
-
-def _token_logits(model: PixelModel, plan: Plan, images: Images) -> LogitsOf:
-    """The way of vision transformers that drop tokens."""
-    tokens = PartialTokens(
-        model.net, model.resized(images), mean=model.mean, std=model.std, patterns=plan.patterns
-    )
-
-    def ask(group: Group, image: Tensor, member: Tensor) -> dict[str, Any]:
-        assert group.cells is not None
-        shown = None
-        if group.any_alone:
-            shown = model.resized_mask(plan.ablations.masks(group.numbers[member]))
-        return {"cells": group.cells.rows(member), "image": image, "visible": shown}
-
-    def logits_of(rows: Sequence[Rows]) -> list[Logits]:
-        if runs_joined(model.net):
-            return joined_logits(model.net, [tokens.tokens(**ask(*some)) for some in rows])
-        return [tokens.logits(**ask(*some)) for some in rows]
-
-    return logits_of
-
-
-def _images_together(model: PixelModel, plan: Plan) -> int:
-    """How many images share passes: as many as fill them, unless their tables are large."""
-    if not plan.patterns:
-        return MOST_IMAGES
-    stem: Any = model.net.patch_embed
-    bytes_each: int = 4 * len(plan.patterns) * stem.num_patches * stem.proj.out_channels
-    return min(max(TABLE_BYTES // bytes_each, 1), MOST_IMAGES)
-
-
-@contextmanager
-def _faster(net: nn.Module, way: Way) -> Iterator[None]:
-    """Inside, `net` takes the savings of `way`."""
-    with ExitStack() as stack:
-        if way.compiled:
-            stack.enter_context(_compiled_blocks(net))
-        elif way.path == "fast" and way.precision == "float32":
-            stack.enter_context(packed_blocks(net))
-        if way.path == "fast":
-            stack.enter_context(lean(net))
-        yield
 
 
 @contextmanager

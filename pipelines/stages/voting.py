@@ -1,6 +1,6 @@
 """Workers that produce votes: what runs on an actor, in a test and in `verify --resample` alike."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
@@ -24,13 +24,7 @@ from components.models.checkpoint import load_model
 from components.models.masked_votes import dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
-from components.models.voting import (
-    FAST,
-    Way,
-    ablation_predictions,
-    agrees_with_plain,
-    check_precision,
-)
+from components.models.voting import FAST, AblationPredictor, Way, check_precision
 from pipelines.runtime.shards import Unit, WorkFn
 from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 
@@ -85,9 +79,10 @@ class AblationVoter:
         assert isinstance(config.section, AblationCertify)
         self.config, self.section, self.items = config, config.section, load_items(config)
         self.model, self.ablations = load_voting_model(config), config.ablations()
-        if not agrees_with_plain(
+        self.ask = AblationPredictor(
             self.model, self.ablations, micro_batch=self.section.micro_batch, way=config.way
-        ):
+        )
+        if not self.ask.agrees_with_plain():
             raise RuntimeError(
                 f"votes by {config.way} have other logits than the plain path here, though not "
                 "where this run was planned; leave out certify's precision and compiled"
@@ -104,17 +99,6 @@ class AblationVoter:
         if self.section.stop_early:
             return self._until_decided(images)
         return self.ask(images).numpy().astype(np.uint16)
-
-    def ask(self, images: Tensor, order: Sequence[int] | None = None) -> Tensor:
-        """(B, K) votes of all ablations, or of those in `order`."""
-        return ablation_predictions(
-            self.model,
-            images,
-            self.ablations,
-            micro_batch=self.section.micro_batch,
-            order=order,
-            way=self.config.way,
-        )
 
     def _until_decided(self, images: Tensor) -> Array:
         """Micro-batch by micro-batch, until no vote left can change a prediction or a verdict."""
@@ -272,7 +256,8 @@ def choose_way(config: VoteConfig) -> Way:
         return FAST
     check_precision(section.precision, torch.device(config.device))
     model, ablations = load_voting_model(config), config.ablations()
-    if not agrees_with_plain(model, ablations, micro_batch=section.micro_batch):
+    predictor = AblationPredictor(model, ablations, micro_batch=section.micro_batch)
+    if not predictor.agrees_with_plain():
         return Way(path="plain")
     return Way(precision=section.precision, compiled=section.compiled)
 

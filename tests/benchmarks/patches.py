@@ -38,7 +38,7 @@ from components.models.attention.shadow import shadowed
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.models.tokens import patch_size_of, visible_tokens
-from components.models.voting import ablation_predictions, difference_to_plain
+from components.models.voting import AblationPredictor, ablation_predictions
 
 SIDE, BAND, MICRO_BATCH = 224, 19, 28
 LOWER = 0.85  # the lower quartile may stay this far below the limit
@@ -149,8 +149,10 @@ def contest(name: str, case: Case, rounds: int) -> bool:
     step = 4 if case.plain == "masked" else 1
     run_product, product_flops = product(model.net.embed_dim)
 
+    predictor = AblationPredictor(model, ablations, micro_batch=MICRO_BATCH)
+
     def ours() -> Tensor:
-        return ablation_predictions(model, images, ablations, micro_batch=MICRO_BATCH)
+        return predictor(images)
 
     expected = plain_votes(model, images, masks, drop=True)
     if not torch.equal(ours(), expected):
@@ -181,7 +183,7 @@ def contest(name: str, case: Case, rounds: int) -> bool:
         "rounds": len(seconds["ours"]), "plain_on_every": step,
         "share_of_matmul": round(statistics.median(share), 2), "goal_of_share": case.goal,
         "matmul_gflops": round(rate), "votes_equal": True,
-        "logit_difference": difference_to_plain(model, ablations, micro_batch=MICRO_BATCH),
+        "logit_difference": predictor.difference_to_plain(),
         "load": round(os.getloadavg()[0], 1), **machine(),
     }))  # fmt: skip
     return passed

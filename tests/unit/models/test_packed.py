@@ -5,7 +5,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from components.models.packed import can_pack, joined_logits, packed_blocks, runs_joined
+from components.models.packed import can_pack, pack, packed_blocks
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
 
@@ -44,10 +44,9 @@ def test_tokens_are_those_of_the_plain_blocks(options, shape):
 def test_groups_of_several_lengths_share_products(options):
     net, groups = new_net(**options), [torch.randn(3, 9, 16), torch.randn(1, 17, 16)]
     expected = [net.forward_head(net.norm(net.blocks(net.norm_pre(g)))) for g in groups]
-    assert not runs_joined(net)
-    with packed_blocks(net):
-        assert runs_joined(net)
-        found = joined_logits(net, groups)
+    packed = pack(net)
+    assert packed is not None
+    found = packed(groups)
     for logits, truth in zip(found, expected, strict=True):
         assert (logits - truth).abs().max() < 1e-5 * truth.abs().max()
 

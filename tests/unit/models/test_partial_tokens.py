@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.data.ablation import Ablations
-from components.models.partial_tokens import ALONE, PartialTokens, can_embed_cuts, cut_cells
+from components.models.partial_tokens import (
+    ALONE,
+    CutStem,
+    PartialTokens,
+    can_embed_cuts,
+    cut_cells,
+)
 from components.models.tokens import forward_kept, kept_indices, visible_tokens
 from tests.unit.models.conftest import make_model
 from tests.unit.models.test_tokens_variants import VARIANTS, variant
@@ -23,7 +29,7 @@ def fast_logits(net, images, visible, *, mean, std):
     keep = visible_tokens(visible, (4, 4))
     cells = cut_cells(visible, keep, (4, 4))
     numbers = sorted(set(cells.pattern.flatten().tolist()) - {ALONE} | {0})
-    tokens = PartialTokens(net, images, mean=mean, std=std, patterns=numbers)
+    tokens = PartialTokens(CutStem(net, mean=mean, std=std, patterns=numbers), images)
     return torch.stack([
         tokens.logits(cells, image=torch.full((len(visible),), row), visible=visible)
         for row in range(len(images))

@@ -10,11 +10,10 @@ from components.models.masked_votes import group_by_tokens
 from components.models.vote_plan import plan_for
 from components.models.voting import (
     FAST,
+    AblationPredictor,
     Way,
     ablation_predictions,
-    agrees_with_plain,
     column_predictions,
-    difference_to_plain,
 )
 
 CPU = torch.device("cpu")
@@ -22,6 +21,10 @@ CPU = torch.device("cpu")
 
 def ablations_of(kind="columns", *, band, stride=1):
     return Ablations(kind=kind, image_size=(16, 16), band=band, stride=stride)
+
+
+def predictor(model, ablations, micro_batch, way=FAST):
+    return AblationPredictor(model, ablations, micro_batch=micro_batch, way=way)
 
 
 def vote_one_at_a_time(model, images, ablations):
@@ -78,31 +81,39 @@ def test_votes_do_not_depend_on_the_other_images(new_model, images, monkeypatch,
     assert none.shape == (0, len(ablations))
 
 
-@pytest.mark.parametrize("in_cells", [True, False])
-def test_quick_votes_alone_are_right_too(new_model, images, in_cells):
+@pytest.mark.parametrize("policy", ["drop", "mask"])
+def test_quick_votes_alone_are_right_too(new_model, images, policy):
     """Close calls are taken again; everything else must stand by itself."""
-    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
-    plan = plan_for(model, ablations, in_cells=in_cells, device=CPU)
-    assert bool(plan.patterns) == in_cells
-    asked = voting._asked(plan, None, CPU)
+    model, ablations = new_model(token_policy=policy), ablations_of(band=5)
+    ask = predictor(model, ablations, 7)
+    assert (ask.packed is not None) == (ask.stem is not None) == (policy == "drop")
     with torch.inference_mode():
-        votes, in_doubt = voting._quick_votes(model, plan, asked, images, 7, FAST)
+        votes, in_doubt = ask._quick_votes(images, ask._asked(None))
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert in_doubt.float().mean() < 0.1
+
+
+def test_a_predictor_votes_again_and_again(new_model, images):
+    """Nothing of an image is left for the next one."""
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    ask = predictor(model, ablations, 7)
+    truth = vote_one_at_a_time(model, images, ablations)
+    for row in (1, 0, 1):
+        assert ask(images[row : row + 1]).tolist() == truth[row : row + 1]
 
 
 def test_close_calls_are_decided_by_one_ablation_at_a_time(new_model, images, monkeypatch):
     """Wrong by more than any rounding, for rows in doubt only: the votes must not show it."""
     model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
     truth = vote_one_at_a_time(model, images, ablations)
-    quick = voting._quick_votes
+    quick = AblationPredictor._quick_votes
 
     def spoiled(*args):
         votes, _ = quick(*args)
         doubt = torch.arange(votes.numel()).view(votes.shape) % 3 == 0
         return torch.where(doubt, (votes + 1) % 5, votes), doubt
 
-    monkeypatch.setattr(voting, "_quick_votes", spoiled)
+    monkeypatch.setattr(AblationPredictor, "_quick_votes", spoiled)
     assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
 
 
@@ -187,7 +198,7 @@ def test_compiled_blocks_see_one_shape_per_group(new_model, images, monkeypatch)
     assert len(shapes) == 5  # of 24 ablations, in the first of two blocks
     assert set(shapes) == {(5, 1 + 8, 16)}
     assert not any("forward" in vars(block) for block in model.net.blocks)
-    assert agrees_with_plain(model, ablations, micro_batch=3, way=way)
+    assert predictor(model, ablations, 3, way).agrees_with_plain()
 
 
 def test_precision_is_refused_where_it_only_costs(monkeypatch):
@@ -210,7 +221,7 @@ def test_reduced_precision_keeps_the_votes(new_model, images, monkeypatch, kind,
     way = Way(precision="bfloat16")
     votes = ablation_predictions(model, images, ablations, micro_batch=8, way=way)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
-    assert 1e-5 < difference_to_plain(model, ablations, micro_batch=8, way=way) < 2**-4
+    assert 1e-5 < predictor(model, ablations, 8, way).difference_to_plain() < 2**-4
 
 
 @pytest.mark.parametrize(
@@ -227,18 +238,18 @@ def test_the_fast_path_is_compared_with_the_plain_one(
     model = new_model(architecture, **changes)
     for kind in ("columns", "blocks"):
         ablations = ablations_of(kind, band=5, stride=3)
-        assert agrees_with_plain(model, ablations, micro_batch=7)
+        assert predictor(model, ablations, 7).agrees_with_plain()
         plain = ablation_predictions(model, images, ablations, micro_batch=7, way=Way(path="plain"))
         assert torch.equal(ablation_predictions(model, images, ablations, micro_batch=7), plain)
     if changes.get("token_policy") == "drop":  # sums of other lines than the visible ones
-        wrong = partial_tokens._scans
+        right = partial_tokens._Scan.__call__
         monkeypatch.setattr(
-            partial_tokens,
-            "_scans",
-            lambda *args, **kw: {k: v * (1 + 0.1 * k) for k, v in wrong(*args, **kw).items()},
+            partial_tokens._Scan,
+            "__call__",
+            lambda *args: {k: v * (1 + 0.1 * k) for k, v in right(*args).items()},
         )
-        assert not agrees_with_plain(model, ablations_of(band=5), micro_batch=7)
-        assert agrees_with_plain(model, ablations_of(band=5), micro_batch=7, way=Way(path="plain"))
+        assert not predictor(model, ablations_of(band=5), 7).agrees_with_plain()
+        assert predictor(model, ablations_of(band=5), 7, Way(path="plain")).agrees_with_plain()
 
 
 def test_wrong_calls(new_model, images):

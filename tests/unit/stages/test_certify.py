@@ -23,7 +23,7 @@ from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.models.voting import FAST, Way
+from components.models.voting import AblationPredictor, Way
 from pipelines.recipe import parse
 from pipelines.resample import resample
 from pipelines.runtime.artifacts import StageDir
@@ -327,11 +327,11 @@ def test_a_model_that_the_fast_path_misreads_votes_the_plain_way(
 ):
     """Said, recorded, and repeated by whoever votes again."""
 
-    def only_plain(*args, way=FAST, **kwargs):
-        return way.path == "plain"
+    def only_plain(predictor):
+        return predictor.way.path == "plain"
 
     places = {"model": model / "model", "data": prepared}
-    with mock.patch.object(voting, "agrees_with_plain", only_plain):
+    with mock.patch.object(AblationPredictor, "agrees_with_plain", only_plain):
         out = run({"kind": "rows", **KINDS["rows"]})
         with mock.patch.object(PreparedDataset, "open_split", first_items):
             assert resample(out.path, count=2, **places) == []
@@ -361,7 +361,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
     ):
         out = run(section)
         with mock.patch.object(
-            voting, "ablation_predictions", wraps=voting.ablation_predictions
+            voting, "AblationPredictor", wraps=voting.AblationPredictor
         ) as asked:
             assert resample(out.path, count=2, **places) == []
     assert asked.call_args.kwargs["way"] == Way(precision="bfloat16")
