@@ -28,13 +28,15 @@ def check_recipe(recipe: Recipe) -> None:
             remedy = f"leaves a worker {share} images; mixing needs pairs"
             raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
     denoisers.check_certificates(recipe)
-    if side := recipe.data.image_size or _own_side(recipe.data.source):
+    if side := known_side(recipe.data):
         check_on_images(recipe, side=side)
 
 
-def _own_side(source: str) -> int | None:
-    """The side of a source's images, where they all are squares of one size."""
-    square = re.match(r"(\d+)x\1\b", find_source(source).image_size)
+def known_side(data: s.DataSection) -> int | None:
+    """The side of images as written, or of a source whose images all are squares of one size."""
+    if data.image_size:
+        return data.image_size
+    square = re.match(r"(\d+)x\1\b", find_source(data.source).image_size)
     return int(square[1]) if square else None
 
 

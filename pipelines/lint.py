@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from components.core.errors import CasemateError
 from pipelines import sections as s
-from pipelines.checks import check_recipe
+from pipelines.checks import check_recipe, known_side
 from pipelines.recipe import Recipe
 
 
@@ -151,6 +151,7 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
         elif isinstance(section, s.AblationCertify):
             yield from _ablations(key, section, objective)
             yield from _strides(key, section, recipe.data.image_size)
+            yield from _early_stops(key, section, known_side(recipe.data))
         else:
             yield from _pairs(key, section, objective)
         if isinstance(section, s.PatchCertify):
@@ -226,6 +227,24 @@ def _strides(key: str, section: s.AblationCertify, width: int | None) -> Iterato
             yield LintWarning(
                 f"{key}.sweep.stride" if swept else f"{key}.stride",
                 f"{stride} does not divide {width}: patches at the seam touch one band more",
+            )
+
+
+def _early_stops(key: str, section: s.AblationCertify, side: int | None) -> Iterator[LintWarning]:
+    """Votes stop between micro-batches: one that holds them all has nothing to leave out."""
+    from components.data.ablation import Ablations
+
+    if side is None or not section.stop_early:
+        return
+    strides = (section.sweep.stride if section.sweep else []) or [section.stride]
+    for stride in strides:
+        size = (side, side)
+        count = len(Ablations(kind=section.kind, image_size=size, band=1, stride=stride))
+        if section.micro_batch >= count:
+            yield LintWarning(
+                f"{key}.stop_early",
+                f"saves nothing: micro_batch {section.micro_batch} asks all {count} ablations of "
+                f"stride {stride} at once; lower it or leave stop_early out",
             )
 
 

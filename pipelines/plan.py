@@ -145,9 +145,13 @@ def _certify_identity(section: s.Certify) -> dict[str, Any]:
 
     Certificates made before those keys existed keep their fingerprints, and so their bytes.
     """
+    from components.core.seeding import noise_impl
+
     values, used = section.model_dump(mode="json"), section.model_dump(exclude_defaults=True)
     if source := denoiser_on_disk(section):
         values["denoiser"] = _source_digest(source)
+    if isinstance(section, s.GaussianCertify) and section.method != "fixed":
+        values["noise_impl"] = noise_impl(section.method)  # `fixed` had these draws from the first
     return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 

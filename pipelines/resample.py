@@ -1,20 +1,23 @@
 """`verify --resample`: vote again on random items with the model and compare every prediction."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from components.certify.l2_evidence import is_sequential
+from components.certify.l2_evidence import METHODS, method_of
 from components.certify.patch_evidence import (
     DOUBLE_MASKING,
     ablations_of,
     asked_ablations,
     stopped_for,
 )
+from components.certify.reach import Method
 from components.certify.thinning import positions_among
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
@@ -25,7 +28,10 @@ from components.models.checkpoint import read_header
 from components.models.voting import Way
 from pipelines.runtime.artifacts import read_manifest
 from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
-from pipelines.stages.voting import Block, VoteConfig, make_voter
+from pipelines.stages.voting import Block, GaussianVoter, VoteConfig, make_voter
+
+# Of sections that claim nothing and only draw: any that the method allows.
+ANY_PROB: Mapping[Method, float] = {"fixed": 0.2, "sequential": 0.2, "randomized": 0.04}
 
 
 def resample(
@@ -62,7 +68,38 @@ def resample(
         ]
     chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
     kept = _kept(votes)
-    return [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
+    problems = [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
+    if problems and isinstance(voter, GaussianVoter):
+        return _switched(voter, chosen, position) or problems
+    return problems
+
+
+def _switched(
+    voter: GaussianVoter, items: Sequence[ItemVotes], position: Mapping[str, int]
+) -> list[str]:
+    """The one problem behind all differences, if the draws are those of another method."""
+    section = voter.config.section
+    assert isinstance(section, GaussianCertify)
+
+    def drawn_for(method: Method) -> bool:
+        other = copy(voter)
+        other.config = replace(voter.config, section=section.model_copy(update={"method": method}))
+        return all(_drawn_again(other, item, position[item.item_id]) for item in items)
+
+    if drawn_for(section.method):
+        return []
+    return [
+        f"{VOTES_NAME}: its draws are those of method {method}, not of {section.method}: a method "
+        "that is chosen when draws are known voids the failure probability"
+        for method in METHODS
+        if method != section.method and drawn_for(method)
+    ]
+
+
+def _drawn_again(voter: GaussianVoter, item: ItemVotes, index: int) -> bool:
+    stored = item.streams["estimate"]
+    again = voter([Block(index, "estimate", 0, len(stored))])["predictions"][0].as_py()
+    return np.array_equal(stored, again)
 
 
 def _kept(votes: Votes) -> Array | slice:
@@ -164,11 +201,11 @@ def _section(header: Mapping[str, Any]) -> Certify:
         return GaussianCertify(
             kind="gaussian",
             sigma=settings["sigma"],
-            method="sequential" if is_sequential(header) else "fixed",  # bounds do not matter here
+            method=method_of(header),
             num_select=settings["num_select"],
             num_estimate=settings["num_estimate"],
             block_size=settings["micro_batch"],
-            failure_prob=0.2,  # unused, like the radius: nothing is claimed here
+            failure_prob=ANY_PROB[method_of(header)],
             radii=[settings["sigma"] * 1e-3],
             **common,
         )
@@ -214,7 +251,8 @@ def _compare(
         if row["image_sha256"] != item.image_sha256:
             problems.append(f"item {item.item_id}: image_sha256 differs from the dataset's")
         if not np.array_equal(stored, again):
-            count = int((stored != again).sum())
+            both = min(len(stored), len(again))  # choosing a class may stop at another look
+            count = len(stored) - int((stored[:both] == again[:both]).sum())
             problems.append(
                 f"item {item.item_id}: {count} of {len(stored)} {row['stream']} votes differ"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.e2e.cli import Cli, tiny_recipe
+from tests.e2e.cli import WHOLE, Cli, write_recipe
 
 # A busy machine is no failure: nothing here is timed.
 settings.register_profile("casemate", deadline=None)
@@ -58,7 +58,7 @@ def cli():
 def finished_flow(tmp_path_factory, cli):
     """A whole small flow, run once through the command line; tests only read it."""
     root = tmp_path_factory.mktemp("flow")
-    recipe = tiny_recipe(root / "tiny.yaml")
+    recipe = write_recipe(root / "tiny.yaml", WHOLE)
     result = cli("run", recipe, "--storage", root / "storage", "--json")
     assert result.code == 0, result.err
     return root / "storage"

@@ -116,7 +116,9 @@ def check_can_reach(
     else:
         check_can_certify(n=n, alpha=alpha)
         reach, spent = max_radius(sigma=sigma, n=n, alpha=alpha), alpha
-    refuse_beyond(reach, radii, sigma=sigma, n=n, needed=lambda p: draws_needed(p, spent))
+    refuse_beyond(
+        reach, radii, sigma=sigma, n=n, alpha=alpha, needed=lambda p: draws_needed(p, spent)
+    )
 
 
 def refuse_beyond(
@@ -125,6 +127,7 @@ def refuse_beyond(
     *,
     sigma: float,
     n: int,
+    alpha: float,
     needed: Callable[[float], int],
 ) -> None:
     """Refuse radii above `reach`; `needed` says how many unanimous draws bound a probability."""
@@ -139,7 +142,8 @@ def refuse_beyond(
         raise CasemateError(
             "certify.radii",
             radius,
-            f"is above {reach:.4f}, the most that {n} draws of sigma {sigma:g} certify; {remedy}",
+            f"is above {reach:.4f}, the most that {n} draws of sigma {sigma:g} certify at "
+            f"failure_prob {alpha:g}; {remedy}",
         )
 
 

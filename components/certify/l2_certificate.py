@@ -18,6 +18,7 @@ from components.certify.gaussian import (
     GaussianClaim,
     certify_counts,
     check_can_certify,
+    check_can_reach,
     check_randomized,
     registered_uniform,
 )
@@ -80,6 +81,20 @@ def _check_answerable(header: Mapping[str, Any], radii: Sequence[float], alpha: 
         if radius not in declared["radii"]:
             remedy = f"{cannot} radii {known} were decided; draw again"
             raise CasemateError("certify.radii", radius, remedy)
+
+
+def check_reachable(header: Mapping[str, Any], claim: Mapping[str, Any]) -> None:
+    """Refuse radii of a new claim that no votes of this number could have certified."""
+    if is_sequential(header):
+        return  # only declared radii pass `check_l2_claim`, and those were in reach
+    drawn = header["settings"]
+    check_can_reach(
+        claim["radii"],
+        sigma=float(drawn["sigma"]),
+        n=drawn["num_estimate"],
+        alpha=claim["failure_prob"],
+        randomized=method_of(header) == "randomized",
+    )
 
 
 def reach_of(header: Mapping[str, Any], settings: Mapping[str, Any]) -> float:

@@ -57,7 +57,8 @@ def check_patch_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) ->
         raise CasemateError("certify.delta_rule", delta_rule, f"is not one of {known}")
     check_rules([rule], delta_rule=delta_rule)
     if second not in SECOND_RULES or second == rule:
-        remedy = "is the rule already" if second == rule else "is neither none nor loc"
+        again = "is the rule already; leave it out with --second-rule none"
+        remedy = again if second == rule else "is neither none nor loc"
         raise CasemateError("certify.second_rule", second, remedy)
     checked["rule"] = rule
     checked |= {"delta_rule": delta_rule} if delta_rule != "exact" else {}

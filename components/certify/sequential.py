@@ -103,7 +103,12 @@ def _check_plan(plan: SequentialPlan) -> None:
         remedy = f"draws can never exceed probability 1/2 at failure_prob {alpha}; use {needed}"
         raise CasemateError("certify.num_estimate", n, f"{remedy} or more")
     refuse_beyond(
-        plan.reach, plan.radii, sigma=sigma, n=n, needed=lambda p: _draws_needed(p, alpha)
+        plan.reach,
+        plan.radii,
+        sigma=sigma,
+        n=n,
+        alpha=alpha,
+        needed=lambda p: _draws_needed(p, alpha),
     )
 
 

@@ -20,13 +20,14 @@ from components.certify.certificate import (
     describe_certificate,
     write_certificate,
 )
-from components.certify.l2_certificate import reach_of
+from components.certify.l2_certificate import check_reachable, reach_of
+from components.certify.l2_evidence import method_of
 from components.certify.patch_evidence import PATCH_KINDS
 from components.certify.patch_verify import audit_patch
 from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
-from components.core.seeding import NOISE_IMPL
+from components.core.seeding import noise_impl
 
 Rows = list[dict[str, Any]]
 
@@ -110,6 +111,8 @@ def recertify(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     settings = check_settings(votes.header, document["claim"] | changes)
+    if votes.header["kind"] not in PATCH_KINDS:
+        check_reachable(votes.header, settings)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -187,9 +190,10 @@ def _audit_gaussian(
     added, claimed = votes.header["settings"]["sigma"], threat.get("sigma")
     if not isinstance(claimed, int | float) or claimed > added:
         yield f"{CERTIFICATE_NAME}: claims sigma {claimed}, the noise added had {added}"
-    if votes.header["noise_impl"] != NOISE_IMPL:
-        known = f"known here is {NOISE_IMPL!r}"
-        yield f"{VOTES_NAME}: noise_impl is {votes.header['noise_impl']!r}, {known}"
+    method, found = method_of(votes.header), votes.header["noise_impl"]
+    if found != noise_impl(method):
+        known = f"method {method} draws by {noise_impl(method)!r}"
+        yield f"{VOTES_NAME}: noise_impl is {found!r}, {known}"
     bound = reach_of(votes.header, settings)
     for row in rows:
         if not row["radius"] <= bound:

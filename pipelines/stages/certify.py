@@ -16,7 +16,7 @@ from components.certify.thinning import thin_votes
 from components.certify.votes import VOTES_NAME, VoteRow, Votes, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from components.core.seeding import NOISE_IMPL
+from components.core.seeding import noise_impl
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import describe_source, folder_of, source_digest
 from components.models.checkpoint import read_header
@@ -217,7 +217,7 @@ def _header(
         "num_classes": len(dataset.classes),
         "image": {"channels": dataset.channels, "height": dataset.height, "width": dataset.width},
         "settings": settings,
-        "noise_impl": NOISE_IMPL if isinstance(section, GaussianCertify) else None,
+        "noise_impl": noise_impl(section.method) if isinstance(section, GaussianCertify) else None,
         "num_items": num_items,
         "software": {
             k: v

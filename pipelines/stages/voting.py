@@ -15,6 +15,7 @@ from components.certify.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.noise import predict_block
 from components.certify.sequential import choose_class
 from components.certify.votes import SCHEMA, image_digest
+from components.core.seeding import noise_stream
 from components.core.types import Array
 from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset, Split
@@ -177,7 +178,7 @@ class GaussianVoter:
             item.pixels()[0],
             sigma=section.sigma,
             run_seed=self.config.seed,
-            stream=b.stream,
+            stream=noise_stream(section.method, b.stream),
             item_id=item.item_ids[0],
             start=b.start,
             stop=b.stop,

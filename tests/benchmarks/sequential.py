@@ -21,7 +21,7 @@ import torch
 
 from components.certify.gaussian import certify_counts
 from components.certify.l2_evidence import declare
-from components.core.seeding import NOISE_IMPL
+from components.core.seeding import noise_impl
 from pipelines.recipe import load
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import _missing
@@ -55,7 +55,8 @@ def header_of(section: GaussianCertify, num_items: int) -> dict[str, Any]:
         futility_prob=section.futility_prob,
     )  # fmt: skip
     return {
-        "kind": "gaussian", "num_items": num_items, "num_classes": 10, "noise_impl": NOISE_IMPL,
+        "kind": "gaussian", "num_items": num_items, "num_classes": 10,
+        "noise_impl": noise_impl("sequential"),
         "settings": {
             "sigma": SIGMA, "num_select": section.num_select, "num_estimate": DRAWS,
             "run_seed": SEED, "method": "sequential", "declared": declared,

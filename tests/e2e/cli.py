@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,10 +68,47 @@ TINY: dict[str, Any] = {
     "cluster": {"num_cpus": 2, "object_store_mb": 128},
 }
 
+CLEANER: dict[str, Any] = {
+    "objective": {"kind": "denoiser", "sigmas": [0.1]},
+    "model": {"architecture": "tiny_unet", "options": {"widths": [8, 16], "norm_groups": 2}},
+    "epochs": 2,
+}
+BEHIND: dict[str, Any] = {
+    "kind": "gaussian",
+    "denoiser": "cleaner",
+    "sigma": 0.1,
+    "num_select": 20,
+    "num_items": 16,
+    "micro_batch": 50,
+    "radii": [0.05, 0.1],
+}
+# The small recipe and a denoiser: one certificate that stops early, one whose denoiser draws too.
+WHOLE: dict[str, Any] = {
+    **TINY,
+    "train": {
+        **TINY["train"],
+        "variants": {**TINY["train"]["variants"], "cleaner": CLEANER},
+    },
+    "certify": {
+        **TINY["certify"],
+        "early": {**BEHIND, "method": "sequential", "num_estimate": 4000, "block_size": 200},
+        "denoised": {
+            **BEHIND,
+            "sampler": {"kind": "ancestral", "num_steps": 3},
+            "num_estimate": 600,
+            "block_size": 50,
+        },
+    },
+}
+
 
 def tiny_recipe(path: Path, **changes: Any) -> Path:
     """The small recipe as a file, with top-level sections replaced."""
-    values = json.loads(json.dumps(TINY)) | changes
+    return write_recipe(path, TINY | changes)
+
+
+def write_recipe(path: Path, values: Mapping[str, Any]) -> Path:
+    values = json.loads(json.dumps(values))  # without YAML's anchors for what is there twice
     path.write_text(yaml.safe_dump(values, sort_keys=False))
     return path
 
@@ -113,6 +151,21 @@ class Cli:
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=60)
+
+    def kill_worker_when(self, ready: Callable[[], bool], *arguments: object) -> Result:
+        """Start a command, end one of its actors with SIGKILL once `ready()` holds, let it finish.
+
+        Actors are the grandchildren that name themselves after their class.
+        """
+        process = self.start(*arguments)
+        try:
+            wait_until(lambda: ready() or process.poll() is not None)
+            found = psutil.Process(process.pid).children(recursive=True)
+            next(p for p in found if "".join(p.cmdline()).startswith("ray::ShardWorker")).kill()
+            out, err = process.communicate(timeout=280)
+        finally:
+            process.kill()
+        return Result(process.returncode, out, err)
 
 
 def call(*arguments: object) -> Result:

@@ -194,6 +194,18 @@ def certificate(finished_flow, tmp_path):
         ("certify.l2", "--failure-prob", "nan", ["failure_prob: nan is outside (0, 1)"]),
         ("certify.l2", "--radii", "0.1;0.2", ["--radii: 0.1;0.2", "comma-separated"]),
         ("certify.l2", "--radii", "-1", ["radii: -1.0", "positive"]),
+        (
+            "certify.l2",
+            "--radii",
+            "0.1,0.3",
+            ["radii: 0.3 is above 0.2112, the most that 400 draws of sigma 0.1", "or drop it"],
+        ),
+        (
+            "certify.l2",
+            "--failure-prob",
+            "1e-50",
+            ["radii: 0.1 is above 0.0674", "failure_prob 1e-50; raise num_estimate to 667"],
+        ),
         ("certify.patch", "--patch-sizes", "99", ["patch_sizes: 99", "1..8"]),
         ("certify.patch", "--rule", "best", ["rule: best", "strict, count, loc"]),
     ],

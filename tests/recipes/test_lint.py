@@ -63,6 +63,10 @@ def test_a_good_recipe_has_no_warnings():
         ("certify.patch.band=3", ["certify.patch.band"]),
         ("certify.patch.stride=3", ["certify.patch.stride"]),
         (
+            "certify.patch={kind: columns, model: columns, patch_sizes: [1], stop_early: true}",
+            ["certify.patch.stop_early"],
+        ),
+        (
             "tune.space={train.objective.eps_warmup_epochs: [0, 3]}",
             ["tune.scheduler.grace_epochs"],
         ),
@@ -71,6 +75,24 @@ def test_a_good_recipe_has_no_warnings():
 def test_each_mistake_is_found_at_its_key(override, keys):
     found = warnings_of(loads(GOOD, source="good", overrides=[override]))
     assert [warning.key for warning in found] == keys
+
+
+@pytest.mark.parametrize(
+    ("given", "useless"),
+    [
+        ({"micro_batch": 8}, [8]),  # 8 columns are asked at once
+        ({"micro_batch": 7}, []),
+        ({"micro_batch": 7, "sweep": {"stride": [1, 2, 4]}}, [4, 2]),
+        ({"kind": "both", "micro_batch": 15}, []),
+        ({"kind": "blocks", "micro_batch": 64}, [64]),
+        ({"micro_batch": 64, "stop_early": False}, []),
+    ],
+)
+def test_votes_that_cannot_stop_early_are_pointed_out(given, useless):
+    section = {"kind": "columns", "model": "columns", "patch_sizes": [1], "stop_early": True}
+    found = warnings_of(loads(GOOD, source="x", overrides=[f"certify={{p: {section | given}}}"]))
+    said = [warning.message for warning in found if warning.key == "certify.p.stop_early"]
+    assert [int(text.split(" asks all ")[1].split()[0]) for text in said] == useless
 
 
 @pytest.mark.parametrize(

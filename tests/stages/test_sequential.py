@@ -11,7 +11,7 @@ import pytest
 
 from components.certify.l2_evidence import declare
 from components.certify.votes import SCHEMA, write_votes
-from components.core.seeding import NOISE_IMPL
+from components.core.seeding import noise_impl
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, release_workers, run_units
 from pipelines.sections import ClusterSection, GaussianCertify
@@ -31,7 +31,7 @@ HEADER = {
         "method": "sequential",
         "declared": declare(radii=[0.25], failure_prob=0.001, look_every=64, futility_prob=0.01),
     },
-    "noise_impl": NOISE_IMPL, "num_items": len(TRUTH), "software": {},
+    "noise_impl": noise_impl("sequential"), "num_items": len(TRUTH), "software": {},
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from components.certify.sequential import certify_prefix, choose_class
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.errors import CasemateError
-from components.core.seeding import NOISE_IMPL
+from components.core.seeding import noise_impl
 
 N0, N, ALPHA, RADII = 40, 600, 0.001, [0.25, 0.5]
 TRUTH = [0.995, 0.97, 0.9, 0.6, 0.2, 0.99]  # probability of class 1, the label, per item
@@ -30,7 +30,7 @@ def header(method):
     return {
         "kind": "gaussian", "run_id": "r", "model_digest": "a", "dataset_digest": "d",
         "num_classes": 3, "image": {"channels": 1, "height": 4, "width": 4}, "settings": settings,
-        "noise_impl": NOISE_IMPL, "num_items": len(TRUTH), "software": {},
+        "noise_impl": noise_impl(method), "num_items": len(TRUTH), "software": {},
     }  # fmt: skip
 
 
@@ -225,3 +225,16 @@ def test_another_uniform_number_is_found(made):
     )
     assert again.sha256 != votes.sha256
     assert any("uniform is" in problem for problem in verify(folder).problems)
+
+
+@pytest.mark.parametrize("method", ["fixed", "randomized"])
+def test_radii_that_no_votes_could_prove_are_not_derived(made, tmp_path, method):
+    folder = made(method)
+    reach = summary(folder)["max_radius"]
+    assert recertify(folder, tmp_path / "in", radii=[reach])["claim"]["radii"] == [reach]
+    beyond = float(np.nextafter(reach, np.inf))
+    with pytest.raises(CasemateError, match=r"certify.radii: .* the most that 600 draws of sigma"):
+        recertify(folder, tmp_path / "beyond", radii=[0.25, beyond])
+    with pytest.raises(CasemateError, match=r"certify.radii: .* at failure_prob 1e-30"):
+        recertify(folder, tmp_path / "beyond", failure_prob=1e-30, radii=[reach])
+    assert not (tmp_path / "beyond").exists()

@@ -139,6 +139,9 @@ def test_other_settings_are_derived_again_and_the_default_is_written_as_nothing(
     finish(tmp_path / "a", header, make_rows(header), COUNT | {"delta_rule": "exact"})
     document = recertify(tmp_path / "a", tmp_path / "b", second_rule="loc", patch_sizes=[3, 1])
     assert document["claim"] == {"patch_sizes": [1, 3], "rule": "count", "second_rule": "loc"}
+    with pytest.raises(CasemateError, match=r"is the rule already; .* --second-rule none"):
+        recertify(tmp_path / "b", tmp_path / "loc", rule="loc")
+    assert recertify(tmp_path / "b", tmp_path / "loc", rule="loc", second_rule="none")
     back = recertify(tmp_path / "b", tmp_path / "c", second_rule="none", patch_sizes=[1, 2])
     assert back["claim"] == COUNT
     for name in ("certificate.json", "certificates.parquet"):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from components.core.seeding import generator_for, standard_normal, standard_normals, stream_key
+from components.core.seeding import (
+    NOISE_IMPL,
+    generator_for,
+    noise_impl,
+    noise_stream,
+    standard_normal,
+    standard_normals,
+    stream_key,
+)
 
 ITEM = "cifar10-test-000000"
 SHAPE = (3, 32, 32)
@@ -59,6 +67,15 @@ def test_every_part_of_the_address_changes_the_noise():
     ]
     draws = {standard_normal(*address, (8,)).tobytes() for address in addresses}
     assert len(draws) == len(addresses)
+
+
+def test_methods_share_no_draws_and_the_fixed_ones_have_the_published_streams():
+    names = ("select", "estimate")
+    assert tuple(noise_stream("fixed", name) for name in names) == names
+    methods = ("fixed", "sequential", "randomized")
+    assert len({noise_stream(method, name) for method in methods for name in names}) == 6
+    assert noise_impl("fixed") == NOISE_IMPL
+    assert len({noise_impl(method) for method in methods}) == 3
 
 
 def test_generators_repeat_by_address_and_differ_otherwise():

@@ -9,13 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.certify.l2_evidence import plan_of
+from components.certify.certificate import write_certificate
+from components.certify.gaussian import certified_radius
+from components.certify.l2_evidence import declare, plan_of
 from components.certify.noise import predict_block
 from components.certify.sequential import anytime_interval, certify_prefix, choose_class
 from components.certify.verify import verify
-from components.certify.votes import read_votes
+from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.seeding import noise_impl, noise_stream
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
@@ -114,7 +117,8 @@ def test_votes_are_the_draws_up_to_the_deciding_look(sequential, model, prepared
     for i, item_id in enumerate(test.item_ids):
         drawn = {
             stream: predict_block(
-                net, test.pixels()[i], sigma=SIGMA, run_seed=SEED, stream=stream, item_id=item_id,
+                net, test.pixels()[i], sigma=SIGMA, run_seed=SEED, item_id=item_id,
+                stream=noise_stream("sequential", stream),
                 start=0, stop=stop, micro_batch=20, device="cpu",
             )
             for stream, stop in (("select", 40), ("estimate", 400))
@@ -197,12 +201,80 @@ def test_the_label_is_decided_where_radius_zero_is_declared(run, sequential):
     assert verify(out.path).problems == []
 
 
-def test_randomised_radii_are_never_smaller(run, fixed):
-    out = run({**SECTION, "method": "randomized"})
-    pairs = zip(claims(fixed), claims(out), strict=True)
-    assert all(plain["radius"] <= lucky["radius"] for plain, lucky in pairs)
-    assert verify(out.path).problems == []
-    assert out.run.logged["certify/p/prediction_accuracy"] > 0.2
+@pytest.fixture(scope="module")
+def randomized(run):
+    return run({**SECTION, "method": "randomized"})
+
+
+def test_randomised_radii_are_never_smaller(randomized):
+    for lucky in claims(randomized):
+        plain = certified_radius(lucky["k"], lucky["n"], sigma=SIGMA, failure_prob=0.001)
+        assert plain <= lucky["radius"]
+    assert verify(randomized.path).problems == []
+    assert randomized.run.logged["certify/p/prediction_accuracy"] > 0.2
+
+
+def forged(out, place, *, method):
+    """The votes of `out` as another method's, with header and certificate to match."""
+    votes = read_votes(out.path / "votes.parquet")
+    settings = {key: v for key, v in votes.header["settings"].items() if key != "declared"}
+    if method == "sequential":
+        settings["declared"] = declare(
+            radii=[0.2, 0.4], failure_prob=0.001, look_every=32, futility_prob=0.01
+        )
+    header = votes.header | {
+        "settings": settings | {"method": method}, "noise_impl": noise_impl(method)
+    }  # fmt: skip
+    rows = []
+    for item in votes.items():
+        streams = dict(item.streams)
+        if method == "sequential":
+            choice = choose_class(streams["select"], num_classes=10, num_select=40)
+            claim = certify_prefix(streams["estimate"], plan_of(header), chosen=choice.chosen)
+            streams["select"] = streams["select"][: choice.n0]
+            streams["estimate"] = streams["estimate"][: claim.n]
+        rows += [
+            VoteRow(item.item_id, item.label, item.image_sha256, name, 0, len(found), found)
+            for name, found in streams.items()
+        ]
+    place.mkdir()
+    again = write_votes(place / "votes.parquet", rows, header)
+    write_certificate(place, again, {"failure_prob": 0.001, "radii": [0.2, 0.4]})
+    return place
+
+
+@pytest.mark.parametrize("method", ["randomized", "sequential"])
+def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
+    fixed, method, model, prepared, tmp_path
+):
+    folder = forged(fixed, tmp_path / "forged", method=method)
+    assert verify(folder).problems == []  # consistent in itself
+    with mock.patch.object(PreparedDataset, "open_split", first_items):
+        found = resample(folder, count=NUM_ITEMS, model=model / "model", data=prepared)
+    assert found == [
+        f"votes.parquet: its draws are those of method fixed, not of {method}: a method that is "
+        "chosen when draws are known voids the failure probability"
+    ]
+
+
+def test_randomised_votes_cannot_pass_for_fixed_ones(randomized, model, prepared, tmp_path):
+    honest, places = randomized.path, {"model": model / "model", "data": prepared}
+    with mock.patch.object(PreparedDataset, "open_split", first_items):
+        assert resample(honest, count=3, **places) == []
+        folder = forged(randomized, tmp_path / "forged", method="fixed")
+        (found,) = resample(folder, count=NUM_ITEMS, **places)
+    assert "those of method randomized, not of fixed" in found
+    header = read_votes(folder / "votes.parquet").header
+    write_votes(  # a header whose method alone was changed does not even get that far
+        folder / "votes.parquet",
+        [VoteRow(**{**r, "predictions": np.array(r["predictions"], np.uint16)})
+         for r in read_votes(folder / "votes.parquet").table.to_pylist()],
+        header | {"settings": header["settings"] | {"method": "randomized"}},
+    )  # fmt: skip
+    votes = read_votes(folder / "votes.parquet")
+    write_certificate(folder, votes, {"failure_prob": 0.001, "radii": [0.2, 0.4]})
+    (found,) = verify(folder).problems
+    assert "noise_impl is 'certv1-philox-numpy', method randomized draws by" in found
 
 
 def test_challenges_judge_sequential_claims(run):
