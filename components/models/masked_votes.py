@@ -8,7 +8,7 @@ from torch import Tensor
 from components.core.types import Images
 from components.models.pixels import PixelModel
 
-MASKS_AT_ONCE = 256  # the masks of all squares together would fill the memory
+MASKS_AT_ONCE = 64  # the masks of all squares together would fill the memory
 
 
 class Masks(Protocol):
