@@ -7,9 +7,12 @@ known for, or as prepared.
 import re
 from collections.abc import Iterator
 
+from torch import nn
+
 from components.core.errors import CasemateError
 from components.data.sources import find_source
 from components.models.zoo import check_known
+from components.train.schedules import peak_rate
 from pipelines import build, denoisers
 from pipelines import sections as s
 from pipelines.recipe import MAIN, Recipe
@@ -22,6 +25,7 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.train:
         for model in recipe.model_names():
             check_known(recipe.model_of(model).architecture)
+        _check_floor(recipe.train)
         build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
         share, rest = divmod(recipe.train.batch_size, recipe.cluster.train_workers)
         if build.mixing(recipe.train.augment) and share % 2 and not rest:
@@ -30,6 +34,15 @@ def check_recipe(recipe: Recipe) -> None:
     denoisers.check_certificates(recipe)
     if side := known_side(recipe.data):
         check_on_images(recipe, side=side)
+
+
+def _check_floor(train: s.TrainSection) -> None:
+    """Refuse a cosine that would rise to its floor."""
+    floor = getattr(train.schedule, "floor", None) or 0.0
+    peak = peak_rate(train.learning_rate, batch_size=train.batch_size, rule=train.rate_rule)
+    if floor > peak:
+        remedy = f"is above the learning rate, which comes to {peak:g}: it would rise to it"
+        raise CasemateError("train.schedule.floor", floor, remedy)
 
 
 def known_side(data: s.DataSection) -> int | None:
@@ -45,8 +58,14 @@ def check_on_images(recipe: Recipe, *, side: int) -> None:
     for key, pixels in _lengths(recipe):
         if pixels > side:
             raise CasemateError(key, pixels, f"is larger than the image ({side})")
+    channels = recipe.data.channels or 3  # any number will do to ask
+    for above, network in _trained_networks(recipe):
+        try:
+            _network(network, channels, side)
+        except CasemateError as error:
+            raise CasemateError(f"{above}{error.key}", error.value, error.remedy) from error
     for key, model in _scaled_models(recipe):
-        _check_attention(key, recipe.model_of(model), recipe.data.channels or 3, side)
+        _check_attention(key, recipe.model_of(model), channels, side)
 
 
 def _lengths(recipe: Recipe) -> Iterator[tuple[str, int]]:
@@ -89,17 +108,32 @@ def _objectives(recipe: Recipe) -> list[tuple[str, s.Objective]]:
     return [(f"{key}.objective", own) for key, own in zip(keys, found, strict=True)]
 
 
-def _check_attention(key: str, model: s.ModelSection, channels: int, side: int) -> None:
-    from components.models.attention.discover import attention_of
+def _trained_networks(recipe: Recipe) -> Iterator[tuple[str, s.ModelSection]]:
+    """What stands above each `model` section that asks for options, and the section."""
+    if recipe.train:
+        found = [("", recipe.model)]
+        variants = recipe.train.variants.items()
+        found += [(f"train.variants.{name}.", own.model) for name, own in variants if own.model]
+        yield from ((above, section) for above, section in found if section.options)
+
+
+def _network(model: s.ModelSection, channels: int, side: int) -> nn.Module:
+    """The network of a section, without values: to be asked what it is."""
     from components.models.costs import network_of_shapes
 
-    net = network_of_shapes(
+    return network_of_shapes(
         model.architecture,
         image_size=model.upsample or side,
         channels=channels,
         num_classes=2,
         options=model.options,
     )
+
+
+def _check_attention(key: str, model: s.ModelSection, channels: int, side: int) -> None:
+    from components.models.attention.discover import attention_of
+
+    net = _network(model, channels, side)
     try:
         attention_of(net)
     except CasemateError as error:

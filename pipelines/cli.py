@@ -122,7 +122,13 @@ def lint(recipe: RecipeArg, set_: SetOpt = None, as_json: JsonOpt = False) -> No
     """Validate a recipe and warn about known mistakes."""
     from pipelines.lint import warnings_of
 
-    found = warnings_of(load_recipe(recipe, set_, False))
+    loaded = load_recipe(recipe, set_, False)
+    try:
+        found = warnings_of(loaded)
+    except CasemateError as error:  # found by a check that knows the recipe, not its file
+        own = error.key.startswith(f"{loaded.name}: ")  # trials of a search say whose they are
+        key = error.key.removeprefix(f"{loaded.name}: ") if own else error.key
+        raise CasemateError(f"{recipe}: {key}", error.value, error.remedy) from error
     if as_json:
         print(json.dumps([{"key": w.key, "message": w.message} for w in found], indent=2))
         return

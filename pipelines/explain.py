@@ -53,7 +53,10 @@ def _mistake(values: Any, loc: tuple[int | str, ...], error: Any) -> Mistake:
             return f"{key}.{KIND}", "", f"is missing; choose one of {', '.join(kinds)}"
         return f"{key}.{KIND}", repr(values[KIND]), did_you_mean(str(values[KIND]), kinds)
     if error["type"] in RULES:
-        return (key or "recipe"), "", error["msg"]
+        if not key:  # of the whole recipe: the message begins with the key it is about
+            key, _, remedy = error["msg"].partition(": ")
+            return key, "", remedy
+        return key, "", error["msg"]
     message = error["msg"][0].lower() + error["msg"][1:]
     return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
 

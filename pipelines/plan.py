@@ -25,6 +25,7 @@ VERSIONS = {
     "report": 3,
 }
 
+L2_BOUND_VERSION = 2  # of l2 certificates alone: patch certificates do not follow from that bound
 # Of certificates: see `_certify_identity`.
 LATER_KEYS = (
     *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
@@ -150,8 +151,12 @@ def _certify_identity(section: s.Certify) -> dict[str, Any]:
     values, used = section.model_dump(mode="json"), section.model_dump(exclude_defaults=True)
     if source := denoiser_on_disk(section):
         values["denoiser"] = _source_digest(source)
-    if isinstance(section, s.GaussianCertify) and section.method != "fixed":
-        values["noise_impl"] = noise_impl(section.method)  # `fixed` had these draws from the first
+    if isinstance(section, s.GaussianCertify):
+        values["bound"] = L2_BOUND_VERSION
+        if section.method != "fixed":
+            values["noise_impl"] = noise_impl(
+                section.method
+            )  # `fixed` had these draws from the first
     return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 

@@ -217,6 +217,8 @@ def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
         unit = 2 * train["augment"]["copies"]
         if train["batch_size"] > unit:
             train["batch_size"] -= train["batch_size"] % unit
+        if train["rate_rule"] != "absolute" and "floor" in train["schedule"]:
+            train["schedule"]["floor"] = None  # the peak shrinks with the batch, maybe below it
     for certify in values["certify"].values():
         for axis in (certify.get("sweep") or {}).values():
             del axis[MAX_SWEPT:]

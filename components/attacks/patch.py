@@ -10,7 +10,7 @@ their clean prediction. No position is skipped because a certificate calls it
 safe: the attack must be able to prove a certificate wrong.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from components.attacks.gradients import check_finite
 from components.attacks.losses import margin
-from components.models.masked_votes import group_by_tokens
+from components.models.masked_votes import Masks, group_by_tokens, spans
 from components.models.pixels import PixelModel
 
 Position = tuple[int, int]  # top row, left column of the square
@@ -41,14 +41,18 @@ def hard_vote(predictions: Tensor) -> int:
     return int(predictions.bincount().argmax())
 
 
-def touched_masks(masks: Tensor, *, position: Position, patch: int) -> Tensor:
-    """(K,) bool: which of the (K, H, W) visible pixels show a pixel of the square."""
-    top, left = position
-    return masks[:, top : top + patch, left : left + patch].any(dim=2).any(dim=1)
+def touched_masks(masks: Masks, *, positions: Sequence[Position], patch: int) -> Tensor:
+    """(P, K) bool: which of the K masks show a pixel of the square at each position."""
+    touched = torch.empty(len(positions), len(masks), dtype=torch.bool)
+    for span in spans(masks):
+        shown = masks[span]
+        for row, (top, left) in zip(touched, positions, strict=True):
+            row[span] = shown[:, top : top + patch, left : left + patch].flatten(1).any(dim=1)
+    return touched
 
 
 def rank_positions(
-    predictions: Tensor, masks: Tensor, *, winner: int, patch: int, num_positions: int
+    predictions: Tensor, masks: Masks, *, winner: int, patch: int, num_positions: int
 ) -> list[Position]:
     """Up to `num_positions` squares, those that touch the most votes for `winner` first.
 
@@ -56,8 +60,7 @@ def rank_positions(
     the others are used. Along a side that the masks do not divide (rows, for column bands) a move
     changes nobody's view: squares differ along the other, and the middle goes first.
     """
-    score = _num_touched(masks[predictions.cpu() == winner], patch=patch)
-    divided = [bool((masks != masks.select(axis, 0).unsqueeze(axis)).any()) for axis in (1, 2)]
+    score, divided = _score(masks, predictions.cpu() == winner, patch=patch)
     tops, lefts = (
         range(room) if divides else range(1)
         for room, divides in zip(score.shape, divided, strict=True)
@@ -98,14 +101,22 @@ def _free_starts(num_starts: int, *, divides: bool) -> list[int]:
     return list(dict.fromkeys([room // 2, room // 4, room - room // 4, 0, room]))
 
 
-def _num_touched(masks: Tensor, *, patch: int) -> Tensor:
-    """(P_h, P_w): how many of the masks show a pixel of the square at each position."""
-    height, width = masks.shape[1:]
-    total = torch.zeros(height - patch + 1, width - patch + 1)
-    for part in torch.split(masks, 64):  # bounds the memory, whatever the number of masks
-        if len(part):
-            total += F.max_pool2d(part[:, None].float(), patch, stride=1).sum(dim=(0, 1))
-    return total
+def _score(masks: Masks, counted: Tensor, *, patch: int) -> tuple[Tensor, list[bool]]:
+    """(P_h, P_w): how many `counted` masks show a pixel of the square at each position.
+
+    And whether any mask divides the rows, and the columns.
+    """
+    height, width = masks[torch.tensor([0])].shape[1:]
+    score, divided = torch.zeros(height - patch + 1, width - patch + 1), [False, False]
+    for span in spans(masks):
+        shown = masks[span]
+        divided = [
+            known or bool((shown != shown.select(axis, 0).unsqueeze(axis)).any())
+            for axis, known in zip((1, 2), divided, strict=True)
+        ]
+        seen = F.max_pool2d(shown[counted[span], None].float(), patch, stride=1)
+        score += seen.sum(dim=(0, 1))
+    return score, divided
 
 
 def attack_vote(
@@ -113,7 +124,7 @@ def attack_vote(
     image: Tensor,
     label: int,
     predictions: Tensor,
-    masks: Tensor,
+    masks: Masks,
     *,
     patch: int,
     num_steps: int,
@@ -125,7 +136,7 @@ def attack_vote(
 ) -> PatchResult:
     """Try to vote `image` (C, H, W) away from `label`; `predictions` (K,) are its clean votes.
 
-    `masks` (K, H, W) are the pixels that each vote sees, `decide` makes one class of the votes.
+    `masks` are the pixels that each vote sees, `decide` makes one class of the votes.
     Black and white squares are tried everywhere first, then gradient ascent at each position from
     uniform pixels, with the step halved after 50 % and 75 % of the steps; every iterate is judged.
     It stops at the first success, else returns the patch that left `label` the smallest lead. Hold
@@ -137,7 +148,11 @@ def attack_vote(
     prediction = decide(predictions)
     if prediction != label:
         return PatchResult(image, None, prediction, 0)
-    search = _Search(model, image, label, predictions, masks, micro_batch, decide)
+    if predictions.shape != (len(masks),):
+        raise ValueError(f"{len(masks)} masks need as many predictions, got {predictions}")
+    squares = touched_masks(masks, positions=positions, patch=patch)
+    touched = dict(zip(positions, squares, strict=True))
+    search = _Search(model, image, label, predictions, masks, touched, micro_batch, decide)
     size = (image.shape[0], patch, patch)
     for position in positions:
         for value in (0.0, 1.0):
@@ -167,16 +182,15 @@ class _Search:
         image: Tensor,
         label: int,
         predictions: Tensor,
-        masks: Tensor,
+        masks: Masks,
+        touched: Mapping[Position, Tensor],
         micro_batch: int,
         decide: Decide,
     ) -> None:
-        if predictions.shape != (len(masks),):
-            raise ValueError(f"{len(masks)} masks need as many predictions, got {predictions}")
         self.model, self.image, self.label = model, image.detach(), label
         self.clean_predictions = predictions.cpu()
-        self.masks, self.decide = masks, decide
-        self.groups = group_by_tokens(model, self.masks)  # rows of a call keep equally many tokens
+        self.masks, self.touched, self.decide = masks, touched, decide
+        self.groups = group_by_tokens(model, masks)  # rows of a call keep equally many tokens
         self.micro_batch = micro_batch
         self.num_evaluations = 0
         self.lead: int | None = None  # votes by which `label` leads in the best attempt so far
@@ -190,7 +204,7 @@ class _Search:
         """Hard vote with the patch in place."""
         predictions = self.clean_predictions.clone()
         with torch.no_grad():
-            for chunk in self._chunks(position, pixels.shape[-1]):
+            for chunk in self._chunks(position):
                 predictions[chunk] = self._logits(pixels, position, chunk).argmax(dim=1).cpu()
         self._remember(pixels, position, predictions)
 
@@ -199,7 +213,7 @@ class _Search:
         predictions = self.clean_predictions.clone()
         total = torch.zeros_like(pixels)
         num_touched = 0
-        for chunk in self._chunks(position, pixels.shape[-1]):
+        for chunk in self._chunks(position):
             with torch.enable_grad():
                 leaf = pixels.detach().clone().requires_grad_()
                 logits = self._logits(leaf, position, chunk)
@@ -215,8 +229,8 @@ class _Search:
         assert self.best is not None  # at least one position was judged
         return PatchResult(*self.best, self.num_evaluations)
 
-    def _chunks(self, position: Position, patch: int) -> list[Tensor]:
-        touched = touched_masks(self.masks, position=position, patch=patch)
+    def _chunks(self, position: Position) -> list[Tensor]:
+        touched = self.touched[position]
         members = [group[touched[group]] for group in self.groups]
         return [
             part for group in members if len(group) for part in torch.split(group, self.micro_batch)

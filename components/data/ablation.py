@@ -69,6 +69,10 @@ class Ablations:
         ]
         return kept[0][:, :, None] & kept[1][:, None, :]
 
+    def __getitem__(self, index: Tensor) -> Tensor:
+        """(Q, H, W) bool: `masks(index)`, asked for as of a tensor of them all."""
+        return self.masks(index)
+
     def _corners(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Top rows and left columns of the ablations numbered `index`; -1: that side is whole."""
         tops, lefts = torch.full_like(index, -1), torch.full_like(index, -1)

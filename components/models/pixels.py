@@ -71,11 +71,11 @@ class PixelModel(nn.Module):
             return logits
         return forward_kept(self.net, inputs, kept_indices(self.kept_tokens(shown)))
 
-    def num_kept(self, visible: Tensor) -> int:
-        """How many tokens an ablation keeps; ablations with equal counts may share a batch."""
+    def num_kept(self, visible: Tensor) -> Tensor:
+        """(B,): how many tokens each of the (B, H, W) keeps; equal counts may share a batch."""
         if self.spec.token_policy == "mask":
-            return 0
-        return int(self.kept_tokens(visible[None]).sum())
+            return torch.zeros(len(visible), dtype=torch.int64, device=visible.device)
+        return self.kept_tokens(visible).sum(dim=1)
 
     def resized(self, x: Tensor) -> Tensor:
         """(B, C, H, W) at the network's size; weights follow pixel centres."""

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from components.data.ablation import Ablations
+from components.models.masked_votes import MASKS_AT_ONCE, group_by_tokens
 from components.models.partial_tokens import ALONE, CutCells, can_embed_cuts, cut_cells
 from components.models.pixels import PixelModel
 from components.models.tokens import patch_size_of
-
-MASKS_AT_ONCE = 256  # while planning: the masks of all squares together would fill the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,9 @@ def plan_for(
 def _plan(
     model: PixelModel, ablations: Ablations, policy: str, in_cells: bool, device: torch.device
 ) -> Plan:
-    numbers = torch.arange(len(ablations), device=device)
     if policy == "mask":
-        return Plan(ablations, (Group(numbers, None),), ())
-    spans = torch.split(numbers, MASKS_AT_ONCE)
-    counts = torch.cat([model.kept_tokens(ablations.masks(span)).sum(dim=1) for span in spans])
-    members = [numbers[counts == count] for count in sorted(set(counts.tolist()))]
+        return Plan(ablations, (Group(torch.arange(len(ablations), device=device), None),), ())
+    members = group_by_tokens(model, ablations, device=device)
     if not in_cells:
         return Plan(ablations, tuple(Group(group, None) for group in members), ())
     groups = [_group(model, ablations, group) for group in members]
@@ -70,10 +66,11 @@ def _plan(
 
 
 def _group(model: PixelModel, ablations: Ablations, numbers: Tensor) -> Group:
-    size = patch_size_of(model.net)
-    parts = []
-    for span in torch.split(numbers, MASKS_AT_ONCE):
-        masks = ablations.masks(span)
-        parts.append(cut_cells(model.resized_mask(masks), model.kept_tokens(masks), size))
-    kept, pattern = torch.cat([p.kept for p in parts]), torch.cat([p.pattern for p in parts])
+    size, num_kept = patch_size_of(model.net), int(model.num_kept(ablations[numbers[:1]]))
+    kept = numbers.new_empty(len(numbers), num_kept)  # filled span by span, see `spans`
+    pattern = torch.empty_like(kept)
+    for rows in torch.split(torch.arange(len(numbers), device=numbers.device), MASKS_AT_ONCE):
+        masks = ablations[numbers[rows]]
+        cells = cut_cells(model.resized_mask(masks), model.kept_tokens(masks), size)
+        kept[rows], pattern[rows] = cells.kept, cells.pattern
     return Group(numbers, CutCells(kept, pattern), bool((pattern == ALONE).any()))

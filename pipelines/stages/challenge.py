@@ -22,6 +22,7 @@ from components.core.threats import UNIT, PatchThreat, describe
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 from components.evaluate.accuracy import accuracy
+from components.models.masked_votes import Masks
 from pipelines.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
@@ -58,14 +59,16 @@ class PatchChallenger:
     """Adaptive patch attack on the classifier that was certified: votes, or pairs of masks."""
 
     def __init__(self, config: VoteConfig) -> None:
-        ablations = isinstance(config.section, AblationCertify)
         self.config, self.items = config, load_items(config)
-        self.voter = AblationVoter(config) if ablations else PairVoter(config)
-        self.model = self.voter.model
-        if isinstance(self.voter, AblationVoter):
-            self.masks = self.voter.ablations.masks()
+        self.voter: AblationVoter | PairVoter
+        self.masks: Masks
+        if isinstance(config.section, AblationCertify):
+            self.voter = AblationVoter(config)
+            self.masks = self.voter.ablations
         else:
+            self.voter = PairVoter(config)
             self.masks = self.voter.visible
+        self.model = self.voter.model
 
     def __call__(self, target: Target) -> pa.Table:
         section = self.config.section

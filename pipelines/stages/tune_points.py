@@ -183,7 +183,7 @@ def _misplaced(recipe: Recipe, values: Values, error: CasemateError) -> Casemate
     key = error.key.removeprefix("--set ").removeprefix(f"{recipe.name}: ")
     given = [own for own in values if f"{key}.".startswith(f"{own}.")]
     if not given:  # several values that do not go together
-        first = str(error).splitlines()[0].removeprefix(f"{recipe.name}: ").removeprefix("recipe: ")
+        first = str(error).splitlines()[0].removeprefix(f"{recipe.name}: ")
         place = "tune.changes" if section.changes else "tune.space"
         return CasemateError(f"{recipe.name}: {place}", values, f"is no recipe: {first}")
     own, place = max(given, key=len), "tune.space"

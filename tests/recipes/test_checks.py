@@ -3,10 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from components.core.errors import CasemateError
 from pipelines import runner
 from pipelines.checks import check_on_images, check_recipe
+from pipelines.cli import app
 from pipelines.lint import warnings_of
 from pipelines.recipe import loads
 
@@ -44,6 +46,25 @@ OTHERS = [
     (
         ["train.batch_size=6", "train.augment.mixup=0.8", "cluster.train_workers=2"],
         "train.batch_size: 6 leaves a worker 3 images; mixing needs pairs",
+    ),
+    (
+        ["model.options={patchsize: 4}"],
+        "model.options: {'patchsize': 4} do not fit tiny_vit at 8px: ",
+    ),
+    (
+        ["train.variants.noisy.model={architecture: tiny_vit, options: {depth: 0}}"],
+        "train.variants.noisy.model.options.depth: 0 must be at least 1",
+    ),
+    (
+        ["train.learning_rate=0.001", "train.schedule={kind: cosine, floor: 0.0011}"],
+        "train.schedule.floor: 0.0011 is above the learning rate, which comes to 0.001",
+    ),
+    (
+        [
+            *("train.learning_rate=0.002", "train.rate_rule=linear", "train.batch_size=256"),
+            "train.schedule={kind: cosine, floor: 0.0011}",
+        ],
+        "train.schedule.floor: 0.0011 is above the learning rate, which comes to 0.001",
     ),
     (["model.architecture=nosuchnet"], "model.architecture: nosuchnet is unknown here and to timm"),
     (["train.augment.rand_augment=foo"], "train.augment.rand_augment: foo is not a RandAugment"),
@@ -119,4 +140,29 @@ def test_a_run_asks_before_it_trains(monkeypatch):
 def test_what_fits_passes():
     fits = ["train.objective={kind: columns, band: 8}"]
     fits += ["certify={p: {kind: columns, patch_sizes: [8], stride: 8}}"]
+    fits += ["train.learning_rate=0.001", "train.schedule={kind: cosine, floor: 0.001}"]
+    fits += ["model.options={patch_size: 4}"]
     check_recipe(loads(BASE, source="x", overrides=fits))
+
+
+def test_smoke_lowers_a_floor_with_the_rate():
+    """A rate that follows the batch shrinks with it, and a floor that was below must not refuse."""
+    rule = ["train.learning_rate=0.001", "train.rate_rule=linear", "train.batch_size=512"]
+    floor = ["train.schedule={kind: cosine, floor: 0.0005}"]
+    check_recipe(loads(BASE, source="x", overrides=[*rule, *floor]))
+    check_recipe(loads(BASE, source="x", overrides=[*rule, *floor], smoke=True))
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        (SIZES[0][0][0], ": train.objective.band: 400 is larger"),
+        ("tune={space: {train.epochs: [-1]}, metric: val_accuracy}", ": tune.space.train.epochs"),
+    ],
+)
+def test_lint_names_the_file_of_what_checks_refuse(tmp_path, override, line):
+    path = tmp_path / "my.yaml"
+    path.write_text(BASE)
+    result = CliRunner().invoke(app, ["lint", str(path), "--set", override])
+    assert isinstance(result.exception, CasemateError)
+    assert str(result.exception).startswith(f"{path}{line}")

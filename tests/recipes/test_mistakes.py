@@ -102,12 +102,12 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], models: [main, nosiy]}}",
-            "my.yaml: recipe: attack.linf.models: nosiy is unknown; did you mean 'noisy'? ",
+            "my.yaml: attack.linf.models: nosiy is unknown; did you mean 'noisy'? ",
             "allowed: main, noisy",
         ),
         (
             "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], surrogate: noisi}}",
-            "my.yaml: recipe: attack.linf.surrogate: noisi is unknown; did you mean 'noisy'? ",
+            "my.yaml: attack.linf.surrogate: noisi is unknown; did you mean 'noisy'? ",
             "allowed: main, noisy",
         ),
         (
@@ -152,7 +152,7 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "certify={l2: {kind: gaussian, sigma: 0.25, model: man}}",
-            "my.yaml: recipe: certify.l2.model: man is unknown; did you mean 'main'? ",
+            "my.yaml: certify.l2.model: man is unknown; did you mean 'main'? ",
             "allowed: main, noisy",
         ),
         (
@@ -192,7 +192,7 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "train.variants.main={objective: {kind: standard}}",
-            "my.yaml: recipe: train.variants: main is the name of ",
+            "my.yaml: train.variants: main is the name of ",
             "model",
         ),
         ("data={source: folder}", "my.yaml: data: data.path is missing", "place"),

@@ -4,7 +4,6 @@ Positions are uniform over all places, edges included, where a band wraps around
 tokens without a visible pixel pay for the others only, so an ablated step is a cheap one.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.types import Logits
 from components.data.ablation import column_mask
+from components.models.masked_votes import group_by_tokens
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
 from components.train.objectives.inner import check_choice
@@ -80,18 +80,10 @@ def ablated_logits(wrapped: nn.Module, bare: nn.Module, batch: Batch, visible: T
     if visible.dim() == 2:
         shared: Logits = wrapped(batch.images, visible)
         return shared
-    groups = _by_tokens(bare, visible)
+    assert isinstance(bare, PixelModel)
+    groups = group_by_tokens(bare, visible, device=visible.device)
     models = [wrapped, *[bare] * (len(groups) - 1)]  # one synchronising pass, see `Objective`
     logits = [
         model(batch.images[rows], visible[rows]) for model, rows in zip(models, groups, strict=True)
     ]
     return torch.cat(logits)[torch.cat(groups).argsort()]
-
-
-def _by_tokens(bare: nn.Module, visible: Tensor) -> list[Tensor]:
-    """Rows that keep equally many tokens; a single group where none are dropped."""
-    assert isinstance(bare, PixelModel)
-    groups: dict[int, list[int]] = defaultdict(list)
-    for row, mask in enumerate(visible):
-        groups[bare.num_kept(mask)].append(row)
-    return [torch.tensor(groups[count], device=visible.device) for count in sorted(groups)]

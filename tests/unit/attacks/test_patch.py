@@ -8,6 +8,8 @@ from torch import nn
 
 from components.attacks.gradients import attack_mode
 from components.attacks.patch import attack_vote, rank_positions
+from components.data.ablation import Ablations
+from components.models import masked_votes
 
 SIDE = 8
 CELL = 4  # columns per token of the stand-in
@@ -23,10 +25,10 @@ class LinearVoter(nn.Module):
         self.rows_seen = []
 
     def num_kept(self, visible):
-        return int(visible.any(dim=0).view(-1, CELL).any(dim=1).sum())
+        return visible.any(dim=1).unflatten(1, (-1, CELL)).any(dim=2).sum(dim=1)
 
     def forward_ablated(self, x, visible):
-        assert len({self.num_kept(row) for row in visible}) == 1
+        assert len(self.num_kept(visible).unique()) == 1
         self.rows_seen.append(len(x))
         shown = torch.where(visible[:, None], x, torch.zeros(()))
         return shown.flatten(1) @ self.weight.flatten(1).T + self.bias
@@ -246,3 +248,47 @@ def test_ranking_puts_the_most_winning_votes_first(data, num_positions):
         int((touched(left, **geometry) & for_winner).sum()) for left in range(SIDE - patch + 1)
     ]
     assert score[squares[0][1]] == max(score)
+
+
+class OnDemand:
+    """Masks made when they are asked for; remembers how many were held at once."""
+
+    def __init__(self, ablations):
+        self.ablations, self.most = ablations, 0
+
+    def __len__(self):
+        return len(self.ablations)
+
+    def __getitem__(self, index):
+        self.most = max(self.most, len(index))
+        return self.ablations[index]
+
+
+@pytest.mark.parametrize("kind", ["columns", "rows", "blocks", "both"])
+@pytest.mark.parametrize("seed", range(4))
+def test_masks_made_a_few_at_a_time_attack_alike(monkeypatch, kind, seed):
+    """Bit for bit what an attack that holds all masks finds, without ever holding them."""
+    ablations = Ablations(kind=kind, image_size=(SIDE, SIDE), band=3)
+    generator = torch.Generator().manual_seed(seed)
+    model = LinearVoter(torch.randn(3, 2, SIDE, SIDE, generator=generator), torch.zeros(3)).eval()
+    image = torch.rand(2, SIDE, SIDE, generator=generator)
+    clean = torch.cat([model.forward_ablated(image[None], m[None]) for m in ablations.masks()])
+    clean = clean.argmax(dim=1)
+
+    def attacked(masks):
+        label, sizes = winner(clean), {"patch": 2}
+        squares = rank_positions(clean, masks, winner=label, num_positions=6, **sizes)
+        steps = {"num_steps": 4, "step_size": 0.2, "positions": squares, "micro_batch": 3}
+        draws = torch.Generator().manual_seed(seed)
+        found = attack_vote(model, image, label, clean, masks, generator=draws, **sizes, **steps)
+        return squares, found
+
+    squares, found = attacked(ablations.masks())
+    monkeypatch.setattr(masked_votes, "MASKS_AT_ONCE", 5)
+    few = OnDemand(ablations)
+    same_squares, same = attacked(few)
+    assert few.most == 5 < len(ablations)
+    assert same_squares == squares
+    assert torch.equal(same.x_adv, found.x_adv)
+    assert (same.position, same.prediction) == (found.position, found.prediction)
+    assert same.num_evaluations == found.num_evaluations

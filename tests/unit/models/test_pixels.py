@@ -37,7 +37,7 @@ def test_ablation_commutes_with_upsampling(new_model, images, policy, start):
     logits = native.forward_ablated(images, visible)
     assert torch.equal(logits, large.forward_ablated(grow(images, 3), grow(visible, 3)))
     assert torch.equal(native(images), large(grow(images, 3)))
-    assert native.num_kept(visible) == large.num_kept(grow(visible, 3))
+    assert native.num_kept(visible[None]) == large.num_kept(grow(visible[None], 3))
 
 
 def test_weights_of_the_adapter_are_not_saved(new_model):
@@ -90,8 +90,8 @@ def test_bilinear_keeps_every_token_that_a_visible_pixel_reaches(new_model):
     model = new_model(upsample=32, upsample_mode="bilinear", token_policy="drop")
     nearest = new_model(upsample=32, token_policy="drop")
     visible = column_mask(16, 4, 2).expand(16, 16)  # columns 8 to 11 of 32, smeared to 7 to 12
-    assert nearest.num_kept(visible) == 8
-    assert model.num_kept(visible) == 3 * 8
+    assert nearest.num_kept(visible[None]) == 8
+    assert model.num_kept(visible[None]) == 3 * 8
 
 
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 15, 16), (3, 16, 32), (3, 32, 32)])

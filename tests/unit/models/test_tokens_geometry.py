@@ -108,7 +108,7 @@ def test_kept_tokens_of_grown_images_are_those_of_brute_force(start, band):
     visible = column_mask(32, start, band).expand(32, 32)
     columns = token_columns(7 * start, 7 * band)
     for network in NETWORKS:
-        assert cifar_model(network, "drop").num_kept(visible) == 14 * len(columns)
+        assert cifar_model(network, "drop").num_kept(visible[None]) == 14 * len(columns)
 
 
 @settings(max_examples=40, deadline=None)

@@ -41,7 +41,7 @@ def test_flops_are_those_of_the_tokens_that_the_model_keeps(kind, upsample):
     spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS, upsample=upsample,
                      token_policy="drop")  # fmt: skip
     net = PixelModel(spec)
-    lengths = [net.num_kept(mask) for mask in shown]
+    lengths = net.num_kept(shown).tolist()
     expected = sum(
         vit_flops(n + 1, width=32, depth=2) + 2 * n * 16 * 32 + 2 * 32 * 10 for n in lengths
     )
