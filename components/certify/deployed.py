@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.certify.gaussian import certify_counts
+from components.certify.gaussian import certify_counts, check_can_certify
 from components.certify.noise import predict_block
 from components.certify.predict import ABSTAIN
 from components.certify.sequential import SequentialPlan, certify_prefix
@@ -49,6 +49,9 @@ class SmoothedClassifier:
     micro_batch: int = 100
     device: str | torch.device = "cpu"
 
+    def __post_init__(self) -> None:
+        check_can_certify(n=self.num_estimate, alpha=self.failure_prob)
+
     def answer(self, image: Tensor, *, seed: int) -> Answer:
         """Of a (C, H, W) image, from all draws.
 
@@ -82,17 +85,21 @@ class SmoothedClassifier:
             num_estimate=self.num_estimate,
             look_every=self.micro_batch,
         )
-        chosen = np.bincount(self._draw(image, seed, "select", 0, self.num_select)).argmax()
-        parts: list[NDArray[np.uint16]] = []
-        for start in range(0, self.num_estimate, self.micro_batch):
-            if clock() >= deadline:
-                break
-            stop = min(start + self.micro_batch, self.num_estimate)
-            parts.append(self._draw(image, seed, "estimate", start, stop))
-        if not parts:
-            return Answer(ABSTAIN, True, 0.0, self.num_select)
-        claim = certify_prefix(np.concatenate(parts), plan, chosen=int(chosen))
-        return Answer(claim.prediction, claim.abstain, claim.radius, self.num_select + claim.n)
+
+        def draw(stream: str, count: int) -> NDArray[np.uint16]:
+            found = [np.empty(0, np.uint16)]
+            for start in range(0, count, self.micro_batch):
+                if clock() >= deadline:
+                    break
+                stop = min(start + self.micro_batch, count)
+                found.append(self._draw(image, seed, stream, start, stop))
+            return np.concatenate(found)
+
+        select, estimate = draw("select", self.num_select), draw("estimate", self.num_estimate)
+        if not len(estimate):
+            return Answer(ABSTAIN, True, 0.0, len(select))
+        claim = certify_prefix(estimate, plan, chosen=int(np.bincount(select).argmax()))
+        return Answer(claim.prediction, claim.abstain, claim.radius, len(select) + len(estimate))
 
     def _draw(
         self, image: Tensor, seed: int, stream: str, start: int, stop: int

@@ -39,6 +39,7 @@ from components.core.errors import CasemateError
 
 VOTES_NAME = "votes.parquet"
 HEADER_KEY = b"casemate"
+MOST_PREDICTIONS = 2**31  # in one file: lists are cut by 32-bit offsets
 SCHEMA = pa.schema(
     [
         ("item_id", pa.string()),
@@ -124,6 +125,14 @@ def stream_sizes(header: Mapping[str, Any]) -> dict[str, int]:
         return patch_streams(header)
     settings = header["settings"]
     return {"estimate": settings["num_estimate"], "select": settings["num_select"]}
+
+
+def check_can_store(header: Mapping[str, Any]) -> None:
+    """Refuse more predictions than one file holds, before any is paid for."""
+    count = header["num_items"] * sum(stream_sizes(header).values())
+    if count >= MOST_PREDICTIONS and not is_sequential(header):  # those stop long before
+        remedy = f"would make {count:,} predictions; a file holds fewer than 2^31: certify fewer"
+        raise CasemateError("certify.num_items", header["num_items"], remedy)
 
 
 def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, Any]) -> Votes:
@@ -282,7 +291,7 @@ def _table_of(rows: list[VoteRow], path: Path) -> pa.Table:
         if array.ndim != 1 or array.dtype != np.uint16:
             raise _refusal(path, f"needs (n,) uint16 predictions, item {row.item_id} differs")
     offsets = np.cumsum([0, *map(len, arrays)], dtype=np.int64)
-    if offsets[-1] >= 2**31:
+    if offsets[-1] >= MOST_PREDICTIONS:
         raise _refusal(path, "would hold 2^31 predictions or more; certify fewer items per file")
     values = np.concatenate([*arrays, np.empty(0, np.uint16)])
     *plain, nested = SCHEMA

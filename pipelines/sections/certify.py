@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from components.certify.reach import LEAST_UNIFORM, Method, draws_to_reach, reach
 from pipelines.sections.base import Count, PositivePixels, Section
-from pipelines.sections.denoise import DenoiserName, OneShotSampler, Sampler
+from pipelines.sections.denoise import DenoiserName, HeunSampler, OneShotSampler, Sampler
 
 
 class PatchChallenge(Section):
@@ -211,6 +211,20 @@ class GaussianCertify(Section):
                 "sampler: {kind} denoises with nothing; name a denoiser",
                 {"kind": self.sampler.kind},
             )
+        if isinstance(self.sampler, HeunSampler) and self.sampler.last >= 2 * self.sigma:
+            text = f"{{name}}: {{value}} is not below {2 * self.sigma:g}, the level of sigma"
+            raise _refusal(text, "sampler.last", self.sampler.last)
+        return self
+
+    @model_validator(mode="after")
+    def _challenge_can_break(self) -> Self:
+        # PREDICT of unanimous draws has the p-value 2 / 2^n (Cohen et al. 2019, sec. 3.2).
+        if self.challenge and 2 * 0.5**self.challenge.num_predict > self.failure_prob:
+            text = (
+                "{name}: {value} draws can never show a lead at failure_prob "
+                f"{self.failure_prob:g}: the challenge would pass whatever it finds"
+            )
+            raise _refusal(text, "challenge.num_predict", self.challenge.num_predict)
         return self
 
     @model_validator(mode="after")

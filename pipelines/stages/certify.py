@@ -13,7 +13,14 @@ from components.certify.gaussian import check_can_reach
 from components.certify.l2_evidence import declare, plan_of
 from components.certify.noise import float32_at_least
 from components.certify.thinning import thin_votes
-from components.certify.votes import VOTES_NAME, VoteRow, Votes, read_votes, write_votes
+from components.certify.votes import (
+    VOTES_NAME,
+    VoteRow,
+    Votes,
+    check_can_store,
+    read_votes,
+    write_votes,
+)
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import noise_impl
@@ -66,6 +73,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
     header = _header(config, dataset, num_items=num_items, run_id=out.fingerprint)
     _check_reach(section, header)
+    check_can_store(header)
     if source is not None:
         votes = _thinned(source, header, out)
     else:

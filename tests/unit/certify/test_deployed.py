@@ -6,6 +6,7 @@ import torch
 
 from components.certify.deployed import SmoothedClassifier
 from components.certify.gaussian import certified_radius
+from components.core.errors import CasemateError
 
 IMAGE = torch.full((1, 2, 2), 0.5)
 
@@ -34,18 +35,34 @@ def test_a_vote_too_close_to_call_abstains():
     assert (answer.label, answer.abstain, answer.radius) == (-1, True, 0.0)
 
 
-@pytest.mark.parametrize(("ticks", "draws"), [(0, 20), (1, 70), (3, 170), (100, 420)])
+@pytest.mark.parametrize(("ticks", "draws"), [(0, 0), (1, 20), (2, 70), (4, 170), (100, 420)])
 def test_a_deadline_ends_the_draws(ticks, draws):
     now = iter(range(1000))
     found = smoothed(sigma=0.05).answer_within(
         IMAGE, seconds=ticks + 1, seed=1, clock=lambda: next(now)
     )
     assert found.num_draws == draws
-    assert found.abstain == (draws == 20)
+    assert found.abstain == (draws <= 20)
     whole = smoothed(sigma=0.05).answer(IMAGE, seed=1)
     assert found.radius <= whole.radius
     if draws == 420:
         assert found.radius > 0.85 * whole.radius
+
+
+@pytest.mark.parametrize(("ticks", "draws"), [(0, 0), (1, 50), (3, 150), (4, 200), (5, 250)])
+def test_selecting_draws_keep_the_deadline_too(ticks, draws):
+    now = iter(range(1000))
+    found = smoothed(sigma=0.05, num_select=200).answer_within(
+        IMAGE, seconds=ticks + 1, seed=1, clock=lambda: next(now)
+    )
+    assert found.num_draws == draws
+    assert found.abstain == (draws <= 200)
+
+
+@pytest.mark.parametrize("draws", [-5, 0, 9])
+def test_too_few_draws_to_ever_answer_are_refused(draws):
+    with pytest.raises(CasemateError, match="num_estimate"):
+        smoothed(num_estimate=draws)
 
 
 def test_radii_are_true_whenever_the_clock_stops():

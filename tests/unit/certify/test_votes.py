@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from components.certify.votes import image_digest, read_votes, write_votes
+from components.certify.votes import check_can_store, image_digest, read_votes, write_votes
 from components.core.errors import CasemateError
 
 
@@ -26,6 +26,18 @@ def test_votes_come_back_as_written(tmp_path, gaussian_evidence):
             expected = np.concatenate([r.predictions for r in sorted(mine, key=lambda r: r.start)])
             assert np.array_equal(item.streams[stream], expected)
             assert (item.label, item.image_sha256) == (mine[0].label, mine[0].image_sha256)
+
+
+@pytest.mark.parametrize(("num_items", "fits"), [(21_453, True), (21_454, False)])
+def test_more_than_a_file_holds_is_refused_before_it_is_drawn(gaussian_evidence, num_items, fits):
+    header, _ = gaussian_evidence
+    drawn = {**header["settings"], "num_select": 100, "num_estimate": 100_000}
+    asked = {**header, "num_items": num_items, "settings": drawn}
+    if fits:
+        check_can_store(asked)
+        return
+    with pytest.raises(CasemateError, match=r"num_items: 21454 would make 2,147,5"):
+        check_can_store(asked)
 
 
 def test_bytes_do_not_depend_on_arrival_order(tmp_path, gaussian_evidence):

@@ -211,6 +211,8 @@ def test_certificates_without_a_denoiser_keep_their_fingerprints():
         ({"denoiser": "gone"}, r"certify\.l2\.denoiser: gone is no variant"),
         ({"denoiser": "hub:x"}, r"certify\.l2\.denoiser.*diffusers:PATH"),
         ({"denoiser": None, "sampler": {"kind": "heun"}}, "denoises with nothing"),
+        ({"sampler": {"kind": "heun", "last": 1.0}}, r"sampler\.last: 1\.0 is not below"),
+        ({"challenge": {"eps": 0.1, "num_predict": 2}}, r"challenge\.num_predict: 2 draws"),
         ({"sampler": {"kind": "heun", "num_levels": 1}}, r"certify\.l2\.sampler\.num_levels"),
         ({"sampler": {"kind": "heun", "num_steps": 3}}, r"certify\.l2\.sampler\.num_steps"),
     ],
