@@ -6,6 +6,7 @@ the layout of the first certificates, byte for byte.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def check_l2_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) -> di
         raise CasemateError("certify.radii", radii, "is not a list of l2 distances in pixels")
     least = 0 if is_sequential(header) else math.ulp(0.0)  # radius 0 asks for an answer
     for radius in radii:
-        if not isinstance(radius, int | float) or not least <= radius < math.inf:
+        if not isinstance(radius, int | float) or not least <= radius <= sys.float_info.max:
             raise CasemateError("certify.radii", radius, "is not a positive l2 distance in pixels")
     if not isinstance(alpha, int | float):
         raise CasemateError("certify.failure_prob", alpha, "is not a probability")

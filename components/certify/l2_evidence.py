@@ -84,6 +84,8 @@ def check_l2_header(header: Mapping[str, Any]) -> None:
     for name, kind in DECLARED.items():
         if not isinstance(declared, Mapping) or not isinstance(declared.get(name), kind):
             raise CasemateError("declared", declared, f"lacks {name}, or has it of another type")
+    if not all(isinstance(radius, int | float) for radius in declared["radii"]):
+        raise CasemateError("declared", declared, "has radii that are no numbers")
     if not declared["radii"] or min(declared["select_step"], declared["select_lead"]) < 1:
         raise CasemateError("declared", declared, "needs radii, a select_step and a select_lead")
     plan_of(header)

@@ -28,6 +28,7 @@ from components.core.errors import CasemateError
 from components.core.types import FloatArray, IntArray
 
 LARGEST_FAILURE_PROB = 0.3  # below 1/e, where {p0 : E >= 1/alpha} is an interval (0, L]
+MOST_LOOKS = 10**7  # every one has a threshold for each radius, all in memory
 SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, votes that settle it
 
 
@@ -94,6 +95,9 @@ def _check_plan(plan: SequentialPlan) -> None:
     for name, count in (("num_estimate", plan.num_estimate), ("look_every", plan.look_every)):
         if count < 1:
             raise CasemateError(f"certify.{name}", count, "is not a positive number of draws")
+    if plan.num_estimate // plan.look_every > MOST_LOOKS:
+        remedy = f"makes more than {MOST_LOOKS:,} looks at {plan.num_estimate} draws; raise it"
+        raise CasemateError("certify.look_every", plan.look_every, remedy)
     for radius in plan.radii:
         if not 0 <= radius < math.inf:
             raise CasemateError("certify.radii", radius, "is not an l2 distance in pixels")

@@ -140,7 +140,7 @@ def read_document(folder: Path) -> dict[str, Any]:
         raise CasemateError("file", path, "does not exist")
     try:
         document = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CasemateError("file", path, f"is truncated or damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
         raise CasemateError("file", path, f"is not a certificate of format {FORMAT_VERSION}")

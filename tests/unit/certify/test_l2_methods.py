@@ -184,6 +184,10 @@ def test_fixed_draws_may_not_be_short(tmp_path):
         ({"declared": None}, "belongs to method sequential"),
         ({"method": "fixed"}, "belongs to method sequential"),
         ({"declared": {"radii": [0.5]}}, "lacks failure_prob"),
+        (
+            {"declared": {**header("sequential")["settings"]["declared"], "radii": ["a"]}},
+            "radii that are no numbers",
+        ),
         ({"num_estimate": 12}, "never exceed probability 1/2"),
     ],
 )

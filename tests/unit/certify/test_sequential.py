@@ -354,6 +354,7 @@ def test_published_numbers_of_draws(radius, q, mean):
         ({"num_estimate": 0}, "certify.num_estimate"),
         ({"num_estimate": 12}, "certify.num_estimate"),
         ({"look_every": 0}, "certify.look_every"),
+        ({"num_estimate": 10**12, "look_every": 64}, "certify.look_every"),
         ({"radii": (-0.1,)}, "certify.radii"),
         ({"radii": (0.5, 9.0)}, "certify.radii"),
     ],

@@ -218,6 +218,12 @@ def test_missing_and_truncated_files_raise_by_name(folder, name):
         verify(folder)
 
 
+def test_a_document_too_deep_to_read_is_damaged(folder):
+    (folder / "certificate.json").write_text("[" * 100_000)
+    with pytest.raises(CasemateError, match=r"certificate\.json is truncated or damaged"):
+        verify(folder)
+
+
 def test_votes_without_one_block_raise(gaussian_folder):
     path = gaussian_folder / "votes.parquet"
     table = pq.read_table(path)
@@ -252,6 +258,7 @@ def test_recertify_keeps_what_is_not_given(gaussian_folder, tmp_path):
         ("columns", {"failure_prob": 0.01}, "certify.failure_prob"),
         ("columns", {"radii": [0.5]}, "certify.radii"),
         ("columns", {"patch_sizes": [99]}, "certify.patch_sizes"),
+        ("gaussian", {"radii": [10**400]}, "certify.radii"),
         ("gaussian", {"rule": "loc"}, "certify.rule"),
         ("gaussian", {"patch_sizes": [1]}, "certify.patch_sizes"),
         ("gaussian", {"failure_prob": 1e-31}, "certify.num_estimate"),
