@@ -31,7 +31,7 @@ def check_recipe(recipe: Recipe) -> None:
         if build.mixing(recipe.train.augment) and share % 2 and not rest:
             remedy = f"leaves a worker {share} images; mixing needs pairs"
             raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
-    denoisers.check_certificates(recipe)
+    denoisers.check_certificates(recipe, channels=recipe.data.channels)
     if side := known_side(recipe.data):
         check_on_images(recipe, side=side)
 
@@ -53,19 +53,24 @@ def known_side(data: s.DataSection) -> int | None:
     return int(square[1]) if square else None
 
 
-def check_on_images(recipe: Recipe, *, side: int) -> None:
-    """Refuse what does not fit images of this side, or networks that look at them."""
+def check_on_images(recipe: Recipe, *, side: int, channels: int | None = None) -> None:
+    """Refuse what does not fit images of this side, or networks that look at them.
+
+    `channels` are those of the images, where they are known: a recipe may leave them to its source.
+    """
+    channels = channels or recipe.data.channels
+    denoisers.check_certificates(recipe, channels=channels)
     for key, pixels in _lengths(recipe):
         if pixels > side:
             raise CasemateError(key, pixels, f"is larger than the image ({side})")
-    channels = recipe.data.channels or 3  # any number will do to ask
+    asked = channels or 3  # any number will do to ask
     for above, network in _trained_networks(recipe):
         try:
-            _network(network, channels, side)
+            _network(network, asked, side)
         except CasemateError as error:
             raise CasemateError(f"{above}{error.key}", error.value, error.remedy) from error
     for key, model in _scaled_models(recipe):
-        _check_attention(key, recipe.model_of(model), channels, side)
+        _check_attention(key, recipe.model_of(model), asked, side)
 
 
 def _lengths(recipe: Recipe) -> Iterator[tuple[str, int]]:

@@ -75,7 +75,7 @@ def describe(recipe: Recipe, section: s.GaussianCertify) -> Description | None:
     return Description(diffusion(objective), channels, network.architecture, network.options)
 
 
-def check_certificates(recipe: Recipe) -> None:
+def check_certificates(recipe: Recipe, *, channels: int | None) -> None:
     """Refuse noise and images that a certificate's denoiser does not know, before any training."""
     for name, section in recipe.certify.items():
         if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
@@ -84,7 +84,7 @@ def check_certificates(recipe: Recipe) -> None:
         if found is None:
             continue
         check_sigma(f"{key}.sigma", section.sigma, found.diffusion)
-        check_channels(f"{key}.denoiser", found.channels, recipe.data.channels)
+        check_channels(f"{key}.denoiser", found.channels, channels)
 
 
 def check_sigma(key: str, sigma: float, known: Diffusion) -> None:

@@ -136,14 +136,15 @@ class _Runner:
             future.result()
 
     def _check_on_images(self) -> None:
-        """Sizes that do not fit the prepared images show before anything is trained on them."""
+        """What does not fit the prepared images shows before anything is trained on them."""
         from components.data.prepared import PreparedDataset
         from pipelines.checks import check_on_images
 
         if self.fits:
             return
         dataset = PreparedDataset.open(self.steps["prepare"].folder)
-        check_on_images(self.recipe, side=min(dataset.height, dataset.width))
+        side = min(dataset.height, dataset.width)
+        check_on_images(self.recipe, side=side, channels=dataset.channels)
         self.fits = True
 
     def _lanes(self) -> int:

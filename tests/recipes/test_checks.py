@@ -127,7 +127,7 @@ def test_a_run_asks_before_it_trains(monkeypatch):
     recipe = loads(BASE, source="x", overrides=[*SIZES[0][0], *UNKNOWN_SIDE])
     monkeypatch.setattr(
         "components.data.prepared.PreparedDataset.open",
-        lambda _: SimpleNamespace(height=8, width=16),
+        lambda _: SimpleNamespace(height=8, width=16, channels=1),
     )
     steps = {"prepare": SimpleNamespace(folder=None)}
     work = runner._Runner(recipe, tracker=None, parent=None, steps=steps)

@@ -24,7 +24,8 @@ from components.denoising.samplers import make_sampler
 from components.models.checkpoint import load_model, read_header, save_model
 from components.models.pixels import PixelModel
 from components.models.resizing import resized
-from pipelines import denoisers, lint
+from pipelines import lint
+from pipelines.checks import check_on_images, check_recipe
 from pipelines.estimates import estimates_of
 from pipelines.plan import plan, steps_of
 from pipelines.recipe import parse
@@ -225,11 +226,13 @@ def test_mistakes_in_the_section_are_refused_in_one_line(section, said):
 
 def test_noise_and_channels_that_do_not_fit_are_refused_before_training(cleaner, run, tmp_path):
     with pytest.raises(CasemateError, match=r"^certify\.l2\.sigma: 0\.0001 is outside the deno"):
-        denoisers.check_certificates(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
+        check_recipe(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
     source = f"model:{cleaner / 'model'}"
     coloured = recipe_of({"denoiser": source}, data={"source": "digits", "channels": 3})
     with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 1 channels go .* have 3"):
         lint.warnings_of(coloured)
+    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 1 channels go .* have 3"):
+        check_on_images(recipe_of({"denoiser": source}), side=SIDE, channels=3)  # as prepared
     three = made_denoiser(tmp_path / "three", channels=3)
     with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 channels go .* have 1"):
         run({}, **{"train.cleaner": three})
