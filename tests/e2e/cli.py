@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,19 +153,23 @@ class Cli:
             process.communicate(timeout=60)
 
     def kill_worker_when(self, ready: Callable[[], bool], *arguments: object) -> Result:
-        """Start a command, end one of its actors with SIGKILL once `ready()` holds, let it finish.
-
-        Actors are the grandchildren that name themselves after their class.
-        """
+        """Start a command, kill one of its actors (SIGKILL) once `ready()` holds, let it finish."""
         process = self.start(*arguments)
         try:
             wait_until(lambda: ready() or process.poll() is not None)
-            found = psutil.Process(process.pid).children(recursive=True)
-            next(p for p in found if "".join(p.cmdline()).startswith("ray::ShardWorker")).kill()
+            next(actors_of(process.pid, "ShardWorker")).kill()
             out, err = process.communicate(timeout=280)
         finally:
             process.kill()
         return Result(process.returncode, out, err)
+
+
+def actors_of(pid: int, name: str) -> Iterator[psutil.Process]:
+    """Processes below this one that call themselves after a class of Ray actors."""
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "".join(process.cmdline()).startswith(f"ray::{name}"):
+                yield process
 
 
 def call(*arguments: object) -> Result:

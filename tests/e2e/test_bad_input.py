@@ -198,7 +198,7 @@ def certificate(finished_flow, tmp_path):
             "certify.l2",
             "--radii",
             "0.1,0.3",
-            ["radii: 0.3 is above 0.2112, the most that 400 draws of sigma 0.1", "or drop it"],
+            ["radii: 0.3 is above 0.2117, the most that 400 draws of sigma 0.1", "or drop it"],
         ),
         (
             "certify.l2",
