@@ -59,7 +59,11 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
                 f"model.{key}", values, f"needs {dataset.channels} entries, one per channel"
             )
     parent, usual = None, {"mean": (0.5,) * dataset.channels, "std": (0.5,) * dataset.channels}
-    if section.pretrained:
+    start = denoisers.start_of(recipe, model)
+    architecture, options = denoisers.network_of(section)
+    if start:
+        denoisers.check_start(start, channels=dataset.channels)
+    elif section.pretrained:
         parent = read_parent(section.pretrained, architecture=section.architecture)
         usual = {"mean": parent.mean, "std": parent.std}
         if len(parent.mean) != dataset.channels:
@@ -69,7 +73,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
                 f"do not suit {section.pretrained}: set data.channels: {len(parent.mean)}",
             )
     spec = ModelSpec(
-        architecture=section.architecture,
+        architecture=architecture,
         num_classes=len(dataset.classes),
         channels=dataset.channels,
         image_size=dataset.width,
@@ -78,8 +82,8 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
         token_policy=section.token_policy,
         mean=tuple(section.mean or usual["mean"]),
         std=tuple(section.std or usual["std"]),
-        options=section.options,
-        trained_for=denoisers.trained_for(recipe.objective_of(model)),
+        options=options,
+        trained_for=denoisers.trained_for(recipe.objective_of(model), start),
     )
     if parent:
         check_descent(spec, parent)
@@ -100,7 +104,9 @@ def on_this_machine(recipe: Recipe, inputs: Mapping[str, Path] = MappingProxyTyp
         objectives = [("train.objective", recipe.train.objective)]
         objectives += [(f"train.variants.{name}.objective", v.objective) for name, v in variants]
     for key, section in parts:
-        if section.pretrained not in (None, TIMM):
+        if section.pretrained and s.is_on_disk(section.pretrained):
+            changes[f"{key}.pretrained"] = denoisers.placed(section.pretrained, {})
+        elif section.pretrained not in (None, TIMM):
             start = Path(section.pretrained).expanduser().absolute()
             changes[f"{key}.pretrained"] = str(start)
     for key, section in objectives:
@@ -123,7 +129,8 @@ def objective(recipe: Recipe, model: str) -> Objective:
         case s.GaussianObjective() as o:
             return GaussianNoise(o.sigma, smoothing)
         case s.DenoiserObjective() as o:
-            return DenoiserTraining(denoisers.diffusion(o), tuple(o.sigmas), o.range, o.sampling)
+            known = denoisers.diffusion(o, denoisers.start_of(recipe, model))
+            return DenoiserTraining(known, tuple(o.sigmas), o.range, o.sampling)
         case s.DenoisedObjective() as o:
             return DenoisedFineTuning(OneShot(denoisers.denoiser(o)), o.sigma, smoothing)
         case s.StandardObjective() as o:

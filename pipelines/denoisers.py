@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from components.core.errors import CasemateError
+from components.denoising import pretrained
 from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
 from components.denoising.loading import (
@@ -18,9 +21,38 @@ from pipelines import sections as s
 from pipelines.recipe import Recipe
 
 
-def diffusion(section: s.DenoiserObjective) -> Diffusion:
-    """The noise levels of a denoiser that a recipe trains."""
-    return Diffusion.named(section.schedule, section.num_timesteps)
+def diffusion(section: s.DenoiserObjective, start: str | None = None) -> Diffusion:
+    """The noise levels of a denoiser that a recipe trains; from weights on disk, those of `start`.
+
+    What these predict, and how times are fed, is theirs; the levels must be the objective's.
+    """
+    wanted = Diffusion.named(section.schedule, section.num_timesteps)
+    if start is None:
+        return wanted
+    known = describe_source(start).diffusion
+    ours, theirs = (d.schedule.alphas_cumprod for d in (wanted, known))
+    if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=1e-4, atol=1e-6):
+        config = known.config
+        remedy = (
+            f"is not the schedule of {start}: {config.get('beta_schedule')} with "
+            f"num_timesteps: {len(theirs)}; set the objective's schedule and num_timesteps to it"
+        )
+        named = f"{section.schedule}, num_timesteps: {section.num_timesteps}"
+        raise CasemateError("train.objective.schedule", named, remedy)
+    return known
+
+
+def start_of(recipe: Recipe, name: str) -> str | None:
+    """The weights on disk from which a denoiser of the recipe is trained."""
+    start = recipe.model_of(name).pretrained
+    return start if start and s.is_on_disk(start) else None
+
+
+def network_of(section: s.ModelSection) -> tuple[str, Mapping[str, Any]]:
+    """Architecture and options of a denoiser; without any written, those of its weights on disk."""
+    if section.pretrained and s.is_on_disk(section.pretrained) and not section.options:
+        return pretrained.network_of(section.pretrained)
+    return section.architecture, section.options
 
 
 def denoiser(section: s.DenoisedObjective) -> Denoiser:
@@ -42,11 +74,11 @@ def placed(name: str, inputs: Mapping[str, Path]) -> str:
     return f"model:{(trained / 'model').absolute()}" if trained else name
 
 
-def trained_for(section: s.Objective) -> dict[str, Any]:
+def trained_for(section: s.Objective, start: str | None = None) -> dict[str, Any]:
     """What a model remembers of its objective: no place on disk, and the levels of a denoiser."""
     values = section.model_dump()
     if isinstance(section, s.DenoiserObjective):
-        values["diffusion"] = diffusion(section).to_dict()
+        values["diffusion"] = diffusion(section, start).to_dict()
     if isinstance(section, s.DenoisedObjective) and s.is_on_disk(section.denoiser):
         values["denoiser"] = source_digest(section.denoiser)
     return values
@@ -71,8 +103,8 @@ def describe(recipe: Recipe, section: s.GaussianCertify) -> Description | None:
     objective = recipe.objective_of(name)
     assert isinstance(objective, s.DenoiserObjective)
     channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
-    network = recipe.model_of(name)
-    return Description(diffusion(objective), channels, network.architecture, network.options)
+    start, (architecture, options) = start_of(recipe, name), network_of(recipe.model_of(name))
+    return Description(diffusion(objective, start), channels, architecture, options)
 
 
 def check_certificates(recipe: Recipe, *, channels: int | None) -> None:
@@ -93,6 +125,11 @@ def check_sigma(key: str, sigma: float, known: Diffusion) -> None:
         known.schedule.check(sigma)
     except CasemateError as error:
         raise CasemateError(key, error.value, error.remedy) from None
+
+
+def check_start(start: str, *, channels: int) -> None:
+    """Refuse weights for other images than those of the data."""
+    check_channels("model.pretrained", describe_source(start).channels, channels)
 
 
 def check_channels(key: str, channels: int, wanted: int | None) -> None:

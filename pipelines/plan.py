@@ -195,7 +195,9 @@ def _model_identity(section: s.ModelSection) -> dict[str, Any]:
     """The model section; a folder of pretrained weights counts by its digest, not by its place."""
     values = section.model_dump(mode="json")
     start = section.pretrained
-    if start and start != "timm":
+    if start and s.is_on_disk(start):
+        values["pretrained"] = _source_digest(start)
+    elif start and start != "timm":
         values["pretrained"] = _model_digest(Path(start).expanduser())
     return values
 

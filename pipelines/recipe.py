@@ -88,15 +88,26 @@ class Recipe(s.Section):
                 remedy = "is no variant with objective kind: denoiser, nor diffusers:PATH"
                 raise PydanticCustomError("model", f"certify.{key}.denoiser: {behind} {remedy}")
         if self.train is None:
+            if s.is_on_disk(self.model.pretrained or ""):
+                remedy = "is a denoiser; a given model is a classifier's folder"
+                raise PydanticCustomError("model", f"model.pretrained: {remedy}")
             return self
         for name in self.model_names():
             key = "train" if name == MAIN else f"train.variants.{name}"
             section = self.model_of(name)
             architecture = section.architecture
-            plain = s.ModelSection(architecture=architecture, options=section.options)
+            start = section.pretrained or ""
+            plain = s.ModelSection(
+                architecture=architecture, options=section.options, pretrained=section.pretrained
+            )
             if name in denoisers and section != plain:
-                remedy = "takes architecture and options alone; its pixels are those of the data"
+                remedy = "takes architecture, options and pretrained alone; pixels are the data's"
                 raise PydanticCustomError("model", f"{key}.model: a denoiser {remedy}")
+            if start and (name in denoisers) != s.is_on_disk(start):
+                wanted = "diffusers:PATH or model:PATH" if name in denoisers else "timm or a folder"
+                kind = "a denoiser" if name in denoisers else "a classifier"
+                remedy = f"is no start for {kind}; write {wanted}"
+                raise PydanticCustomError("model", f"{key}.model.pretrained: {start} {remedy}")
             if (name in denoisers) != (architecture in s.ARCHITECTURES):
                 wanted = "a denoiser" if name in denoisers else "a classifier"
                 remedy = f"is no network for {wanted}; denoisers are {', '.join(s.ARCHITECTURES)}"

@@ -89,4 +89,5 @@ class ModelSection(Section):
     mean: list[float] | None = None  # None: 0.5 in every channel
     std: list[float] | None = None
     token_policy: Literal["drop", "mask"] = "mask"
-    pretrained: str | None = None  # `timm`, or a model folder; None: random weights
+    # `timm`, or a model folder; of a denoiser diffusers:PATH or model:PATH; None: random weights
+    pretrained: str | None = None

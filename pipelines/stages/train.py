@@ -22,7 +22,10 @@ from ray.train.v2.api.exceptions import WorkerGroupError
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
+from components.denoising.loading import is_source, source_digest
+from components.denoising.pretrained import load_pretrained_denoiser
 from components.models.checkpoint import load_model, read_header
+from components.models.importing.match import ImportReport
 from components.models.pixels import PixelModel
 from components.models.pretrained import load_pretrained, read_parent
 from components.models.spec import ModelSpec
@@ -42,7 +45,7 @@ def make_session(recipe: Recipe, model: str, dataset: PreparedDataset, **placeme
     device, fresh = placement.pop("device", torch.device("cpu")), placement.pop("fresh", True)
     network = initial_model(build.model_spec(recipe, dataset, model), seed=recipe.seed)
     if (start := recipe.model_of(model).pretrained) and fresh:
-        load_pretrained(network, start)  # else a checkpoint is about to bring its own weights
+        _load_start(network, start)  # else a checkpoint is about to bring its own weights
     memory = {"memory_mb": recipe.train.memory_mb}
     synthetic = recipe.data.synthetic
     return Session(
@@ -153,10 +156,19 @@ def _report_start(source: str, spec: ModelSpec, out: StageDir) -> None:
     """
     path = out.path / "pretrained.json"
     if not path.exists():
-        report = load_pretrained(PixelModel(spec), source)
-        parent = read_parent(source, architecture=spec.architecture)
-        out.write_json(path.name, {"parent": asdict(parent), "report": report.to_dict()})
+        report = _load_start(PixelModel(spec), source)
+        if is_source(source):
+            parent: dict[str, Any] = {"source": source, "digest": source_digest(source)}
+        else:
+            parent = asdict(read_parent(source, architecture=spec.architecture))
+        out.write_json(path.name, {"parent": parent, "report": report.to_dict()})
     out.run.artifacts(path)
+
+
+def _load_start(network: PixelModel, source: str) -> ImportReport:
+    """Weights of a classifier, or of a denoiser on disk."""
+    load = load_pretrained_denoiser if is_source(source) else load_pretrained
+    return load(network, source)
 
 
 def _worker_resources(recipe: Recipe) -> dict[str, float]:
