@@ -22,7 +22,7 @@ SAMPLERS = {
     "ancestral16": "16 random steps",
     "heun6": "Heun, 6 levels (11 passes)",
 }
-SAMPLED = ("050",)  # where samplers are compared, by the ends of names
+SAMPLED = ("050", "100")  # where samplers are compared, by the ends of names
 Row = Mapping[str, Sequence[float]]  # measure -> percentages, one per seed
 
 
