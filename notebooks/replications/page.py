@@ -168,12 +168,8 @@ def render(results: Results, size: Size) -> str:
             n=len(size.seeds),
             freedom=len(size.seeds) - 1,
         ),
-        "\n".join(f"- {headline(experiment)}" for experiment in experiments) + "\n",
-        markdown(summary(experiments)),
-        "![Every comparison with its interval](differences.svg)\n",
     ]
-    for number, experiment in enumerate(experiments, start=1):
-        parts += chapter(number, experiment)
+    parts += findings(experiments, picture="![Every comparison with its interval](differences.svg)")
     parts += [
         "## All arms\n",
         "![Every arm, one dot per seed](arms.svg)\n",
@@ -182,6 +178,18 @@ def render(results: Results, size: Size) -> str:
         _cost(results),
     ]
     return "\n".join(parts)
+
+
+def findings(experiments: Sequence[Experiment], *, picture: str) -> list[str]:
+    """The verdicts in short, every comparison in a table, and a chapter for each finding."""
+    parts = [
+        "\n".join(f"- {headline(experiment)}" for experiment in experiments) + "\n",
+        markdown(summary(experiments)),
+        f"{picture}\n",
+    ]
+    for number, experiment in enumerate(experiments, start=1):
+        parts += chapter(number, experiment)
+    return parts
 
 
 def chapter(number: int, experiment: Experiment) -> list[str]:

@@ -5,9 +5,7 @@ Reads finished runs of the recipe `svit-mnist5k-mini`, one per seed, keeps their
 `--run` what is missing of the runs is made first.
 """
 
-import argparse
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,14 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from components.core.errors import CasemateError
-from notebooks.replications import page
+from notebooks.replications import page, runs
 from notebooks.replications.experiments import Contrast, Experiment
+from notebooks.replications.runs import Line, Study, certificates, command
 from notebooks.replications.statistics import Estimate, paired
 from pipelines.flow import run_flow
-from pipelines.plan import plan
 from pipelines.recipe import Recipe, load
 
-RESULTS = Path(__file__).resolve().parents[1] / "results"
-RECIPE, SEEDS = "svit-mnist5k-mini", (0, 1, 2)
+RECIPE = "svit-mnist5k-mini"
 TRAINED_SIZE, PATCH, NUM_PIXELS = 3, 2, 16 * 16
 MODELS = {"main": "ViT, tokens dropped", "masked": "ViT, tokens masked", "resnet": "ResNet"}
 # Tokens treated otherwise than in training: no part of the recipe, whose reader would copy it.
@@ -33,7 +29,6 @@ MISMATCHED = (
     f"certify.vit-keeping={{{_BENT}, token_policy: mask}}",
     f"certify.masked-dropping={{{_BENT}, model: masked, token_policy: drop}}",
 )
-Line = dict[str, Any]  # one certificate of one seed
 
 INTRODUCTION = """# Published findings on patch certificates, in miniature
 
@@ -56,17 +51,12 @@ def recipe_of(seed: int) -> Recipe:
     return load(RECIPE, overrides=[f"seed={seed}", *MISMATCHED])
 
 
-def collect(storage: Path, seeds: Sequence[int] = SEEDS) -> list[Line]:
-    """The counts of finished runs, one line per certificate."""
-    lines = []
-    for seed in seeds:
-        for step in plan(recipe_of(seed), storage):
-            if step.step.stage == "certify":
-                if not step.finished:
-                    raise CasemateError("storage", step.folder, "is not finished; add --run")
-                document = json.loads((step.folder / "certificate.json").read_text())
-                lines.append(_line(seed, step.step.part, step.step.identity, document))
-    return lines
+def collect(storage: Path, seed: int) -> list[Line]:
+    """The counts of a finished run, one line per certificate."""
+    return [
+        _line(seed, step.step.part, step.step.identity, document)
+        for step, _, document in certificates(recipe_of(seed), storage)
+    ]
 
 
 def _line(seed: int, name: str, identity: Mapping[str, Any], document: Mapping[str, Any]) -> Line:
@@ -93,25 +83,16 @@ def _line(seed: int, name: str, identity: Mapping[str, Any], document: Mapping[s
     }
 
 
-def read(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(runs.Lines):
     """Certificates of all seeds, and the figures that can be asked of them."""
 
-    lines: Sequence[Line]
-
-    def find(self, model: str, *, size: int, stride: int = 1, bent: bool = False) -> list[Line]:
-        """One line per seed."""
-        wanted = {"model": model, "size": size, "stride": stride, "bent": bent}
-        found = [x for x in self.lines if all(x[key] == value for key, value in wanted.items())]
-        return sorted(found, key=lambda line: line["seed"])
-
-    def values(self, measure: str, model: str, **where: Any) -> list[float]:
+    def values(
+        self, measure: str, model: str, *, size: int, stride: int = 1, bent: bool = False
+    ) -> list[float]:
         """Percentages, one per seed; `measure` is single, vote, or a side with an optional rule."""
-        return [_percent(line, measure) for line in self.find(model, **where)]
+        found = self.find(model=model, size=size, stride=stride, bent=bent)
+        return [_percent(line, measure) for line in found]
 
     def axis(self, name: str) -> list[int]:
         return sorted({line[name] for line in self.lines if not line["bent"]})
@@ -324,22 +305,19 @@ def sweep_figure(lines: Lines) -> Figure:
 
 def render(lines: Lines) -> str:
     """The whole page."""
-    experiments = experiments_of(lines)
-    seeds = sorted({line["seed"] for line in lines.lines})
+    num_seeds = len(lines.seeds)
     parts = [
         INTRODUCTION.format(
             recipe=RECIPE,
-            seeds=len(seeds),
-            freedom=len(seeds) - 1,
+            seeds=num_seeds,
+            freedom=num_seeds - 1,
             num_items=lines.lines[0]["num_items"],
             size=TRAINED_SIZE,
         ),
-        "\n".join(f"- {page.headline(experiment)}" for experiment in experiments) + "\n",
-        page.markdown(page.summary(experiments)),
-        "![Accuracy by size and stride](patches.svg)\n",
+        *page.findings(
+            experiments_of(lines), picture="![Accuracy by size and stride](patches.svg)"
+        ),
     ]
-    for number, experiment in enumerate(experiments, start=1):
-        parts += page.chapter(number, experiment)
     parts += [
         "## All sizes and strides\n",
         "In the layout of the paper's Table 8; patches by side and share of the image. Whoever picks a "
@@ -349,27 +327,13 @@ def render(lines: Lines) -> str:
     return "\n".join(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m notebooks.replications.patches", description=__doc__
-    )
-    parser.add_argument("--storage", type=Path, help="finished runs; default: the counts kept here")
-    parser.add_argument("--run", action="store_true", help="make what is missing in the storage")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of counts and page")
-    given = parser.parse_args()
-    path = given.out / "patches.jsonl"
-    if given.run and not given.storage:
-        parser.error("--run needs --storage, the folder of the runs")
-    for seed in SEEDS if given.run else ():
-        run_flow(recipe_of(seed), storage=given.storage, until="certify")
-    if given.storage:
-        given.out.mkdir(parents=True, exist_ok=True)
-        found = collect(given.storage)
-        path.write_text("".join(json.dumps(line) + "\n" for line in found))
-    lines = Lines(read(path))
-    (given.out / "patches.svg").write_text(page.svg(sweep_figure(lines)))
-    (given.out / "patches.md").write_text(render(lines))
-
+STUDY = Study(
+    name="patches",
+    run=lambda storage, seed: run_flow(recipe_of(seed), storage=storage, until="certify"),
+    collect=collect,
+    render=lambda lines: render(Lines(lines)),
+    draw=lambda lines: sweep_figure(Lines(lines)),
+)
 
 if __name__ == "__main__":
-    main()
+    command(STUDY, description=__doc__)

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from components.core.errors import CasemateError
-from notebooks.replications import patches
+from notebooks.replications import patches, runs
 from tests.e2e.cli import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -62,7 +62,7 @@ def test_the_page_has_the_published_layout_and_shares_of_the_image(lines):
 
 def test_runs_that_are_not_finished_are_named(tmp_path):
     with pytest.raises(CasemateError, match=r"certify\.vit-b2-s1-\w+ is not finished; add --run"):
-        patches.collect(tmp_path)
+        patches.collect(tmp_path, 0)
 
 
 def test_the_recipe_holds_what_the_page_compares():
@@ -77,5 +77,5 @@ def test_the_recipe_holds_what_the_page_compares():
 
 def test_the_stored_page_is_that_of_the_stored_counts():
     results = ROOT / "notebooks" / "results"
-    lines = patches.Lines(patches.read(results / "patches.jsonl"))
+    lines = patches.Lines(runs.read(results / "patches.jsonl"))
     assert patches.render(lines) == (results / "patches.md").read_text()
