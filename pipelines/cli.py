@@ -172,7 +172,12 @@ def verify(
     if as_json:
         print(
             json.dumps(
-                {"num_items": report.num_items, "resampled": resample, "problems": problems},
+                {
+                    "num_items": report.num_items,
+                    "sound": report.sound,
+                    "resampled": resample,
+                    "problems": problems,
+                },
                 indent=2,
             )
         )
@@ -182,6 +187,8 @@ def verify(
         verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
         again = f", {resample} items voted again" if resample else ""
         print(f"{path}: {report.num_items} items checked{again}: {verdict}")
+        if not report.sound:
+            print("not sound: these claims follow a published rule that does not bound an attacker")
         if not resample and not (folder / "manifest.json").exists():
             print("no manifest.json here: whether items were left out shows only with --resample")
     if problems:

@@ -142,7 +142,7 @@ def _derive_ablations(votes: Votes, claim: Mapping[str, Any]) -> Derived:
     if isinstance(claims, PartialClaims):
         asked = predictions.size - int(claims.num_outstanding.sum())
         summary["votes_asked"] = {"value": asked / predictions.size, "num_votes": asked}
-    elif second or header["kind"] != "columns":
+    else:
         labels = np.array([item.label for item in items])
         summary["ablation_accuracy"] = ablation_accuracy(predictions, labels)
     schema = [*ITEM_FIELDS, *((f, pa.int32()) for f in fields), *((c, SIZES[1]) for c in columns)]

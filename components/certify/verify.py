@@ -22,6 +22,7 @@ from components.certify.certificate import (
 )
 from components.certify.l2_certificate import check_reachable, reach_of
 from components.certify.l2_evidence import method_of
+from components.certify.patch_certificate import is_sound
 from components.certify.patch_evidence import PATCH_KINDS
 from components.certify.patch_verify import audit_patch
 from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
@@ -38,6 +39,7 @@ class VerifyReport:
 
     num_items: int
     problems: list[str]
+    sound: bool = True  # False: the claims follow, but by a rule that only reproduces tables
 
     @property
     def ok(self) -> bool:
@@ -60,18 +62,19 @@ def verify(path: Path) -> VerifyReport:
         votes, settings, summary, certificates_sha256=digest_file(folder / CERTIFICATES_NAME)
     )
     problems = list(_compare_values(document, expected, CERTIFICATE_NAME))
+    sound = is_sound(document["claim"])
     if not stored.schema.equals(table.schema) or any(c.null_count for c in stored.columns):
         problems.append(
             f"{CERTIFICATES_NAME}: has other columns than a certificate, or empty cells"
         )
-        return VerifyReport(table.num_rows, problems)
+        return VerifyReport(table.num_rows, problems, sound)
     rows = stored.to_pylist()
     problems += _compare_rows(rows, table.to_pylist())
     if votes.header["kind"] in PATCH_KINDS:
         problems += audit_patch(votes, settings, summary, rows)
     else:
         problems += _audit_gaussian(votes, settings, document["threat"], rows)
-    return VerifyReport(table.num_rows, problems)
+    return VerifyReport(table.num_rows, problems, sound)
 
 
 def recertify(

@@ -4,15 +4,12 @@ A plain timm block becomes four matrix products whose weights oneDNN has laid ou
 bias, GELU and residual sum inside them, two layer norms and the attention. The operators are those
 that torch's own compiler emits for such blocks on a CPU; called directly they need no compilation,
 which takes minutes, and take any number of rows. Weights and modules stay as they are.
-A layout is kept as long as its weights; a change of these (torch counts them) makes it anew when
-blocks are packed the next time.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -78,32 +75,23 @@ def _is_plain_product(part: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Weights of one product as oneDNN wants them, and what they were made of."""
+    """Weights of one product as oneDNN wants them."""
 
     weight: Tensor
     bias: Tensor | None
-    origin: tuple[tuple[int, int], ...]
-
-
-_layouts: WeakKeyDictionary[nn.Linear, _Layout] = WeakKeyDictionary()
 
 
 def _layout(linear: nn.Linear, scale: nn.Module | None = None) -> _Layout:
-    """Of `linear`, then times the factors of `scale` (LayerScale: they go into the weights)."""
-    sources = [part for part in (linear.weight, linear.bias) if part is not None]
+    """Of `linear`, then times the factors of `scale` (LayerScale: they go into the weights).
+
+    Made anew every time, a matter of milliseconds: not every change of weights leaves a trace by
+    which an older layout could be known as old.
+    """
+    weight, bias = linear.weight.detach(), linear.bias
     if isinstance(scale, LayerScale):
-        sources.append(scale.gamma)
-    counted = not any(part.is_inference() for part in sources)  # else changes would go unseen
-    origin = tuple((part.data_ptr(), part._version) for part in sources) if counted else ()
-    known = _layouts.get(linear)
-    if known is None or known.origin != origin or not counted:
-        weight, bias = linear.weight.detach(), linear.bias
-        if isinstance(scale, LayerScale):
-            weight = weight * scale.gamma[:, None]
-            bias = None if bias is None else bias * scale.gamma
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        known = _layouts[linear] = _Layout(packed, bias, origin)
-    return known
+        weight = weight * scale.gamma[:, None]
+        bias = None if bias is None else bias * scale.gamma
+    return _Layout(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias)
 
 
 def _product(rows: Tensor, by: _Layout, then: str = "none") -> Tensor:

@@ -217,17 +217,6 @@ class GaussianCertify(Section):
         return self
 
     @model_validator(mode="after")
-    def _challenge_can_break(self) -> Self:
-        # PREDICT of unanimous draws has the p-value 2 / 2^n (Cohen et al. 2019, sec. 3.2).
-        if self.challenge and 2 * 0.5**self.challenge.num_predict > self.failure_prob:
-            text = (
-                "{name}: {value} draws can never show a lead at failure_prob "
-                f"{self.failure_prob:g}: the challenge would pass whatever it finds"
-            )
-            raise _refusal(text, "challenge.num_predict", self.challenge.num_predict)
-        return self
-
-    @model_validator(mode="after")
     def _can_ever_certify(self) -> Self:
         if self.reach == 0:  # even draws that all agree leave the bound at 1/2 or below
             raise PydanticCustomError(
@@ -245,6 +234,17 @@ class GaussianCertify(Section):
                 "block_size: {size} is not a multiple of micro_batch {micro}",
                 {"size": self.block_size, "micro": self.micro_batch},
             )
+        return self
+
+    @model_validator(mode="after")
+    def _challenge_can_break(self) -> Self:
+        # PREDICT of unanimous draws has the p-value 2 / 2^n (Cohen et al. 2019, sec. 3.2).
+        if self.challenge and 2 * 0.5**self.challenge.num_predict > self.failure_prob:
+            text = (
+                "{name}: {value} draws can never show a lead at failure_prob "
+                f"{self.failure_prob:g}: the challenge would pass whatever it finds"
+            )
+            raise _refusal(text, "challenge.num_predict", self.challenge.num_predict)
         return self
 
     def _refuse_radius(self, radius: float) -> None:

@@ -269,3 +269,23 @@ def test_groups_hold_every_ablation_once_with_equal_counts(new_model):
     assert sorted(index for group in groups for index in group.tolist()) == list(range(16))
     for group in groups:
         assert len(model.num_kept(masks[group]).unique()) == 1
+
+
+def test_a_predictor_refuses_other_images_and_a_changed_model(new_model, images):
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    ask = predictor(model, ablations, 7)
+    for side in (8, 32):
+        with pytest.raises(CasemateError, match="is not the 3x16x16"):
+            ask(torch.rand(1, 3, side, side))
+    with torch.no_grad():
+        model.net.blocks[0].attn.qkv.weight.mul_(-0.7)
+    with pytest.raises(ValueError, match="make a predictor anew"):
+        ask(images)
+
+
+def test_a_new_predictor_sees_changes_that_leave_no_trace(new_model, images):
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    ablation_predictions(model, images, ablations, micro_batch=7)
+    model.net.blocks[0].attn.qkv.weight.data.mul_(-0.7)
+    truth = vote_one_at_a_time(model, images, ablations)
+    assert ablation_predictions(model, images, ablations, micro_batch=7).tolist() == truth
