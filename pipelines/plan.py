@@ -153,10 +153,8 @@ def _certify_identity(section: s.Certify) -> dict[str, Any]:
         values["denoiser"] = _source_digest(source)
     if isinstance(section, s.GaussianCertify):
         values["bound"] = L2_BOUND_VERSION
-        if section.method != "fixed":
-            values["noise_impl"] = noise_impl(
-                section.method
-            )  # `fixed` had these draws from the first
+        if section.method != "fixed":  # which had its draws from the first
+            values["noise_impl"] = noise_impl(section.method)
     return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 
