@@ -50,14 +50,28 @@ def estimate(
 def _show(row: dict[str, Any]) -> None:
     print(
         f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} passes, "
-        f"{row['flops']:.3g} FLOPs, votes {row['votes_bytes'] / 1e6:.1f} MB, "
-        f"memory of a worker {row['device_bytes'] / 1e9:.2f} GB at most"
+        f"{row['flops']:.3g} FLOPs, votes {_size(row['votes_bytes'])}, "
+        f"memory of a worker {_size(row['device_bytes'])} at most"
     )
     for place in row["hours"]:
-        low, high = place["low"], place["high"]
-        hours = f"{high:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
         tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
-        print(f"  {place['where']:<9} {hours} h ({place['rate']}){tight}")
+        print(f"  {place['where']:<9} {_time(place['low'], place['high'])} ({place['rate']}){tight}")
+
+
+def _size(number: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number} bytes"
+
+
+def _time(low: float, high: float) -> str:
+    """Hours, or a smaller unit where the longer time is less than one of them."""
+    unit, name = next((u for u in ((1, "h"), (60, "min")) if high * u[0] >= 1), (3600, "s"))
+    longest = f"{high * unit:.3g}" if high * unit >= 0.1 else "under 0.1"
+    shortest = f"{low * unit:.3g} to " if low < high and high * unit >= 0.1 else ""
+    return f"{shortest}{longest} {name}"
 
 
 @commands.command(

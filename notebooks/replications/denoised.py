@@ -32,7 +32,7 @@ def base_recipe(seed: int) -> Recipe:
 
 
 def full_recipe(seed: int, storage: Path) -> Recipe:
-    """The recipe with a classifier that starts from its finished one, and one without a denoiser.
+    """The recipe with classifiers that start from its finished one, and one without a denoiser.
 
     A recipe cannot start one of its models from another, and one that certifies a classifier under
     noise it has never seen would be copied by its readers.
@@ -40,19 +40,20 @@ def full_recipe(seed: int, storage: Path) -> Recipe:
     base = base_recipe(seed)
     steps = {step.name: step for step in plan(base, storage)}
     start = {"pretrained": str(finished(steps["train.main"]) / "model")}
-    network = base.model.model_dump(mode="json") | start
-    plain = base.certify["plain-050"].model_dump(mode="json")
-    objective = {"kind": "denoised", "sigma": 0.5, "denoiser": "full"}
-    values = {
-        "train.variants.tuned050": {
-            "objective": objective,
-            "epochs": TUNING_EPOCHS,
-            "model": network,
-        },
-        "certify.tuned-050": plain | {"model": "tuned050"},
-        "certify.bare-050": plain | {"denoiser": None},
+    further = {"epochs": TUNING_EPOCHS, "model": base.model.model_dump(mode="json") | start}
+    values: dict[str, Any] = {
+        "train.variants.longer": further | {"objective": {"kind": "standard"}},
     }
-    return base.with_values(values)
+    for end, sigma in SIGMAS.items():
+        objective = {"kind": "denoised", "sigma": sigma, "denoiser": "full"}
+        plain = base.certify[f"plain-{end}"].model_dump(mode="json")
+        values |= {
+            f"train.variants.tuned{end}": further | {"objective": objective},
+            f"certify.tuned-{end}": plain | {"model": f"tuned{end}"},
+            f"certify.bare-{end}": plain | {"denoiser": None},
+        }
+    plain = base.certify["plain-050"].model_dump(mode="json")
+    return base.with_values(values | {"certify.longer-050": plain | {"model": "longer"}})
 
 
 def run(storage: Path, seed: int) -> None:

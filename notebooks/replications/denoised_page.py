@@ -14,6 +14,7 @@ from notebooks.replications import page
 from notebooks.replications.denoised_findings import (
     REGIMES,
     SAMPLED,
+    SAMPLED_AT,
     SAMPLERS,
     SIGMAS,
     STEP,
@@ -98,10 +99,10 @@ def draw(found: Sequence[Line]) -> Figure:
     _draw_bars(
         samplers,
         {
-            f"sigma {SIGMAS[end]:g}": [values(lines, f"{name}-{end}", None) for name in SAMPLERS]
-            for end in SAMPLED
+            f"sigma {SIGMAS[end]:g}": [values(lines, f"{name}-{end}", None) for name in SAMPLED]
+            for end in SAMPLED_AT
         },
-        labels=[*SAMPLERS.values()],
+        labels=[SAMPLERS[name] for name in SAMPLED],
     )
     samplers.set_title("samplers, plain classifier", **TITLE)
     _draw_bars(
