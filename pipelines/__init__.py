@@ -1,1 +1,20 @@
 """Ray and MLflow around the components: who works where, and what is kept."""
+
+import os
+import sys
+
+# Ray reads RAY_AUTH_MODE on import; whoever imported it earlier without is told so on connecting.
+RAY_CAME_FIRST = "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
+
+# Read by Ray at import or by its child processes: they must stand before `import ray`.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")
+os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
+os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # units in flight when a stage fails
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints tables at verbosity 0
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -26,6 +26,7 @@ def check_recipe(recipe: Recipe) -> None:
         for model in recipe.model_names():
             check_known(recipe.model_of(model).architecture)
         _check_floor(recipe.train)
+        _check_bands(recipe)
         build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
         share, rest = divmod(recipe.train.batch_size, recipe.cluster.train_workers)
         if build.mixing(recipe.train.augment) and share % 2 and not rest:
@@ -43,6 +44,27 @@ def _check_floor(train: s.TrainSection) -> None:
     if floor > peak:
         remedy = f"is above the learning rate, which comes to {peak:g}: it would rise to it"
         raise CasemateError("train.schedule.floor", floor, remedy)
+
+
+def trained_ablation(objective: s.Objective) -> tuple[str, int] | None:
+    """The kind of certificate and the visible side that a model is trained for, if it is."""
+    if isinstance(objective, s.ColumnsObjective):
+        return "columns", objective.band
+    if isinstance(objective, s.AblationObjective):
+        return f"{objective.shape}s", objective.size
+    return None
+
+
+def _check_bands(recipe: Recipe) -> None:
+    """Refuse certificates that leave their band to a model that was not trained on any."""
+    for name, entry in recipe.certificates().items():
+        section = entry.section
+        if not isinstance(section, s.AblationCertify) or section.band:
+            continue
+        shape, _ = trained_ablation(recipe.objective_of(section.model)) or (None, None)
+        if shape != section.kind:
+            remedy = f"is needed: model {section.model} was not trained on {section.kind}"
+            raise CasemateError(f"certify.{name}.band", None, remedy)
 
 
 def known_side(data: s.DataSection) -> int | None:

@@ -55,7 +55,9 @@ def _show(row: dict[str, Any]) -> None:
     )
     for place in row["hours"]:
         tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
-        print(f"  {place['where']:<9} {_time(place['low'], place['high'])} ({place['rate']}){tight}")
+        print(
+            f"  {place['where']:<9} {_time(place['low'], place['high'])} ({place['rate']}){tight}"
+        )
 
 
 def _size(number: int) -> str:

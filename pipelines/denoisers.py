@@ -17,6 +17,7 @@ from components.denoising.loading import (
     source_digest,
     source_of,
 )
+from components.denoising.samplers import timesteps_below
 from pipelines import sections as s
 from pipelines.recipe import Recipe
 
@@ -145,6 +146,7 @@ def num_passes(section: s.GaussianCertify, known: Diffusion) -> int:
         case s.HeunSampler() as sampler:
             return 2 * sampler.num_levels - 1
         case s.AncestralSampler() as sampler:
-            all_of_them = known.schedule.timestep_at_least(section.sigma) + 1
-            return min(sampler.num_steps or all_of_them, all_of_them)
+            below = timesteps_below(known.schedule, section.sigma, num_steps=sampler.num_steps)
+            leaves_lower = sampler.start == "reference" and bool(below)
+            return len(below) + (not leaves_lower)
     return 1

@@ -263,7 +263,7 @@ class _Priced:
         return F.interpolate(visible[:, None].float(), size=size, mode=mode)[:, 0] > 0
 
     def _trained_band(self) -> int:
-        from pipelines.lint import trained_ablation
+        from pipelines.checks import trained_ablation
 
         shape, band = trained_ablation(self.recipe.objective_of(self.section.model)) or ("", 0)
         if shape != self.section.kind:

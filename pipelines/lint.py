@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from components.core.errors import CasemateError
 from pipelines import sections as s
-from pipelines.checks import check_recipe, known_side
+from pipelines.checks import check_recipe, known_side, trained_ablation
 from pipelines.recipe import Recipe
 
 
@@ -74,15 +74,6 @@ def _adversarial(key: str, objective: s.AdversarialSection, epochs: int) -> Iter
         yield LintWarning(f"{key}.awp.start_epoch", "no epoch is left to perturb weights in")
     if objective.aas and objective.aas.every >= epochs:
         yield LintWarning(f"{key}.aas.every", "the scales of attention are never searched")
-
-
-def trained_ablation(objective: s.Objective) -> tuple[str, int] | None:
-    """The kind of certificate and the visible side that a model is trained for, if it is."""
-    if isinstance(objective, s.ColumnsObjective):
-        return "columns", objective.band
-    if isinstance(objective, s.AblationObjective):
-        return f"{objective.shape}s", objective.size
-    return None
 
 
 def _rates(train: s.TrainSection) -> Iterator[LintWarning]:

@@ -83,7 +83,8 @@ def read_cohen_tsv(path: Path) -> list[CohenRow]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise CasemateError("file", path, f"cannot be read as text: {error}") from error
-    header, *lines = csv.reader(text.splitlines(), delimiter="\t") if text else [[]]
+    written = text.rstrip("\r\n").splitlines()
+    header, *lines = csv.reader(written, delimiter="\t") if written else [[]]
     if tuple(header) != COLUMNS:
         raise CasemateError("file", path, f"does not begin with the columns {' '.join(COLUMNS)}")
     rows = [_parse(cells, path, number) for number, cells in enumerate(lines, start=2)]

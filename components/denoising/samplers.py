@@ -22,7 +22,7 @@ from components.core.errors import CasemateError
 from components.core.seeding import standard_normals
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
-from components.denoising.schedule import abar_of
+from components.denoising.schedule import NoiseSchedule, abar_of
 
 # The standard normals of a step, of the images' shape. A randomised classifier is certified only if
 # they are independent of the noise in the images and fresh for each of them.
@@ -105,13 +105,8 @@ class Ancestral(Sampler):
     def levels(self, sigma: float) -> list[tuple[float, float]]:
         """(abar, timestep) of every level that is visited, the noisiest first."""
         schedule = self.denoiser.diffusion.schedule
-        whole = schedule.timestep_at_least(sigma)
-        below = np.arange(whole - 1, -1, -1)
+        below = timesteps_below(schedule, sigma, num_steps=self.num_steps)
         first = (abar_of(sigma), self.denoiser.timestep(2 * sigma))
-        if self.num_steps is not None:
-            # evenly spread over all of them, the first and the last timestep among them
-            spread = np.linspace(0, max(whole - 1, 0), max(min(self.num_steps - 1, whole), 0))
-            below = np.unique(spread.round().astype(int))[::-1]
         further = [(float(schedule.alphas_cumprod[t]), float(t)) for t in below]
         return further if self.start == "reference" and further else [first, *further]
 
@@ -135,6 +130,19 @@ class Ancestral(Sampler):
             share = (output[:, u.shape[1] :] + 1) / 2
             return torch.exp((share * math.log(large) + (1 - share) * math.log(small)) / 2)
         return math.sqrt(large if variance == "fixed_large" else small)
+
+
+def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | None) -> list[int]:
+    """The timesteps that are visited after the level of sigma itself, falling.
+
+    Of `num_steps` visits the first is that level; the others are spread evenly over all timesteps
+    below it, the first and the last of them included.
+    """
+    whole = schedule.timestep_at_least(sigma)
+    if num_steps is None:
+        return list(range(whole - 1, -1, -1))
+    spread = np.linspace(0, max(whole - 1, 0), max(min(num_steps - 1, whole), 0))
+    return [int(t) for t in np.unique(spread.round().astype(int))[::-1]]
 
 
 @dataclass(frozen=True, slots=True)

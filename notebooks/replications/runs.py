@@ -84,6 +84,14 @@ def command(study: Study, *, description: str | None) -> None:
     given = parser.parse_args()
     if given.run and not given.storage:
         parser.error("--run needs --storage, the folder of the runs")
+    try:
+        _make(study, given)
+    except CasemateError as error:
+        parser.exit(2, f"{prog}: {error}\n")
+
+
+def _make(study: Study, given: argparse.Namespace) -> None:
+    """Runs if asked for, then counts if there are runs, then the page and its picture."""
     for seed in SEEDS if given.run else ():
         study.run(given.storage, seed)
     path = given.out / f"{study.name}.jsonl"

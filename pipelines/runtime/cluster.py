@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import ray
 
 from components.core.errors import CasemateError
-from pipelines.runtime import RAY_CAME_FIRST
+from pipelines import RAY_CAME_FIRST
 from pipelines.sections import ClusterSection
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
@@ -45,7 +45,7 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
         raise CasemateError(
             "RAY_AUTH_MODE",
             "unset",
-            "when ray was imported; import pipelines.flow before ray, or set it to token",
+            "when ray was imported; import pipelines before ray, or set it to token",
         )
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:

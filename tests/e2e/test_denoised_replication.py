@@ -11,9 +11,10 @@ from notebooks.replications import denoised_page as page
 from tests.e2e.cli import ROOT
 
 pytestmark = pytest.mark.e2e
-ADDED = {"tuned-050", "bare-050"}  # to those of the recipe
-ARMS = {"plain": 60, "noisy": 50, "tuned": 70, "bare": 20}
-SAMPLED = {"one-shot": 60, "ancestral16": 52, "heun6": 66}
+ENDS = findings.SIGMAS
+ADDED = {f"{arm}-{end}" for arm in ("tuned", "bare") for end in ENDS} | {"longer-050"}
+ARMS = {"plain": 60, "noisy": 50, "tuned": 70, "bare": 20, "longer": 63}
+SAMPLED = {"one-shot": 60, "ancestral16": 52, "ancestral64": 50, "heun6": 66}
 
 
 def certificate(seed, name, *, right, items, draws):
@@ -55,15 +56,18 @@ def test_differences_are_those_of_the_counts(lines):
     beyond = contrast_of(noise, "certified at 1, sigma 0.5 minus 0.25")
     assert beyond.difference.values == (0, 0, 0)  # 55 - 64 < 0, and out of reach
     assert denoiser.contrasts[0].difference.values == pytest.approx((10, 10, 10))
+    at_one = contrast_of(denoiser, "certified at 1, best sigma")
+    assert at_one.difference.values == (0, 0, 0)  # nothing is left there, whatever sigma
     said = [contrast.verdict for contrast in tuning.contrasts]
-    assert said == ["reproduced", "reproduced", "not decided"]  # nothing is left at radius 1
+    found = ["reproduced", "reproduced", "not decided"]  # at radius 1 nothing is left
+    assert said == [*found, "reproduced", "reproduced", "not decided", "a difference"]
     assert steps.contrasts[0].difference.values == pytest.approx((-8, -8, -8))
     assert flow.contrasts[0].verdict == "reproduced"
     assert flow.table["sigma 0.5, one pass"]["single draws"].mean == pytest.approx(55)
     first = regimes.contrasts[0].difference
-    assert first.values == pytest.approx((5, 5, 5))  # 10 of 200 items
+    assert first.values == pytest.approx((10, 10, 10))  # 20 of 200 items
     whole = contrast_of(regimes, "single draws, sigma 0.5: trained on the whole schedule minus 0.5")
-    assert whole.difference.values == pytest.approx((10, 10.5, 11))
+    assert whole.difference.values == pytest.approx((25, 25.5, 26))
 
 
 def test_figures_that_were_not_counted_are_refused(lines):
@@ -93,3 +97,13 @@ def test_the_stored_page_is_that_of_the_stored_counts():
     assert page.render(lines) == (results / "denoised.md").read_text()
     certificates = {line["certificate"] for line in lines if "certificate" in line}
     assert certificates == {*denoised.base_recipe(0).certify} | ADDED
+
+
+def test_the_command_says_in_one_line_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["denoised", "--storage", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        runs.command(denoised.STUDY, description=None)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "is not finished; add --run" in said

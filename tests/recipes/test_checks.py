@@ -76,6 +76,10 @@ OTHERS = [
         [RESNET, "attack={l: {eps: 0.1, attacks: [{kind: aas, inner: {kind: pgd}}]}}"],
         "attack.l.attacks.0: resnet18 gives no access to blocks and attention",
     ),
+    (
+        ["certify={r: {kind: rows, patch_sizes: [2]}}"],
+        "certify.r.band: None is needed: model main was not trained on rows",
+    ),
 ]
 
 

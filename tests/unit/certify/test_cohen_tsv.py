@@ -67,6 +67,8 @@ def test_import_counts_by_label_and_prediction(tmp_path):
     assert [row.correct for row in rows] == [True, False, False]
     assert [row.seconds for row in rows] == [77.5, 17.2, None]
     assert [row.index for row in rows] == [0, 20, 40]
+    path.write_text(path.read_text() + "\n")  # a blank last line says nothing
+    assert read_cohen_tsv(path) == rows
 
 
 def test_audit_catches_radii_that_the_settings_cannot_give(tmp_path):

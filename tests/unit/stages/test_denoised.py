@@ -265,6 +265,8 @@ def test_an_estimate_counts_every_pass_of_the_denoiser(cleaner, tmp_path):
     alone, once = flops({"denoiser": None}), flops({})
     assert flops({"sampler": SAMPLERS["heun"]}) - alone == pytest.approx(5 * (once - alone))
     assert flops({"sampler": SAMPLERS["ancestral"]}) - alone == pytest.approx(3 * (once - alone))
+    lower = SAMPLERS["ancestral"] | {"start": "reference"}  # leaves out the level of sigma itself
+    assert flops({"sampler": lower}) - alone == pytest.approx(2 * (once - alone))
     save_diffusers(tmp_path / "theirs", load_denoiser(f"model:{cleaner / 'model'}"))
     assert flops({"denoiser": f"diffusers:{tmp_path / 'theirs'}"}) == once
     with pytest.raises(CasemateError, match=r"certify\.l2\.denoiser: .* what it costs is unknown"):
