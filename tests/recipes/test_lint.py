@@ -40,7 +40,7 @@ def test_a_good_recipe_has_no_warnings():
         ("train.objective.aas={every: 8}", ["train.objective.aas.every"]),
         ("train.variants.columns.objective={kind: ablation, size: 2}", []),
         (
-            "train.variants.columns.objective={kind: ablation, shape: row, size: 2}",
+            "certify.patch={kind: rows, model: columns, band: 2, patch_sizes: [1]}",
             ["certify.patch.model"],
         ),
         ("attack.linf.attacks.1.num_steps=9", ["attack.linf.attacks.1.num_steps"]),
@@ -59,7 +59,10 @@ def test_a_good_recipe_has_no_warnings():
         ("certify.l2.model=main", ["certify.l2.model"]),
         ("certify.l2.sigma=0.3", ["certify.l2.sigma"]),
         ("certify.l2.challenge={eps: 9}", ["certify.l2.challenge.eps"]),
-        ("certify.patch.model=noisy", ["certify.patch.model"]),
+        (
+            "certify.patch={kind: columns, model: noisy, band: 2, patch_sizes: [1]}",
+            ["certify.patch.model"],
+        ),
         ("certify.patch.band=3", ["certify.patch.band"]),
         ("certify.patch.stride=3", ["certify.patch.stride"]),
         (
@@ -89,7 +92,8 @@ def test_each_mistake_is_found_at_its_key(override, keys):
     ],
 )
 def test_votes_that_cannot_stop_early_are_pointed_out(given, useless):
-    section = {"kind": "columns", "model": "columns", "patch_sizes": [1], "stop_early": True}
+    section = {"kind": "columns", "model": "columns", "band": 2, "patch_sizes": [1]}
+    section |= {"stop_early": True}
     found = warnings_of(loads(GOOD, source="x", overrides=[f"certify={{p: {section | given}}}"]))
     said = [warning.message for warning in found if warning.key == "certify.p.stop_early"]
     assert [int(text.split(" asks all ")[1].split()[0]) for text in said] == useless
