@@ -38,8 +38,9 @@ def killed_flow(cli, tmp_path_factory, finished_flow):
     """
     storage = tmp_path_factory.mktemp("kill ünd resume") / "my runs"  # spaces and an umlaut
     command = ("run", finished_flow.parent / "tiny.yaml", "--storage", storage)
-    trained = step_folder(finished_flow, "train.columns")  # two trainings are enough to kill
-    shutil.copytree(trained, storage / "tiny" / trained.name)
+    for step in ("train.columns", "train.cleaner"):  # one training is enough to kill
+        trained = step_folder(finished_flow, step)
+        shutil.copytree(trained, storage / "tiny" / trained.name)
 
     cli.kill_when(lambda: epochs_done(storage, "train.main") >= 1, *command)
     assert not (step_folder(storage, "train.main") / "manifest.json").exists()
