@@ -16,6 +16,7 @@ from pipelines.sections import ClusterSection
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 NOT_CODE = [".git", ".venv", ".boot", "tests", "notebooks", "infra", "runs", "requirements.lock"]
+LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
 WORKER_ENV = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # glibc otherwise hands large tensors back to the kernel after every layer: 20,000 page faults
@@ -24,6 +25,7 @@ WORKER_ENV = {
     "MALLOC_TRIM_THRESHOLD_": str(2**29),
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"],
 }
+_started_here: set[str] = set()  # addresses of local Rays that end with this process
 
 
 @contextmanager
@@ -73,6 +75,19 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
         object_store_memory=section.object_store_mb * 2**20,
         **quiet,
     )
+    _started_here.add(ray.get_runtime_context().gcs_address)
+
+
+def end_idle_actors() -> None:
+    """End what Ray Data leaves behind: two processes of a hundred megabytes that wait for more.
+
+    It starts them again when it needs them. On a shared cluster they may be serving others.
+    """
+    if ray.get_runtime_context().gcs_address not in _started_here:
+        return
+    for found in ray.util.list_named_actors(all_namespaces=True):
+        if found["namespace"] in LEFT_BY_RAY_DATA:
+            ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
 
 
 def code_env() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from components.core.errors import CasemateError
+from pipelines.runtime.cluster import LEFT_BY_RAY_DATA
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, Unit, release_workers, run_units
 from pipelines.sections import ClusterSection
@@ -103,6 +104,22 @@ def test_any_number_of_actors_writes_the_same_parts_and_none_twice(ray_session, 
     assert contents[0] == contents[1]
     execute(tmp_path / "1", make_square)  # a second start finds everything done
     assert len(traces(tmp_path / "1")) == 8
+
+
+def test_actors_that_ray_data_left_make_room_and_come_back(ray_session, tmp_path):
+    import ray.data
+
+    def left():
+        found = ray.util.list_named_actors(all_namespaces=True)
+        return {actor["namespace"] for actor in found} & set(LEFT_BY_RAY_DATA)
+
+    release_workers()  # Ray Data waits for their CPUs
+    assert ray.data.range(3).map(lambda row: row).take_all() != []
+    assert left()
+    execute(tmp_path, make_square, num_actors=1, count=1)
+    assert not left()
+    release_workers()
+    assert ray.data.range(3).map(lambda row: row).take_all() != []
 
 
 def test_a_second_start_computes_only_what_is_missing(ray_session, tmp_path):
