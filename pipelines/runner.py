@@ -21,7 +21,7 @@ from pipelines.plan import PlannedStep
 from pipelines.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.cluster import check_reachable, ray_cluster, total_cpus
+from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
 from pipelines.runtime.shards import release_workers
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class _Runner:
         stage = batch[0].step.stage
         if stage != "prepare":
             self._check_on_images()
+            end_idle_actors()  # between two stages nobody needs Ray Data
         if stage in ("prepare", "train", "tune"):
             release_workers()  # these need the CPUs that idle actors hold
         if stage not in ("train", "tune"):

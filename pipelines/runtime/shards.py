@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 
 from components.core.errors import CasemateError
 from pipelines.runtime import progress
-from pipelines.runtime.cluster import end_idle_actors, total_cpus
+from pipelines.runtime.cluster import total_cpus
 from pipelines.runtime.parts import PartStore
 from pipelines.sections import ClusterSection
 
@@ -106,8 +106,6 @@ class _Pool:
         actor = ShardWorker.options(  # type: ignore[attr-defined]
             num_cpus=cluster.cpus_per_actor, num_gpus=cluster.gpus_per_worker
         )
-        if len(self.workers) < count:
-            end_idle_actors()
         while len(self.workers) < count:
             self.workers.append(actor.remote(cluster.cpus_per_actor))
         return self.workers[:count]
