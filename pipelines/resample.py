@@ -28,7 +28,13 @@ from components.models.checkpoint import read_header
 from components.models.voting import Way
 from pipelines.runtime.artifacts import read_manifest
 from pipelines.sections import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
-from pipelines.stages.voting import Block, GaussianVoter, VoteConfig, make_voter
+from pipelines.stages.voting import (
+    Block,
+    GaussianVoter,
+    VoteConfig,
+    denoiser_settings,
+    make_voter,
+)
 
 # Of sections that claim nothing and only draw: any that the method allows.
 ANY_PROB: Mapping[Method, float] = {"fixed": 0.2, "sequential": 0.2, "randomized": 0.04}
@@ -66,12 +72,25 @@ def resample(
             *(f"item {name}: is not among the first test items" for name in strangers),
             *(f"item {name}: was certified by nobody, the votes leave it out" for name in missing),
         ]
+    if said := _wrongly_announced(votes, config):
+        return said
     chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
     kept = _kept(votes)
     problems = [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
     if problems and isinstance(voter, GaussianVoter):
         return _switched(voter, chosen, position) or problems
     return problems
+
+
+def _wrongly_announced(votes: Votes, config: VoteConfig) -> list[str]:
+    """What the votes say of their denoiser that is not so."""
+    told = votes.header["settings"].get("denoiser", {})
+    known = denoiser_settings(config).get("denoiser", {})
+    return [
+        f"{VOTES_NAME}: says that the denoiser's {name} is {told.get(name)!r}, it is {value!r}"
+        for name, value in known.items()
+        if told.get(name) != value
+    ]
 
 
 def _switched(

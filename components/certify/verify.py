@@ -193,6 +193,9 @@ def _audit_gaussian(
     added, claimed = votes.header["settings"]["sigma"], threat.get("sigma")
     if not isinstance(claimed, int | float) or claimed > added:
         yield f"{CERTIFICATE_NAME}: claims sigma {claimed}, the noise added had {added}"
+    behind = votes.header["settings"].get("denoiser")
+    if behind is not None and not behind.get("sigma_added", 0) >= added:
+        yield f"{VOTES_NAME}: noise of {behind.get('sigma_added')} was added, not of sigma {added}"
     method, found = method_of(votes.header), votes.header["noise_impl"]
     if found != noise_impl(method):
         known = f"method {method} draws by {noise_impl(method)!r}"

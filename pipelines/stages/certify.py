@@ -11,7 +11,6 @@ from components.certify.certificate import write_certificate
 from components.certify.early_stop import ORDER
 from components.certify.gaussian import check_can_reach
 from components.certify.l2_evidence import declare, plan_of
-from components.certify.noise import float32_at_least
 from components.certify.thinning import thin_votes
 from components.certify.votes import (
     VOTES_NAME,
@@ -25,7 +24,7 @@ from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import noise_impl
 from components.data.prepared import PreparedDataset
-from components.denoising.loading import describe_source, folder_of, source_digest
+from components.denoising.loading import describe_source, folder_of
 from components.models.checkpoint import read_header
 from components.models.spec import ModelSpec
 from components.models.voting import Way
@@ -44,7 +43,14 @@ from pipelines.sections import (
 )
 from pipelines.stages import challenge
 from pipelines.stages.draws import DrawLedger
-from pipelines.stages.voting import VoteConfig, choose_way, make_voter, plan_votes, rules_of
+from pipelines.stages.voting import (
+    VoteConfig,
+    choose_way,
+    denoiser_settings,
+    make_voter,
+    plan_votes,
+    rules_of,
+)
 
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
 
@@ -247,7 +253,7 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
             "method": section.method,
         }
         declared = {"declared": _declared(section)} if section.method == "sequential" else {}
-        return drawn | declared | _denoiser_settings(config, section)
+        return drawn | declared | denoiser_settings(config)
     settings: dict[str, Any] = {"token_policy": config.token_policy, "fill": "black"}
     if config.token_policy != trained_policy:
         settings["trained_token_policy"] = trained_policy
@@ -272,22 +278,6 @@ def _declared(section: GaussianCertify) -> dict[str, Any]:
     )
 
 
-def _denoiser_settings(config: VoteConfig, section: GaussianCertify) -> dict[str, Any]:
-    """What stood in front of the model, and how noise was added and announced to it."""
-    if config.denoiser is None:
-        return {}
-    known = describe_source(config.denoiser).diffusion
-    return {
-        "denoiser": {
-            "digest": source_digest(config.denoiser),
-            "sampler": section.sampler.model_dump(),
-            "prediction": known.prediction,
-            "timestep": known.schedule.timestep(section.sigma),
-            "sigma_added": float(float32_at_least(section.sigma)),
-        }
-    }
-
-
 def _claim(section: Certify) -> dict[str, Any]:
     if isinstance(section, GaussianCertify):
         return {"failure_prob": section.failure_prob, "radii": section.radii}
@@ -307,7 +297,7 @@ def _track(out: StageDir, document: Mapping[str, Any]) -> None:
     summary, prefix = document["summary"], f"certify/{out.part}"
     values = {f"{prefix}/standard_accuracy": summary["standard_accuracy"]["value"]}
     for entry in summary["certified"]:
-        at = f"{entry['radius']:.2f}" if "radius" in entry else str(entry["patch_size"])
+        at = _radius_name(entry["radius"]) if "radius" in entry else str(entry["patch_size"])
         for name in ("accuracy", "accuracy_loc"):
             if name in entry:
                 values[f"{prefix}/{name}_at_{at}"] = entry[name]["value"]
@@ -323,6 +313,12 @@ def _track(out: StageDir, document: Mapping[str, Any]) -> None:
     out.run.artifacts(
         *(out.path / name for name in (VOTES_NAME, "certificates.parquet", "certificate.json"))
     )
+
+
+def _radius_name(radius: float) -> str:
+    """Two decimals, or all digits where there are more: no two radii share a metric."""
+    short = f"{radius:.2f}"
+    return short if float(short) == radius else repr(float(radius))
 
 
 def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> None:

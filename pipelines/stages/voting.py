@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from components.certify.double_masking import MaskSet
 from components.certify.early_stop import UNSEEN, certify_partial, voting_order
-from components.certify.noise import predict_block
+from components.certify.noise import float32_at_least, predict_block
 from components.certify.sequential import choose_class
 from components.certify.votes import SCHEMA, image_digest
 from components.core.seeding import noise_stream
@@ -20,9 +20,15 @@ from components.core.types import Array
 from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset, Split
 from components.denoising.classifier import DenoisedClassifier
-from components.denoising.loading import load_denoised
+from components.denoising.loading import (
+    denoiser_of,
+    describe_source,
+    load_denoised,
+    source_digest,
+)
 from components.models.checkpoint import load_model
 from components.models.masked_votes import dense_chunks, masked_predictions
+from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
 from components.models.voting import FAST, AblationPredictor, Way, check_precision
@@ -61,6 +67,26 @@ class VoteConfig:
         assert isinstance(section, DoubleMaskingCertify)
         size = (dataset.height, dataset.width)
         return MaskSet(image_size=size, patch=section.mask_patch, num_masks=section.num_masks)
+
+
+def denoiser_settings(config: VoteConfig) -> dict[str, Any]:
+    """What stands in front of the model, and how noise is added and announced to it."""
+    if config.denoiser is None:
+        return {}
+    section, found = config.section, describe_source(config.denoiser)
+    assert isinstance(section, GaussianCertify)
+    side = PreparedDataset.open(config.dataset).height
+    network = found.network(image_size=side, channels=found.channels)
+    assert isinstance(network, TimedUNet)
+    return {
+        "denoiser": {
+            "digest": source_digest(config.denoiser),
+            "sampler": section.sampler.model_dump(),
+            "prediction": found.diffusion.prediction,
+            "timestep": denoiser_of(network, found.diffusion).timestep(2 * section.sigma),
+            "sigma_added": float(float32_at_least(section.sigma)),
+        }
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from components.certify.verify import verify
-from components.certify.votes import read_votes
+from components.certify.votes import HEADER_KEY, VOTES_NAME, read_votes, write_table
+from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.seeding import standard_normal
 from components.data.prepared import PreparedDataset
@@ -123,6 +124,13 @@ def test_votes_are_those_of_noise_denoise_classify(run, prepared, models, cleane
         assert votes[item_id][stream].tolist() == found
 
 
+def rewrite_header(path, name, value):
+    votes = read_votes(path)
+    told = {**votes.header["settings"]["denoiser"], name: value}
+    header = {**votes.header, "settings": {**votes.header["settings"], "denoiser": told}}
+    write_table(path, votes.table.replace_schema_metadata({HEADER_KEY: canonical_json(header)}))
+
+
 def test_the_certificate_names_the_denoiser_and_can_be_checked(
     run, prepared, models, cleaner, tmp_path
 ):
@@ -143,6 +151,15 @@ def test_the_certificate_names_the_denoiser_and_can_be_checked(
     (out.path / "manifest.json").write_text(json.dumps(manifest))
     places = {"model": None, "data": None}
     assert resample(out.path, count=3, **places) == []
+    original = (out.path / VOTES_NAME).read_bytes()
+    for name, value in {"timestep": 3.0, "prediction": "sample", "sigma_added": 0.1}.items():
+        rewrite_header(out.path / VOTES_NAME, name, value)
+        (problem,) = resample(out.path, count=1, **places)
+        assert f"says that the denoiser's {name} is {value!r}" in problem
+        assert any("was added, not of" in p for p in verify(out.path).problems) == (
+            name == "sigma_added"
+        )
+        (out.path / VOTES_NAME).write_bytes(original)
     other = made_denoiser(tmp_path, seed=1)
     with pytest.raises(CasemateError, match=r"^verify --denoiser: .* the votes are of"):
         resample(out.path, count=1, denoiser=other / "model", **places)
