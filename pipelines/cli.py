@@ -21,6 +21,7 @@ from pipelines.cli_options import (
     load_recipe,
 )
 
+SHOWN_PROBLEMS = 20  # of verify, on a terminal
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -182,8 +183,13 @@ def verify(
             )
         )
     else:
-        for problem in problems:
+        for problem in problems[:SHOWN_PROBLEMS]:
             print(f"problem: {problem}")
+        if len(problems) > SHOWN_PROBLEMS:
+            print(
+                f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all); if only last"
+            )
+            print("digits differ, an earlier version derived them: recertify derives them anew")
         verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
         again = f", {resample} items voted again" if resample else ""
         print(f"{path}: {report.num_items} items checked{again}: {verdict}")

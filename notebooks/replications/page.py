@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -205,10 +206,15 @@ def chapter(number: int, experiment: Experiment) -> list[str]:
 
 
 def headline(experiment: Experiment) -> str:
-    """The verdict of the first comparison, which is what was claimed."""
+    """The verdict of the first comparison, which is what was claimed, and how all came out."""
     first = experiment.contrasts[0]
     name = experiment.key.capitalize()
-    return f"{name}: **{first.verdict}**; {first.what}: {first.difference} points."
+    said = f"{name}: **{first.verdict}**; {first.what}: {first.difference} points."
+    counts = Counter(contrast.verdict for contrast in experiment.contrasts)
+    if len(counts) == 1:
+        return said
+    each = ", ".join(f"{number} {verdict}" for verdict, number in counts.most_common())
+    return f"{said} Of all {len(experiment.contrasts)} comparisons: {each}."
 
 
 def _sentence(contrast: Contrast) -> str:

@@ -3,6 +3,7 @@
 MLflow copies this file and `components/` into the model and executes it when the model is loaded.
 """
 
+import math
 import secrets
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
     ) -> pd.DataFrame:
         """One row per image."""
         asked = {"seconds_per_image": 0.0, "num_estimate": 0, "seed": FRESH, **(params or {})}
+        seconds = float(asked["seconds_per_image"])
+        if not 0 <= seconds < math.inf:
+            remedy = "is no number of seconds; 0 stands for no limit"
+            raise CasemateError("seconds_per_image", seconds, remedy)
         settings = dict(self.settings)
         if asked["num_estimate"]:
             settings["num_estimate"] = int(asked["num_estimate"])
@@ -67,7 +72,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         rows = []
         for image in images:
             seed = secrets.randbits(63) if asked["seed"] == FRESH else int(asked["seed"])
-            if seconds := float(asked["seconds_per_image"]):
+            if seconds:
                 answer = smoothed.answer_within(image, seconds=seconds, seed=seed)
             else:
                 answer = smoothed.answer(image, seed=seed)

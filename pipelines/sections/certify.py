@@ -219,11 +219,16 @@ class GaussianCertify(Section):
     @model_validator(mode="after")
     def _can_ever_certify(self) -> Self:
         if self.reach == 0:  # even draws that all agree leave the bound at 1/2 or below
+            tiny = self.sigma * ROUNDING
+            needed = draws_to_reach(
+                tiny, sigma=self.sigma, alpha=self.failure_prob, method=self.method
+            )
+            remedy = f"raise num_estimate to {needed} or more, or" if needed else "set"
             raise PydanticCustomError(
                 "hopeless",
                 "num_estimate: {n} draws with failure_prob {alpha} can never certify anything; "
-                "raise num_estimate above log2(1/failure_prob) or raise failure_prob",
-                {"n": self.num_estimate, "alpha": self.failure_prob},
+                "{remedy} a larger failure_prob",
+                {"n": self.num_estimate, "alpha": self.failure_prob, "remedy": remedy},
             )
         for radius in self.radii:
             if radius > self.reach * (1 + ROUNDING):
