@@ -3,6 +3,7 @@
 Light to import: Ray starts while a thread loads torch, timm and MLflow.
 """
 
+import ctypes
 import importlib
 import os
 import shutil
@@ -94,6 +95,13 @@ def _leave(error: BaseException) -> None:
     os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130)
 
 
+def _give_memory_back() -> None:
+    """Let the system have what earlier stages freed: glibc keeps it for this process otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 class _Runner:
     """Runs steps of one flow; a step's MLflow run tells how it ended."""
 
@@ -115,6 +123,7 @@ class _Runner:
         if stage != "prepare":
             self._check_on_images()
             end_idle_actors()  # between two stages nobody needs Ray Data
+            _give_memory_back()
         if stage in ("prepare", "train", "tune"):
             release_workers()  # these need the CPUs that idle actors hold
         if stage not in ("train", "tune"):
