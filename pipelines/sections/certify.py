@@ -223,12 +223,12 @@ class GaussianCertify(Section):
             needed = draws_to_reach(
                 tiny, sigma=self.sigma, alpha=self.failure_prob, method=self.method
             )
-            remedy = f"raise num_estimate to {needed} or more, or" if needed else "set"
+            raised = f"num_estimate to {needed} or failure_prob" if needed else "failure_prob"
             raise PydanticCustomError(
                 "hopeless",
                 "num_estimate: {n} draws with failure_prob {alpha} can never certify anything; "
-                "{remedy} a larger failure_prob",
-                {"n": self.num_estimate, "alpha": self.failure_prob, "remedy": remedy},
+                "raise {raised}",
+                {"n": self.num_estimate, "alpha": self.failure_prob, "raised": raised},
             )
         for radius in self.radii:
             if radius > self.reach * (1 + ROUNDING):

@@ -158,7 +158,12 @@ def mistake(text: str, **options) -> str:
         (
             "certify={l2: {kind: gaussian, sigma: 0.25, num_estimate: 9}}",
             "my.yaml: certify.l2: num_estimate: 9 draws with failure_prob 0.001 can never ",
-            "raise failure_prob",
+            "raise num_estimate to 10 or failure_prob",
+        ),
+        (
+            "certify={l2: {kind: gaussian, sigma: 0.25, num_estimate: 12, method: sequential}}",
+            "my.yaml: certify.l2: num_estimate: 12 draws with failure_prob 0.001 can never ",
+            "raise num_estimate to 13 or failure_prob",
         ),
         (
             "certify={l2: {kind: gaussian, sigma: 0.25, radii: [0.5, 1]}}",
