@@ -64,7 +64,7 @@ def test_what_is_served_answers_as_the_certified_function(tmp_path, folders, cap
     hurried = served.predict(images.numpy()[:1], params={"seconds_per_image": 1e-9})
     assert hurried[["abstain", "samples"]].values.tolist() == [[True, 0]]
     for none in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(CasemateError, match="seconds_per_image: .* is no number of seconds"):
+        with pytest.raises(CasemateError, match=r"seconds_per_image: .* is no number of seconds"):
             served.predict(images.numpy()[:1], params={"seconds_per_image": none})
     with pytest.raises(mlflow.exceptions.MlflowException, match="enforce schema"):
         served.predict(np.zeros((1, 1, 4, 8), np.float32))
