@@ -11,6 +11,7 @@ from torch import nn
 
 from components.core.errors import CasemateError
 from components.data.sources import find_source
+from components.denoising.loading import describe_source
 from components.models.zoo import check_known
 from components.train.schedules import peak_rate
 from pipelines import build, denoisers
@@ -32,9 +33,10 @@ def check_recipe(recipe: Recipe) -> None:
         if build.mixing(recipe.train.augment) and share % 2 and not rest:
             remedy = f"leaves a worker {share} images; mixing needs pairs"
             raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
-    denoisers.check_certificates(recipe, channels=recipe.data.channels)
     if side := known_side(recipe.data):
         check_on_images(recipe, side=side)
+    else:
+        _check_denoisers(recipe, channels=known_channels(recipe.data), side=None)
 
 
 def _check_floor(train: s.TrainSection) -> None:
@@ -75,24 +77,58 @@ def known_side(data: s.DataSection) -> int | None:
     return int(square[1]) if square else None
 
 
+def known_channels(data: s.DataSection) -> int | None:
+    """The channels of images as written, or of a source that is known for grey or colour."""
+    if data.channels:
+        return data.channels
+    shape = find_source(data.source).image_size
+    return 1 if "grey" in shape else 3 if re.fullmatch(r"\d+x\d+", shape) else None
+
+
 def check_on_images(recipe: Recipe, *, side: int, channels: int | None = None) -> None:
     """Refuse what does not fit images of this side, or networks that look at them.
 
     `channels` are those of the images, where they are known: a recipe may leave them to its source.
     """
-    channels = channels or recipe.data.channels
-    denoisers.check_certificates(recipe, channels=channels)
+    channels = channels or known_channels(recipe.data)
+    _check_denoisers(recipe, channels=channels, side=side)
     for key, pixels in _lengths(recipe):
         if pixels > side:
             raise CasemateError(key, pixels, f"is larger than the image ({side})")
     asked = channels or 3  # any number will do to ask
-    for above, network in _trained_networks(recipe):
+    for above, section in _trained_networks(recipe):
         try:
-            _network(network, asked, side)
+            _check_network(section, channels=asked, side=side)
         except CasemateError as error:
             raise CasemateError(f"{above}{error.key}", error.value, error.remedy) from error
     for key, model in _scaled_models(recipe):
         _check_attention(key, recipe.model_of(model), asked, side)
+
+
+def _check_denoisers(recipe: Recipe, *, channels: int | None, side: int | None) -> None:
+    """Refuse denoisers that do not suit those who are trained or certified behind them."""
+    for key, objective in _objectives(recipe):
+        if isinstance(objective, s.DenoisedObjective):
+            denoisers.check_use(recipe, key, objective, channels=channels, side=side)
+    denoisers.check_certificates(recipe, channels=channels, side=side)
+    for key, source in denoisers_on_disk(recipe):
+        if key.endswith(".pretrained") and denoisers.is_here(source):
+            with denoisers.by_key(key, source):
+                found = describe_source(source)
+            denoisers.check_channels(key, found.channels, channels)
+
+
+def denoisers_on_disk(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Every folder of a denoiser that a recipe names, by its key."""
+    for above, model in _model_sections(recipe):
+        if model.pretrained and s.is_on_disk(model.pretrained):
+            yield f"{above}model.pretrained", model.pretrained
+    named = [*_objectives(recipe), *((f"certify.{n}", c) for n, c in recipe.certify.items())]
+    for key, section in named:
+        if isinstance(section, s.DenoisedObjective | s.GaussianCertify):
+            name = section.denoiser
+            if name and s.is_on_disk(name):
+                yield f"{key}.denoiser", name
 
 
 def _lengths(recipe: Recipe) -> Iterator[tuple[str, int]]:
@@ -136,24 +172,46 @@ def _objectives(recipe: Recipe) -> list[tuple[str, s.Objective]]:
 
 
 def _trained_networks(recipe: Recipe) -> Iterator[tuple[str, s.ModelSection]]:
-    """What stands above each `model` section that asks for options, and the section."""
-    if recipe.train:
-        found = [("", recipe.model)]
-        variants = recipe.train.variants.items()
-        found += [(f"train.variants.{name}.", own.model) for name, own in variants if own.model]
-        yield from ((above, section) for above, section in found if section.options)
+    """Sections whose network may not suit the images: with options, or of a denoiser."""
+    for above, section in _model_sections(recipe):
+        if section.options or section.architecture in s.ARCHITECTURES:
+            yield above, section
+
+
+def _model_sections(recipe: Recipe) -> list[tuple[str, s.ModelSection]]:
+    """What stands above each `model` section of networks that are trained, and the section."""
+    if recipe.train is None:
+        return []
+    variants = recipe.train.variants.items()
+    own = [(f"train.variants.{name}.", part.model) for name, part in variants if part.model]
+    return [("", recipe.model), *own]
+
+
+def _check_network(section: s.ModelSection, *, channels: int, side: int) -> None:
+    """Refuse a network that cannot be built for these images, or that cannot halve them."""
+    start = section.pretrained if section.architecture in s.ARCHITECTURES else None
+    if start and not denoisers.is_here(start):
+        return
+    if start and not section.options:
+        with denoisers.by_key("model.pretrained", start):
+            network = _network(section, channels, side)
+        denoisers.check_side("model.pretrained", start, network, side=side)
+    else:
+        network = _network(section, channels, side)
+        denoisers.check_side("model.options", section.options, network, side=side)
 
 
 def _network(model: s.ModelSection, channels: int, side: int) -> nn.Module:
     """The network of a section, without values: to be asked what it is."""
     from components.models.costs import network_of_shapes
 
+    architecture, options = denoisers.network_of(model)
     return network_of_shapes(
-        model.architecture,
+        architecture,
         image_size=model.upsample or side,
         channels=channels,
         num_classes=2,
-        options=model.options,
+        options=options,
     )
 
 

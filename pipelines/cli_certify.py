@@ -25,7 +25,11 @@ def estimate(
         int | None, typer.Option(help="Test items, where the recipe leaves them open.", min=1)
     ] = None,
     passes_per_second: Annotated[
-        float | None, typer.Option(help="Measured on your device, in place of an accelerator.")
+        float | None,
+        typer.Option(
+            help="Measured on your device, in place of an accelerator; for l2 certificates draws "
+            "per second: a draw is all passes of the denoiser and one of the classifier."
+        ),
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -48,8 +52,9 @@ def estimate(
 
 
 def _show(row: dict[str, Any]) -> None:
+    votes = {"draw": "draws", "pass": "passes"}[row["each"]]
     print(
-        f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} passes, "
+        f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} {votes}, "
         f"{row['flops']:.3g} FLOPs, votes {_size(row['votes_bytes'])}, "
         f"memory of a worker {_size(row['device_bytes'])} at most"
     )

@@ -1,10 +1,12 @@
 """Denoisers of a recipe: their noise levels, their places, and what models remember of them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from components.core.errors import CasemateError
 from components.denoising import pretrained
@@ -17,7 +19,7 @@ from components.denoising.loading import (
     source_digest,
     source_of,
 )
-from components.denoising.samplers import timesteps_below
+from components.denoising.samplers import check_variance, timesteps_below
 from pipelines import sections as s
 from pipelines.recipe import Recipe
 
@@ -94,13 +96,23 @@ def of_certificate(section: s.Certify, part: str, inputs: Mapping[str, Path]) ->
     return placed(section.denoiser, inputs)
 
 
-def describe(recipe: Recipe, section: s.GaussianCertify) -> Description | None:
-    """The denoiser of a certificate before it is trained; None for a folder that is not here."""
-    name = section.denoiser
-    assert name is not None
+def folder_behind(recipe: Recipe, name: str) -> str | None:
+    """What must be on disk to know a denoiser: itself, or the weights that it starts from."""
+    return name if s.is_on_disk(name) else start_of(recipe, name)
+
+
+def is_here(source: str) -> bool:
+    """Whether the folder of a source is on this machine."""
+    return Path(source.partition(":")[2]).expanduser().is_dir()
+
+
+def describe(recipe: Recipe, name: str) -> Description | None:
+    """A denoiser before it is loaded or trained; None if it needs a folder that is not here."""
+    source = folder_behind(recipe, name)
+    if source and not is_here(source):
+        return None
     if s.is_on_disk(name):
-        here = Path(name.partition(":")[2]).expanduser().is_dir()
-        return describe_source(name) if here else None
+        return describe_source(name)
     objective = recipe.objective_of(name)
     assert isinstance(objective, s.DenoiserObjective)
     channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
@@ -108,16 +120,69 @@ def describe(recipe: Recipe, section: s.GaussianCertify) -> Description | None:
     return Description(diffusion(objective, start), channels, architecture, options)
 
 
-def check_certificates(recipe: Recipe, *, channels: int | None) -> None:
-    """Refuse noise and images that a certificate's denoiser does not know, before any training."""
+def check_certificates(recipe: Recipe, *, channels: int | None, side: int | None = None) -> None:
+    """Refuse denoisers that do not suit their certificates, before any training."""
     for name, section in recipe.certify.items():
         if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
             continue
-        key, found = f"certify.{name}", describe(recipe, section)
-        if found is None:
-            continue
-        check_sigma(f"{key}.sigma", section.sigma, found.diffusion)
-        check_channels(f"{key}.denoiser", found.channels, channels)
+        key = f"certify.{name}"
+        found = check_use(recipe, key, section, channels=channels, side=side)
+        if found and isinstance(section.sampler, s.AncestralSampler):
+            _check_ancestral(f"{key}.sampler", section.denoiser, found)
+
+
+def check_use(
+    recipe: Recipe,
+    key: str,
+    section: s.GaussianCertify | s.DenoisedObjective,
+    *,
+    channels: int | None,
+    side: int | None,
+) -> Description | None:
+    """Refuse noise and images that the denoiser of a section does not know, as far as it is here.
+
+    Networks that the recipe trains itself are asked for their side where they are described.
+    """
+    name = section.denoiser
+    assert name is not None
+    on_disk = s.is_on_disk(name)
+    with by_key(f"{key}.denoiser", name) if on_disk else nullcontext():
+        found = describe(recipe, name)
+    if found is None:
+        return None
+    check_sigma(f"{key}.sigma", section.sigma, found.diffusion)
+    check_channels(f"{key}.denoiser", found.channels, channels)
+    if side and on_disk:
+        with by_key(f"{key}.denoiser", name):
+            network = found.network(image_size=side, channels=found.channels)
+        check_side(f"{key}.denoiser", name, network, side=side)
+    return found
+
+
+@contextmanager
+def by_key(key: str, source: str) -> Iterator[None]:
+    """Mistakes in a folder are told by the key of the recipe that names it."""
+    try:
+        yield
+    except CasemateError as error:
+        raise CasemateError(key, source, f"cannot be used: {error}") from error
+
+
+def check_side(key: str, value: object, network: nn.Module, *, side: int) -> None:
+    """Refuse images that a denoising network cannot halve as often as it does."""
+    stride = getattr(network, "stride", 1)
+    if side % stride:
+        remedy = f"needs image sides that are multiples of {stride}; these are {side}"
+        raise CasemateError(key, value, remedy)
+
+
+def _check_ancestral(key: str, name: str, found: Description) -> None:
+    """Refuse to put noise back whose variance nobody says."""
+    try:
+        check_variance(found.diffusion.variance, predicted=found.predicts_variance)
+    except CasemateError as error:
+        remedy = f"does not suit {name}: variance_type {error.value} {error.remedy}"
+        raise CasemateError(key, "ancestral", remedy) from error
 
 
 def check_sigma(key: str, sigma: float, known: Diffusion) -> None:

@@ -63,12 +63,7 @@ def estimates_of(
             continue
         section = entry.section
         priced = _Priced(recipe, section, key=f"certify.{name}", num_items=num_items)
-        memory = device_bytes(
-            params=priced.costs.params,
-            activation_bytes=priced.costs.activation_bytes,
-            micro_batch=section.micro_batch,
-            dtype=dtype,
-        )
+        memory = priced.memory(dtype)
         rates = priced.rates(accelerators, dtype=dtype, passes_per_second=passes_per_second)
         found = {
             where: estimate(
@@ -82,6 +77,7 @@ def estimates_of(
                 "step": f"certify.{name}",
                 "num_items": priced.work.num_items,
                 "passes": any_place.passes,
+                "each": "draw" if isinstance(section, GaussianCertify) else "pass",
                 "flops": any_place.flops,
                 "votes_bytes": any_place.votes_bytes,
                 "device_bytes": memory,
@@ -135,6 +131,7 @@ class _Priced:
         )
         self.costs: Costs = costs_of_shapes(self.net, image_size=self.seen, channels=channels)
         self.channels = channels
+        self.denoiser_costs, self.denoiser_calls = self._denoiser()
         self.work = self._work(self._num_items(num_items))
 
     @property
@@ -145,6 +142,27 @@ class _Priced:
         if isinstance(self.section, AblationCertify) and self.section.stop_early:
             return -(-self.work.passes_per_item // 2) / self.work.passes_per_item
         return 1.0
+
+    def memory(self, dtype: str) -> int:
+        """Bytes of a worker at most: all weights, and the activations of its largest batch.
+
+        Denoiser and classifier follow each other without gradients, so the larger of the two would
+        nearly do; their sum also covers the images that a sampler holds between its passes. The
+        challenge of an l2 certificate takes gradients through every pass of all its draws at once.
+        """
+        one, calls = self.denoiser_costs, self.denoiser_calls
+        loads = [(self.section.micro_batch, min(calls, 1))]
+        if isinstance(self.section, GaussianCertify) and self.section.challenge:
+            loads.append((self.section.challenge.num_draws, calls))
+        return max(
+            device_bytes(
+                params=self.costs.params + one.params,
+                activation_bytes=self.costs.activation_bytes + kept * one.activation_bytes,
+                micro_batch=batch,
+                dtype=dtype,
+            )
+            for batch, kept in loads
+        )
 
     def rates(
         self, accelerators: Sequence[str], *, dtype: str, passes_per_second: float | None
@@ -190,7 +208,8 @@ class _Priced:
                 num_select=section.num_select,
                 num_estimate=section.num_estimate,
                 classifier_flops=plain,
-                **self._denoiser(section),
+                denoiser_flops=2.0 * self.denoiser_costs.flops,
+                denoiser_calls=self.denoiser_calls,
             )
         if not self._drops(section):
             passes = sum(self._lengths(section, token=(1, 1)).values())
@@ -207,18 +226,24 @@ class _Priced:
             num_prefix=int(getattr(net, "num_prefix_tokens", 1)),
         )
 
-    def _denoiser(self, section: GaussianCertify) -> dict[str, Any]:
-        """What a certificate's denoiser costs, and how often it is asked for each draw."""
-        if section.denoiser is None:
-            return {}
-        found = denoisers.describe(self.recipe, section)
+    def _denoiser(self) -> tuple[Costs, int]:
+        """What the denoiser of a certificate costs, and how often it is asked for each draw."""
+        section = self.section
+        if not isinstance(section, GaussianCertify) or section.denoiser is None:
+            return Costs(params=0, flops=0, activation_bytes=0), 0
+        found = denoisers.check_use(
+            self.recipe, self.key, section, channels=self.channels, side=self.side
+        )
         if found is None:
-            remedy = "is not on this machine: what it costs is unknown"
-            raise CasemateError(f"{self.key}.denoiser", section.denoiser, remedy)
+            source = denoisers.folder_behind(self.recipe, section.denoiser)
+            remedy = (
+                "is not on this machine: what it costs is unknown; copy its .json files to that "
+                "place (no weights are needed), or estimate where the folder is"
+            )
+            raise CasemateError(f"{self.key}.denoiser", source, remedy)
         net = _AtOneLevel(found.network(image_size=self.side, channels=self.channels))
-        macs = costs_of_shapes(net, image_size=self.side, channels=self.channels).flops
-        calls = denoisers.num_passes(section, found.diffusion)
-        return {"denoiser_flops": 2.0 * macs, "denoiser_calls": calls}
+        costs = costs_of_shapes(net, image_size=self.side, channels=self.channels)
+        return costs, denoisers.num_passes(section, found.diffusion)
 
     def _drops(self, section: PatchCertify) -> bool:
         policy = section.token_policy

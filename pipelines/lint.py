@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from components.core.errors import CasemateError
 from pipelines import sections as s
-from pipelines.checks import check_recipe, known_side, trained_ablation
+from pipelines.checks import check_recipe, denoisers_on_disk, known_side, trained_ablation
+from pipelines.denoisers import is_here
 from pipelines.recipe import Recipe
+
+ABSENT = "is not on this machine: not checked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,20 @@ class LintWarning:
 def warnings_of(recipe: Recipe) -> list[LintWarning]:
     """All warnings of a valid recipe; what is impossible is an error instead."""
     check_recipe(recipe)
-    return [*_training(recipe), *_attacks(recipe), *_certificates(recipe), *_tuning(recipe)]
+    return [
+        *_absent(recipe),
+        *_training(recipe),
+        *_attacks(recipe),
+        *_certificates(recipe),
+        *_tuning(recipe),
+    ]
+
+
+def _absent(recipe: Recipe) -> Iterator[LintWarning]:
+    """Denoisers that may well be where the recipe will run; here nobody could look at them."""
+    for key, source in denoisers_on_disk(recipe):
+        if not is_here(source):
+            yield LintWarning(key, f"{source} {ABSENT}")
 
 
 def _training(recipe: Recipe) -> Iterator[LintWarning]:

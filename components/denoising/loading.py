@@ -39,6 +39,14 @@ class Description:
     architecture: str | None  # None: `options` are the configuration of diffusers' UNet2DModel
     options: Mapping[str, Any]
 
+    @property
+    def predicts_variance(self) -> bool:
+        """Whether a second half of the output's channels says how much noise to put back."""
+        if self.architecture is not None:
+            return bool(self.options.get("learn_variance", False))
+        made, given = (self.options.get(f"{way}_channels", 3) for way in ("out", "in"))
+        return bool(made == 2 * given)
+
     def network(self, *, image_size: int, channels: int) -> nn.Module:
         """The network on the meta device: shapes without values."""
         if self.architecture is not None:
@@ -51,8 +59,12 @@ class Description:
             )
         from diffusers import UNet2DModel
 
-        with torch.device("meta"):
-            return TimedUNet(UNet2DModel.from_config(dict(self.options))).eval()
+        try:
+            with torch.device("meta"):
+                return TimedUNet(UNet2DModel.from_config(dict(self.options))).eval()
+        except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            reason = " ".join(str(error).split())
+            raise CasemateError(KEY, CONFIG, f"describes no UNet2DModel: {reason}") from error
 
 
 def is_source(text: str) -> bool:
@@ -76,9 +88,14 @@ def folder_of(source: str) -> Path:
 
 
 def load_denoiser(source: str, *, device: str | torch.device = "cpu") -> Denoiser:
-    """The denoiser of a source, frozen; nothing is downloaded."""
+    """The denoiser of a source, frozen and with finite weights; nothing is downloaded."""
     folder = folder_of(source)
     denoiser = _from_diffusers(folder) if source.startswith(DIFFUSERS) else _from_model(folder)
+    weights = denoiser.network.state_dict().items()
+    if broken := [name for name, tensor in weights if not tensor.isfinite().all()]:
+        remedy = f"holds NaN or infinity in {broken[0]}"
+        others = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise CasemateError(KEY, source, remedy + others)
     return denoiser.to(device)
 
 
@@ -112,8 +129,7 @@ def describe_source(source: str) -> Description:
         diffusion = Diffusion.from_dict(values)
         return Description(diffusion, spec["channels"], spec["architecture"], spec["options"])
     network, scheduler = _parts(folder)
-    config = _read(network / CONFIG)
-    check_config(config)
+    config = _network_config(network)
     diffusion = Diffusion.from_config(_read(scheduler / SCHEDULER))
     return Description(diffusion, config.get("in_channels", 3), None, config)
 
@@ -167,17 +183,23 @@ def _from_diffusers(folder: Path) -> Denoiser:
     from diffusers import UNet2DModel
 
     network, scheduler = _parts(folder)
-    config = _read(network / CONFIG)
-    name = config.get("_class_name", "UNet2DModel")
-    if name != "UNet2DModel":
-        raise CasemateError(KEY, network, f"holds a {name}; only UNet2DModel is supported")
-    check_config(config)
+    _network_config(network)
     try:
         net = UNet2DModel.from_pretrained(network, local_files_only=True, low_cpu_mem_usage=False)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise CasemateError(KEY, network, f"cannot be loaded: {reason}") from error
     return denoiser_of(TimedUNet(net), Diffusion.from_config(_read(scheduler / SCHEDULER)))
+
+
+def _network_config(network: Path) -> dict[str, Any]:
+    """The configuration of a network that can be a denoiser here."""
+    config = _read(network / CONFIG)
+    name = config.get("_class_name", "UNet2DModel")
+    if name != "UNet2DModel":
+        raise CasemateError(KEY, network, f"holds a {name}; only UNet2DModel is supported")
+    check_config(config)
+    return config
 
 
 def _parts(folder: Path) -> tuple[Path, Path]:

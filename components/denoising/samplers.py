@@ -84,10 +84,7 @@ class Ancestral(Sampler):
     start: str = "exact"
 
     def __post_init__(self) -> None:
-        variance = self.denoiser.diffusion.variance
-        if variance not in VARIANCES:
-            remedy = f"is not supported by ancestral sampling; it knows {', '.join(VARIANCES)}"
-            raise CasemateError("denoiser.scheduler.variance_type", variance, remedy)
+        check_variance(self.denoiser.diffusion.variance)
         if self.start not in ("exact", "reference"):
             raise CasemateError("denoiser.start", self.start, "is unknown; exact or reference")
         if self.num_steps is not None and self.num_steps < 1:
@@ -127,9 +124,21 @@ class Ancestral(Sampler):
     def _deviation(self, output: Tensor, u: Tensor, small: float, large: float) -> Tensor | float:
         variance = self.denoiser.diffusion.variance
         if variance == "learned_range":
+            check_variance(variance, predicted=output.shape[1] == 2 * u.shape[1])
             share = (output[:, u.shape[1] :] + 1) / 2
             return torch.exp((share * math.log(large) + (1 - share) * math.log(small)) / 2)
         return math.sqrt(large if variance == "fixed_large" else small)
+
+
+def check_variance(variance: str, *, predicted: bool = True) -> None:
+    """Refuse what ancestral sampling cannot put back: unknown variances, or one not `predicted`."""
+    key = "denoiser.scheduler.variance_type"
+    if variance not in VARIANCES:
+        remedy = f"is not supported by ancestral sampling; it knows {', '.join(VARIANCES)}"
+        raise CasemateError(key, variance, remedy)
+    if variance == "learned_range" and not predicted:
+        remedy = "needs a network that predicts it: twice as many channels out as in"
+        raise CasemateError(key, variance, remedy)
 
 
 def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | None) -> list[int]:

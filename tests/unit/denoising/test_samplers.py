@@ -190,3 +190,10 @@ def test_settings_that_no_sampler_has(gaussian_denoiser):
         Heun(gaussian_denoiser(), num_levels=1)
     with pytest.raises(CasemateError, match=r"sigma: 0\.0005 is not above"):
         Heun(gaussian_denoiser()).levels(0.0005)
+
+
+def test_a_variance_that_the_network_does_not_say_is_refused(normals):
+    diffusion = Diffusion.named("linear", 1000, variance_type="learned_range")
+    sampler = Ancestral(Denoiser(Fixed(normals(2, 3, 4, 4)), diffusion, channels=3), num_steps=3)
+    with pytest.raises(CasemateError, match=r"learned_range needs a network that predicts it"):
+        sampler(normals(2, 3, 4, 4), 0.25, lambda step: normals(2, 3, 4, 4))
