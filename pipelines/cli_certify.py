@@ -101,7 +101,12 @@ def export_tsv(
     target = out or folder.with_name(f"{folder.resolve().name}.tsv")
     if not target.parent.is_dir():
         raise CasemateError("--out", target, "is in a folder that does not exist")
-    write_cohen_tsv(target, rows)
+    if target.is_dir():
+        raise CasemateError("--out", target, "is a folder; name the file to write in it")
+    try:
+        write_cohen_tsv(target, rows)
+    except OSError as error:
+        raise CasemateError("--out", target, f"cannot be written ({error.strerror})") from error
     if as_json:
         print(json.dumps({"file": str(target), "num_items": len(rows)}, indent=2))
     else:

@@ -77,6 +77,9 @@ def import_weights(
     head_width: Annotated[
         int | None, typer.Option(min=1, help="Channels of a denoiser's attention head; default 64.")
     ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(min=1, help="Of every attention of a denoiser, in place of that.")
+    ] = None,
     attention_order: Annotated[
         str | None, typer.Option(help="legacy, or new: use_new_attention_order of the denoiser.")
     ] = None,
@@ -100,6 +103,7 @@ def import_weights(
         "num_timesteps": timesteps,
         "rescaled_time": rescaled_time or None,
         "head_width": head_width,
+        "num_heads": num_heads,
         "attention_order": attention_order,
     }
     if architecture == DENOISER:
@@ -152,7 +156,7 @@ def _import_denoiser(
     file: Path, out: Path, *, entry: str | None, as_json: bool, **target: Any
 ) -> None:
     """A UNet of guided- or improved-diffusion, as `denoiser: model:OUT` can name it."""
-    from components.denoising.importing import DenoiserTarget, import_denoiser
+    from components.denoising.importing import DenoiserTarget, attention_heads, import_denoiser
     from components.models.importing.match import DoesNotFit
 
     given = {key: value for key, value in target.items() if value is not None}
@@ -161,8 +165,14 @@ def _import_denoiser(
     except DoesNotFit as error:
         _show(error.report, {"folder": None}, as_json)
         raise
+    heads = [
+        {"channels": width, "num_heads": number, "head_width": width // number}
+        for width, number in attention_heads(model).items()
+    ]
+    told = bool({"head_width", "num_heads"} & given.keys())
     origin = {"file": str(file), "layout": "guided-diffusion", "entry": entry}
-    _show(report, {**_save(out, model), **origin}, as_json)
+    attention = {"attention": heads, "attention_assumed": not told}
+    _show(report, {**_save(out, model), **origin, **attention}, as_json)
 
 
 def _save(out: Path, model: "PixelModel") -> dict[str, Any]:
@@ -203,7 +213,18 @@ def _show(report: "ImportReport", head: dict[str, Any], as_json: bool) -> None:
         print(
             f"layout     {head['layout']}" + (f", entry {head['entry']}" if head["entry"] else "")
         )
+        if "attention" in head:
+            print(_heads_line(head["attention"], assumed=head["attention_assumed"]))
         print(f"model: {head['folder']}")
+
+
+def _heads_line(attention: list[dict[str, int]], *, assumed: bool) -> str:
+    """How many heads a denoiser was given: its file does not say, and others give wrong images."""
+    listed = "; ".join(
+        f"{a['num_heads']} x {a['head_width']} at {a['channels']} channels" for a in attention
+    )
+    doubt = " (assumed: were others trained, say --head-width or --num-heads)"
+    return f"attention  heads x width: {listed}{doubt if assumed else ''}"
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -27,22 +27,35 @@ from pipelines.recipe import Recipe
 def diffusion(section: s.DenoiserObjective, start: str | None = None) -> Diffusion:
     """The noise levels of a denoiser that a recipe trains; from weights on disk, those of `start`.
 
-    What these predict, and how times are fed, is theirs; the levels must be the objective's.
+    What these predict, and how times are fed, is theirs; levels that the objective writes down must
+    be theirs too.
     """
-    wanted = Diffusion.named(section.schedule, section.num_timesteps)
     if start is None:
-        return wanted
+        usual = type(section).model_fields
+        return Diffusion.named(
+            section.schedule or usual["schedule"].default,
+            section.num_timesteps or usual["num_timesteps"].default,
+        )
     known = describe_source(start).diffusion
+    if section.schedule is None or section.num_timesteps is None:
+        return known
+    wanted = Diffusion.named(section.schedule, section.num_timesteps)
     ours, theirs = (d.schedule.alphas_cumprod for d in (wanted, known))
     if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=1e-4, atol=1e-6):
-        config = known.config
         remedy = (
-            f"is not the schedule of {start}: {config.get('beta_schedule')} with "
-            f"num_timesteps: {len(theirs)}; set the objective's schedule and num_timesteps to it"
+            f"is not the schedule of {start}: {_in_words(known)}; "
+            "write schedule: null and leave num_timesteps out to train with that one"
         )
-        named = f"{section.schedule}, num_timesteps: {section.num_timesteps}"
-        raise CasemateError("train.objective.schedule", named, remedy)
+        raise CasemateError("train.objective.schedule", _in_words(wanted), remedy)
     return known
+
+
+def _in_words(known: Diffusion) -> str:
+    """A schedule by what tells it from others: kind, number of timesteps, first and last beta."""
+    config, betas = known.config, known.schedule.betas
+    trained = config.get("trained_betas") is not None
+    kind = "trained_betas" if trained else config.get("beta_schedule")
+    return f"{kind}, {len(betas)} timesteps, betas {betas[0]:.4g} to {betas[-1]:.4g}"
 
 
 def start_of(recipe: Recipe, name: str) -> str | None:

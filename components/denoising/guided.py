@@ -3,7 +3,7 @@
 Both projects build the same UNet (Dhariwal & Nichol 2021; Nichol & Dhariwal 2021), a list of input
 blocks, a middle and a list of output blocks, numbered throughout. diffusers groups the same layers
 by resolution. The architecture is read off the tensors; what they do not show, the width of an
-attention head and the order of queries, keys and values, must be said.
+attention head, or their number, and the order of queries, keys and values, must be said.
 
 | theirs | diffusers' |
 |---|---|
@@ -76,11 +76,15 @@ def layout_of(state: State) -> Layout:
     if "label_emb.weight" in state:
         remedy = "makes the model class-conditional; a denoiser must not be told the label"
         raise CasemateError(KEY, "label_emb.weight", remedy)
+    inputs, outputs = (_num_blocks(state, kind) for kind in ("input_blocks", "output_blocks"))
+    if inputs != outputs or inputs < 2:
+        remedy = f"are not as many as the input_blocks, {inputs}; the file lacks some"
+        raise CasemateError(KEY, f"{outputs} output_blocks", remedy)
     widths: list[int] = []
     attends: list[bool] = []
     counts, resampling = [0], False
     places = dict(_OUTSIDE)
-    for number in range(1, _num_blocks(state, "input_blocks")):
+    for number in range(1, inputs):
         block = f"input_blocks.{number}"
         level = len(counts) - 1
         if _is_down(state, number):
@@ -90,7 +94,7 @@ def layout_of(state: State) -> Layout:
             counts.append(0)
             continue
         if not counts[-1]:
-            widths.append(state[f"{block}.0.out_layers.3.weight"].shape[0])
+            widths.append(_tensor(state, f"{block}.0.out_layers.3.weight").shape[0])
             attends.append(f"{block}.1.qkv.weight" in state)
         places[f"{block}.0"] = f"down_blocks.{level}.resnets.{counts[-1]}"
         places[f"{block}.1"] = f"down_blocks.{level}.attentions.{counts[-1]}"
@@ -102,19 +106,44 @@ def layout_of(state: State) -> Layout:
     return Layout(levels, counts[0], resampling, places)
 
 
-def unet_config(state: State, *, head_width: int) -> dict[str, Any]:
+def attention_widths(state: State) -> list[int]:
+    """The channels of all that attends, levels and middle, each number once."""
+    return sorted({v.shape[0] // 3 for name, v in state.items() if name.endswith(".qkv.weight")})
+
+
+def head_width_of(state: State, *, num_heads: int) -> int | None:
+    """The channels of a head where every attention has `num_heads`; None: all that a level has.
+
+    `UNet2DModel` has one `attention_head_dim` for all levels, whose None means one head each:
+    several heads at levels of several widths are beyond it.
+    """
+    widths = attention_widths(state)
+    if bad := [width for width in widths if width % num_heads]:
+        raise CasemateError("--num-heads", num_heads, f"do not divide {bad[0]} channels")
+    if num_heads > 1 and len(widths) > 1:
+        listed = ", ".join(f"{width // num_heads} of {width}" for width in widths)
+        remedy = (
+            f"would have several widths ({listed} channels), but diffusers' UNet2DModel has one "
+            "attention_head_dim for all levels: this model cannot be converted"
+        )
+        raise CasemateError("--num-heads", num_heads, remedy)
+    return widths[0] // num_heads if len(widths) == 1 else None
+
+
+def unet_config(state: State, *, head_width: int | None) -> dict[str, Any]:
     """The arguments of `UNet2DModel` for these tensors, without its sizes of input and output."""
     layout = layout_of(state)
     resnet = "resnet" if layout.resnet_resampling else "conv"
     plain = ("ResnetDownsampleBlock2D", "ResnetUpsampleBlock2D")
     if not layout.resnet_resampling:
         plain = ("DownBlock2D", "UpBlock2D")
-    for width in {level.width for level in layout.levels if level.attends}:
-        if width % head_width:
+    for width in attention_widths(state):
+        if head_width and width % head_width:
             raise CasemateError("--head-width", head_width, f"does not divide {width} channels")
     down = [("AttnDownBlock2D" if level.attends else plain[0]) for level in layout.levels]
     up = [("AttnUpBlock2D" if level.attends else plain[1]) for level in reversed(layout.levels)]
-    scale = state["middle_block.0.emb_layers.1.weight"].shape[0] == 2 * layout.levels[-1].width
+    time_width = _tensor(state, "middle_block.0.emb_layers.1.weight").shape[0]
+    scale = time_width == 2 * layout.levels[-1].width
     return {
         "block_out_channels": [level.width for level in layout.levels],
         "layers_per_block": layout.num_layers,
@@ -131,11 +160,13 @@ def unet_config(state: State, *, head_width: int) -> dict[str, Any]:
 
 def learns_variance(state: State) -> bool:
     """Whether twice as many channels come out as go in."""
-    given, made = state["input_blocks.0.0.weight"].shape[1], state["out.2.weight"].shape[0]
-    return bool(made == 2 * given)
+    given = _tensor(state, "input_blocks.0.0.weight").shape[1]
+    return bool(_tensor(state, "out.2.weight").shape[0] == 2 * given)
 
 
-def to_diffusers(state: State, *, head_width: int, order: str = "legacy") -> dict[str, Tensor]:
+def to_diffusers(
+    state: State, *, head_width: int | None, order: str = "legacy"
+) -> dict[str, Tensor]:
     """The same tensors under the names of `UNet2DModel`, queries, keys and values apart."""
     if order not in ORDERS:
         raise CasemateError("--attention-order", order, f"is unknown; one of {list(ORDERS)}")
@@ -152,6 +183,14 @@ def to_diffusers(state: State, *, head_width: int, order: str = "legacy") -> dic
             flat = value.squeeze(-1) if new.startswith("to_out") and value.ndim == 3 else value
             renamed[f"{place}.{new}"] = flat
     return renamed
+
+
+def _tensor(state: State, name: str) -> Tensor:
+    """A tensor that the architecture is read off."""
+    if name not in state:
+        remedy = "is missing, without which a UNet of guided- or improved-diffusion is not known"
+        raise CasemateError(KEY, name, remedy)
+    return state[name]
 
 
 def _num_blocks(state: State, kind: str) -> int:
@@ -226,14 +265,14 @@ def _rename(rest: str) -> str:
     return rest
 
 
-def _split(qkv: Tensor, head_width: int, order: str) -> list[Tensor]:
+def _split(qkv: Tensor, head_width: int | None, order: str) -> list[Tensor]:
     """Queries, keys and values of all heads, from a fused 1 x 1 convolution or its bias.
 
     `legacy` keeps the three of one head together, head after head; `new` keeps one of the three
-    together over all heads.
+    together over all heads. Of one head (no width) both are the same.
     """
     flat = qkv.squeeze(-1) if qkv.ndim == 3 else qkv
-    if order == "new":
+    if order == "new" or head_width is None:
         return list(flat.chunk(3))
     heads = flat.reshape(-1, 3, head_width, *flat.shape[1:])
     return [heads[:, part].flatten(0, 1) for part in range(3)]

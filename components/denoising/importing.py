@@ -6,25 +6,39 @@ from pathlib import Path
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.denoising.diffusion import Diffusion
-from components.denoising.guided import is_guided, learns_variance, to_diffusers, unet_config
+from components.denoising.guided import (
+    State,
+    head_width_of,
+    is_guided,
+    layout_of,
+    learns_variance,
+    to_diffusers,
+    unet_config,
+)
 from components.models.importing.match import ImportReport, load_matching
 from components.models.importing.read import read_checkpoint
 from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
+HEAD_WIDTH = 64  # of guided-diffusion's models for ImageNet
+MIN_TIMESTEPS = 10  # as of denoisers that recipes train
 REMEDY = "check the width of heads, and that the file is a UNet of guided- or improved-diffusion"
 
 
 @dataclass(frozen=True, slots=True)
 class DenoiserTarget:
-    """What a file of weights does not say of itself; the defaults are DDS's ImageNet model."""
+    """What a file of weights does not say of itself; the defaults are DDS's ImageNet model.
+
+    Heads are told by their width or by their number at every level that attends.
+    """
 
     image_size: int = 256
     schedule: str = "linear"
     num_timesteps: int = 1000
     rescaled_time: bool = False  # times of 0..1000 whatever the number of timesteps
-    head_width: int = 64
+    head_width: int | None = None  # None: HEAD_WIDTH, or what num_heads makes of it
+    num_heads: int | None = None
     attention_order: str = "legacy"
 
 
@@ -58,13 +72,15 @@ def import_denoiser(
     state = {name.removeprefix("module."): value for name, value in checkpoint.tensors.items()}
     if not is_guided(state):
         raise CasemateError("weights", path, "is no UNet of guided- or improved-diffusion")
+    _check_sizes(state, target)
+    head_width = _head_width(state, target)
     scale = 1000 / target.num_timesteps if target.rescaled_time else 1.0
     variance = "learned_range" if learns_variance(state) else "fixed_large"
     spec = denoiser_spec(
         architecture="unet",
         channels=state["input_blocks.0.0.weight"].shape[1],
         image_size=target.image_size,
-        options=unet_config(state, head_width=target.head_width),
+        options=unet_config(state, head_width=head_width),
         trained_for={"imported_from": path.name, "sha256": digest_file(path)},
         diffusion=Diffusion.named(
             target.schedule, target.num_timesteps, variance_type=variance, time_scale=scale
@@ -74,8 +90,35 @@ def import_denoiser(
     assert isinstance(model.net, TimedUNet)
     report = load_matching(
         model.net.unet,
-        to_diffusers(state, head_width=target.head_width, order=target.attention_order),
+        to_diffusers(state, head_width=head_width, order=target.attention_order),
         origin=("weights", str(path)),
         remedy=REMEDY,
     )
     return model.eval(), report
+
+
+def attention_heads(model: PixelModel) -> dict[int, int]:
+    """Channels of the attentions of a denoiser, each number once, to their number of heads."""
+    from diffusers.models.attention_processor import Attention
+
+    found = [module for module in model.modules() if isinstance(module, Attention)]
+    return dict(sorted((int(module.inner_dim), int(module.heads)) for module in found))
+
+
+def _head_width(state: State, target: DenoiserTarget) -> int | None:
+    if target.num_heads is None:
+        return target.head_width or HEAD_WIDTH
+    if target.head_width is not None:
+        raise CasemateError("--num-heads", target.num_heads, "and --head-width: give one of them")
+    return head_width_of(state, num_heads=target.num_heads)
+
+
+def _check_sizes(state: State, target: DenoiserTarget) -> None:
+    """Refuse images that the network cannot halve, and a schedule that is none."""
+    stride = 2 ** (len(layout_of(state).levels) - 1)
+    if target.image_size % stride:
+        remedy = f"is no multiple of {stride}, as sides of this UNet's images must be"
+        raise CasemateError("--image-size", target.image_size, remedy)
+    if target.num_timesteps < MIN_TIMESTEPS:
+        remedy = f"are no schedule: at least {MIN_TIMESTEPS}, as many as the model was trained with"
+        raise CasemateError("--timesteps", target.num_timesteps, remedy)

@@ -222,6 +222,9 @@ def test_radii_leave_as_the_published_table_and_come_back(finished_flow, tmp_pat
         assert row.radius <= claim["radius"] < row.printed + 1e-6
     refused = call("export-tsv", step_folder(finished_flow, "certify.patch"), "--out", out)
     assert (refused.code, "not an l2 certificate" in refused.err) == (2, True)
+    refused = call("export-tsv", folder, "--out", tmp_path)
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "is a folder; name the file" in refused.err
 
 
 def test_recertify_patches_follows_sizes_and_rule(finished_flow, tmp_path):

@@ -125,14 +125,29 @@ def test_a_diffusion_model_becomes_a_denoiser(tmp_path, diffusion_file):
     assert told.code == 0, told.err
     assert told.json["report"]["complete"]
     assert told.json["layout"] == "guided-diffusion"
+    assert told.json["attention"] == [{"channels": 32, "num_heads": 2, "head_width": 16}]
     denoiser = load_denoiser(f"model:{tmp_path / 'out'}")
     assert denoiser.diffusion.time_scale == 0.25
     assert denoiser.timestep(0.5) == pytest.approx(1157.513, abs=1e-3)
 
 
+def test_the_heads_of_a_denoiser_are_printed(tmp_path, diffusion_file):
+    place = ("--architecture", "unet", "--image-size", 16, "--out", tmp_path / "out")
+    told = call("import-weights", diffusion_file, *place, "--num-heads", 4)
+    assert told.code == 0, told.err
+    assert "attention  heads x width: 4 x 8 at 32 channels\n" in told.out
+    wide = tmp_path / "wide.pt"
+    torch.save(GuidedUNet(width=64, mults=(1,), attends=(True,)).state_dict(), wide)
+    told = call("import-weights", wide, *place[:-1], tmp_path / "wide")
+    assert told.code == 0, told.err
+    assert "attention  heads x width: 1 x 64 at 64 channels (assumed: " in told.out
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
+        (("--architecture", "unet", "--head-width", 8, "--num-heads", 4), "--num-heads: 4 and --"),
+        (("--architecture", "tiny_vit", "--num-heads", 4), "--num-heads: 4 is of denoisers"),
         (("--architecture", "unet", "--mean", "0,0,0"), "--mean: 0,0,0 has no meaning for a deno"),
         (("--architecture", "unet", "--head-width", 7), "--head-width: 7 does not divide 32"),
         (("--architecture", "unet", "--head-width", 16, "--schedule", "odd"), "odd is unknown"),

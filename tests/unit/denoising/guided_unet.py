@@ -96,7 +96,7 @@ class Stem(nn.Conv2d):
 class GuidedUNet(nn.Module):
     def __init__(
         self, *, channels=3, made=6, width=32, mults=(1, 2), attends=(False, True), num_res=1,
-        head_width=16, order="legacy", scale_shift=True, resnet_resampling=True,
+        head_width=16, num_heads=None, order="legacy", scale_shift=True, resnet_resampling=True,
     ):  # fmt: skip
         super().__init__()
         self.width, time = width, 4 * width
@@ -105,9 +105,11 @@ class GuidedUNet(nn.Module):
         def res(given, out, change="none"):
             return Res(given, out, time, scale_shift=scale_shift, change=change)
 
+        def attention(out):  # a constant width of heads, or a constant number of them
+            return Attention(out, out // num_heads if num_heads else head_width, order)
+
         def layers(given, out, attending):
-            attention = [Attention(out, head_width, order)] if attending else []
-            return [res(given, out), *attention]
+            return [res(given, out), *([attention(out)] if attending else [])]
 
         blocks, kept, here = [[Stem(channels, width, 3, padding=1)]], [width], width
         for level, mult in enumerate(mults):
@@ -119,7 +121,7 @@ class GuidedUNet(nn.Module):
                 blocks.append([res(here, here, "down") if resnet_resampling else Down(here)])
                 kept.append(here)
         self.input_blocks = nn.ModuleList(nn.ModuleList(block) for block in blocks)
-        middle = [res(here, here), Attention(here, head_width, order), res(here, here)]
+        middle = [res(here, here), attention(here), res(here, here)]
         self.middle_block = nn.ModuleList(middle)
         blocks = []
         for level in reversed(range(len(mults))):

@@ -6,10 +6,14 @@ from diffusers import DDPMScheduler, UNet2DModel
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
+from components.denoising.loading import load_denoiser
+from components.models.checkpoint import save_model
 from components.models.networks.unet import TimedUNet
 from pipelines import build
+from pipelines.denoisers import diffusion
 from pipelines.plan import _model_identity
 from pipelines.recipe import parse
+from pipelines.sections import DenoiserObjective
 from pipelines.stages.train import make_session
 
 UNET = {
@@ -52,6 +56,62 @@ def test_training_starts_from_the_weights_of_the_folder(folder, prepared):
     assert session.objective.diffusion.prediction == "v_prediction"
     trained_for = session.model.spec.trained_for
     assert trained_for["diffusion"]["scheduler"]["prediction_type"] == "v_prediction"
+
+
+SCHEDULERS = {
+    "other-betas": {"beta_schedule": "linear", "beta_end": 0.03},
+    "scaled": {"beta_schedule": "scaled_linear", "beta_start": 8.5e-4, "beta_end": 0.012},
+    "trained": {"trained_betas": [0.001 * 1.1**t for t in range(50)], "num_train_timesteps": 50},
+}
+
+
+def start_with(folder, place, scheduler):
+    (place / "unet").symlink_to(folder / "unet")
+    DDPMScheduler(**SCHEDULERS[scheduler]).save_pretrained(place / "scheduler")
+    return f"diffusers:{place}"
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_without_a_schedule_training_takes_that_of_the_folder(
+    scheduler, folder, prepared, tmp_path
+):
+    recipe = recipe_of(
+        start_with(folder, tmp_path, scheduler),
+        objective={"schedule": None, "num_timesteps": None, "range": [0.05, 0.1]},
+    )
+    session = make_session(build.on_this_machine(recipe), "cleaner", PreparedDataset.open(prepared))
+    betas = DDPMScheduler(**SCHEDULERS[scheduler]).betas.double().numpy()
+    assert (session.objective.diffusion.schedule.betas == betas).all()
+    save_model(tmp_path / "model", session.model, recipe_digest="none")
+    kept = load_denoiser(f"model:{tmp_path / 'model'}")  # what certificates and verify read
+    assert (kept.diffusion.schedule.betas == betas).all()
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_another_schedule_is_refused_by_what_differs(scheduler, folder, prepared, tmp_path):
+    recipe = recipe_of(start_with(folder, tmp_path, scheduler))
+    words = {
+        "other-betas": "linear, 1000 timesteps, betas 0.0001 to 0.03;",
+        "scaled": "scaled_linear, 1000 timesteps, betas 0.00085 to 0.012;",
+        "trained": "trained_betas, 50 timesteps, betas 0.001 to 0.1067;",
+    }
+    with pytest.raises(CasemateError, match="write schedule: null and leave num_timesteps") as told:
+        build.model_spec(recipe, PreparedDataset.open(prepared), "cleaner")
+    line = str(told.value)
+    assert "schedule: linear, 1000 timesteps, betas 0.0001 to 0.02 is not" in line
+    assert words[scheduler] in line
+
+
+def test_a_fresh_network_without_a_schedule_has_the_usual_one():
+    usual = DenoiserObjective(kind="denoiser", full=True)
+    assert (usual.schedule, usual.num_timesteps) == ("cosine", 4000)  # fingerprints hold them
+    unsaid = DenoiserObjective(kind="denoiser", full=True, schedule=None)
+    assert unsaid.num_timesteps is None
+    assert DenoiserObjective(**unsaid.model_dump()) == unsaid
+    assert diffusion(unsaid).to_dict() == diffusion(usual).to_dict()
+    for half in ({"num_timesteps": None}, {"schedule": None, "num_timesteps": 1000}):
+        with pytest.raises(ValueError, match="leave it out beside schedule: null"):
+            DenoiserObjective(kind="denoiser", full=True, **half)
 
 
 def test_the_fingerprint_follows_the_weights_not_their_place(folder, tmp_path):
