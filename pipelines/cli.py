@@ -165,11 +165,11 @@ def verify(
     folder = path if path.is_dir() else path.parent
     changed = changed_files(folder)
     problems = [f"{name}: is not the file that manifest.json lists" for name in changed]
-    problems += report.problems
     if resample:
         from pipelines.resample import resample as vote_again
 
         problems += vote_again(path, count=resample, model=model, data=data, denoiser=denoiser)
+    problems += report.problems
     if as_json:
         print(
             json.dumps(

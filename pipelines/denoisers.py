@@ -30,24 +30,32 @@ def diffusion(section: s.DenoiserObjective, start: str | None = None) -> Diffusi
     What these predict, and how times are fed, is theirs; levels that the objective writes down must
     be theirs too.
     """
+    key = "train.objective.schedule"
     if start is None:
-        usual = type(section).model_fields
-        return Diffusion.named(
-            section.schedule or usual["schedule"].default,
-            section.num_timesteps or usual["num_timesteps"].default,
-        )
+        if section.schedule == "pretrained":
+            raise CasemateError(key, "pretrained", "needs model.pretrained: diffusers:PATH")
+        return Diffusion.named(section.schedule, section.num_timesteps)
     known = describe_source(start).diffusion
-    if section.schedule is None or section.num_timesteps is None:
+    if section.schedule == "pretrained":
+        _check_number(section, len(known.schedule), start)
         return known
     wanted = Diffusion.named(section.schedule, section.num_timesteps)
     ours, theirs = (d.schedule.alphas_cumprod for d in (wanted, known))
     if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=1e-4, atol=1e-6):
         remedy = (
             f"is not the schedule of {start}: {_in_words(known)}; "
-            "write schedule: null and leave num_timesteps out to train with that one"
+            "schedule: pretrained trains with that one"
         )
-        raise CasemateError("train.objective.schedule", _in_words(wanted), remedy)
+        raise CasemateError(key, _in_words(wanted), remedy)
     return known
+
+
+def _check_number(section: s.DenoiserObjective, found: int, start: str) -> None:
+    """Refuse a number of timesteps that the weights do not have; the default says nothing."""
+    unsaid = type(section).model_fields["num_timesteps"].default
+    if section.num_timesteps not in (unsaid, found):
+        remedy = f"is not the number of {start}, {found}; leave it out beside schedule: pretrained"
+        raise CasemateError("train.objective.num_timesteps", section.num_timesteps, remedy)
 
 
 def _in_words(known: Diffusion) -> str:

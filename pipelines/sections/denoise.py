@@ -1,6 +1,6 @@
 """Denoisers: how they are trained, and classifiers that are tuned behind one."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -23,36 +23,15 @@ DenoiserName = Annotated[str, Field(min_length=1), AfterValidator(_known_source)
 
 
 class DenoiserObjective(Section):
-    """Noise prediction at the levels that certification will meet (Carlini et al. 2023, 5.2).
-
-    `schedule: null` takes schedule and number of timesteps from the folder that the training starts
-    from (`model.pretrained`), whatever they are; a fresh network then has the defaults.
-    """
+    """Noise prediction at the levels that certification will meet (Carlini et al. 2023, 5.2)."""
 
     kind: Literal["denoiser"]
     sigmas: list[PositivePixels] = []
     range: tuple[Pixels, Pixels] | None = None
     full: bool = False  # the whole schedule, as for a model that draws images
-    schedule: Literal["cosine", "linear"] | None = "cosine"
-    num_timesteps: Annotated[int, Field(ge=10)] | None = 4000
+    schedule: Literal["cosine", "linear", "pretrained"] = "cosine"  # last: of model.pretrained
+    num_timesteps: Annotated[int, Field(ge=10)] = 4000  # left out beside `pretrained`
     sampling: Literal["sigma", "timestep"] = "sigma"  # what is uniform on a range
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_number_without_schedule(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("schedule", "") is None:
-            return {"num_timesteps": None, **values}
-        return values
-
-    @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
-        if (self.schedule is None) != (self.num_timesteps is None):
-            raise PydanticCustomError(
-                "train",
-                "objective: num_timesteps: leave it out beside schedule: null, which means both "
-                "are those of model.pretrained; else give both",
-            )
-        return self
 
     @model_validator(mode="after")
     def _one_set_of_levels(self) -> Self:

@@ -72,12 +72,10 @@ def start_with(folder, place, scheduler):
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_without_a_schedule_training_takes_that_of_the_folder(
-    scheduler, folder, prepared, tmp_path
-):
+def test_training_can_take_the_schedule_of_the_folder(scheduler, folder, prepared, tmp_path):
     recipe = recipe_of(
         start_with(folder, tmp_path, scheduler),
-        objective={"schedule": None, "num_timesteps": None, "range": [0.05, 0.1]},
+        objective={"schedule": "pretrained", "num_timesteps": 4000, "range": [0.05, 0.1]},
     )
     session = make_session(build.on_this_machine(recipe), "cleaner", PreparedDataset.open(prepared))
     betas = DDPMScheduler(**SCHEDULERS[scheduler]).betas.double().numpy()
@@ -95,23 +93,23 @@ def test_another_schedule_is_refused_by_what_differs(scheduler, folder, prepared
         "scaled": "scaled_linear, 1000 timesteps, betas 0.00085 to 0.012;",
         "trained": "trained_betas, 50 timesteps, betas 0.001 to 0.1067;",
     }
-    with pytest.raises(CasemateError, match="write schedule: null and leave num_timesteps") as told:
+    with pytest.raises(CasemateError, match="schedule: pretrained trains with that one") as told:
         build.model_spec(recipe, PreparedDataset.open(prepared), "cleaner")
     line = str(told.value)
     assert "schedule: linear, 1000 timesteps, betas 0.0001 to 0.02 is not" in line
     assert words[scheduler] in line
 
 
-def test_a_fresh_network_without_a_schedule_has_the_usual_one():
+def test_the_schedule_of_weights_needs_weights_and_their_number(folder):
     usual = DenoiserObjective(kind="denoiser", full=True)
     assert (usual.schedule, usual.num_timesteps) == ("cosine", 4000)  # fingerprints hold them
-    unsaid = DenoiserObjective(kind="denoiser", full=True, schedule=None)
-    assert unsaid.num_timesteps is None
-    assert DenoiserObjective(**unsaid.model_dump()) == unsaid
-    assert diffusion(unsaid).to_dict() == diffusion(usual).to_dict()
-    for half in ({"num_timesteps": None}, {"schedule": None, "num_timesteps": 1000}):
-        with pytest.raises(ValueError, match="leave it out beside schedule: null"):
-            DenoiserObjective(kind="denoiser", full=True, **half)
+    theirs = usual.model_copy(update={"schedule": "pretrained"})
+    with pytest.raises(CasemateError, match=r"schedule: pretrained needs model\.pretrained"):
+        diffusion(theirs)
+    assert len(diffusion(theirs, f"diffusers:{folder}").schedule) == 1000
+    other = theirs.model_copy(update={"num_timesteps": 500})
+    with pytest.raises(CasemateError, match=r"num_timesteps: 500 is not the number of .*, 1000"):
+        diffusion(other, f"diffusers:{folder}")
 
 
 def test_the_fingerprint_follows_the_weights_not_their_place(folder, tmp_path):
