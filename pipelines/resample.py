@@ -22,7 +22,7 @@ from components.certify.thinning import positions_among
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
 from components.core.types import Array
-from components.data.prepared import PreparedDataset
+from components.data.prepared import PreparedDataset, Split
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
 from components.models.voting import Way
@@ -38,6 +38,8 @@ from pipelines.stages.voting import (
 
 # Of sections that claim nothing and only draw: any that the method allows.
 ANY_PROB: Mapping[Method, float] = {"fixed": 0.2, "sequential": 0.2, "randomized": 0.04}
+
+SPAN = 256  # items of the dataset that are read at once
 
 
 def resample(
@@ -61,8 +63,8 @@ def resample(
     torch.set_num_threads(1)  # as a certification worker with one CPU
     config = _config(votes, model_folder, data_folder, _denoiser(folder, votes, denoiser))
     voter = make_voter(config)
-    ids = voter.items.item_ids  # type: ignore[attr-defined]
-    position = {item: i for i, item in enumerate(ids[: votes.header["num_items"]])}
+    known = _known_items(voter.items, votes.header["num_items"])  # type: ignore[attr-defined]
+    position = {item: i for i, item in enumerate(known)}
     items = sorted(votes.items(), key=lambda item: item.item_id)
     expected = set(position)
     strangers = sorted(item.item_id for item in items if item.item_id not in expected)
@@ -76,10 +78,29 @@ def resample(
         return said
     chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
     kept = _kept(votes)
-    problems = [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
+    problems = _wrong_labels(items, known)
+    problems += [p for item in chosen for p in _compare(voter, config, item, position, kept=kept)]
     if problems and isinstance(voter, GaussianVoter):
         return _switched(voter, chosen, position) or problems
     return problems
+
+
+def _known_items(split: Split, number: int) -> dict[str, int]:
+    """Labels of the first items by their ids, in order; few images are in memory at a time."""
+    known: dict[str, int] = {}
+    for start in range(0, min(number, len(split)), SPAN):
+        part = split.span(start, min(start + SPAN, number))
+        known |= dict(zip(part.item_ids, part.labels.tolist(), strict=True))
+    return known
+
+
+def _wrong_labels(items: Sequence[ItemVotes], known: Mapping[str, int]) -> list[str]:
+    """Of all items, drawn or not: asking for labels needs no votes."""
+    return [
+        f"item {item.item_id}: label {item.label}, dataset says {known[item.item_id]}"
+        for item in items
+        if item.label != known[item.item_id]
+    ]
 
 
 def _wrongly_announced(votes: Votes, config: VoteConfig) -> list[str]:
@@ -265,8 +286,6 @@ def _compare(
     problems = []
     for row in table.to_pylist():
         stored, again = item.streams[row["stream"]], np.array(row["predictions"])[kept]
-        if row["label"] != item.label:
-            problems.append(f"item {item.item_id}: label {item.label}, dataset says {row['label']}")
         if row["image_sha256"] != item.image_sha256:
             problems.append(f"item {item.item_id}: image_sha256 differs from the dataset's")
         if not np.array_equal(stored, again):

@@ -124,6 +124,11 @@ def test_votes_are_those_of_noise_denoise_classify(run, prepared, models, cleane
         assert votes[item_id][stream].tolist() == found
 
 
+def on_disk(config):
+    """Test items that do not fit into memory."""
+    return PreparedDataset.open(config.dataset).lazy("test", cache_shards=1)
+
+
 def rewrite_header(path, name, value):
     votes = read_votes(path)
     told = {**votes.header["settings"]["denoiser"], name: value}
@@ -151,6 +156,8 @@ def test_the_certificate_names_the_denoiser_and_can_be_checked(
     (out.path / "manifest.json").write_text(json.dumps(manifest))
     places = {"model": None, "data": None}
     assert resample(out.path, count=3, **places) == []
+    with mock.patch("pipelines.stages.voting.load_items", on_disk):
+        assert resample(out.path, count=1, **places) == []
     original = (out.path / VOTES_NAME).read_bytes()
     for name, value in {"timestep": 3.0, "prediction": "sample", "sigma_added": 0.1}.items():
         rewrite_header(out.path / VOTES_NAME, name, value)
