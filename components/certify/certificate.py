@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.certify.l2_certificate import L2_CLAIM, check_l2_claim, derive_l2
-from components.certify.patch_certificate import (
+from components.certify.l2.certificate import L2_CLAIM, check_l2_claim, derive_l2
+from components.certify.patch.certificate import (
     check_patch_claim,
     derive_patch,
     is_sound,
     patch_settings,
 )
-from components.certify.patch_evidence import PATCH_KINDS
+from components.certify.patch.evidence import PATCH_KINDS
 from components.certify.votes import VOTES_NAME, Votes, replace_file, write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError

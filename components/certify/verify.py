@@ -20,11 +20,11 @@ from components.certify.certificate import (
     describe_certificate,
     write_certificate,
 )
-from components.certify.l2_certificate import check_reachable, reach_of
-from components.certify.l2_evidence import method_of
-from components.certify.patch_certificate import is_sound
-from components.certify.patch_evidence import PATCH_KINDS
-from components.certify.patch_verify import audit_patch
+from components.certify.l2.certificate import check_reachable, reach_of
+from components.certify.l2.evidence import method_of
+from components.certify.patch.certificate import is_sound
+from components.certify.patch.evidence import PATCH_KINDS
+from components.certify.patch.verify import audit_patch
 from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
 from components.core.digests import digest_file
 from components.core.errors import CasemateError

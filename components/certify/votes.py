@@ -21,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.certify.l2_evidence import (
+from components.certify.l2.evidence import (
     GAUSSIAN,
     L2_SETTINGS,
     check_l2_header,
     is_sequential,
 )
-from components.certify.patch_evidence import (
+from components.certify.patch.evidence import (
     PATCH_KINDS,
     PATCH_SETTINGS,
     check_patch_header,

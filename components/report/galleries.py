@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.certify.patch_evidence import ablations_of, masks_of
+from components.certify.patch.evidence import ablations_of, masks_of
 from components.core.types import Array
 from components.report.certified import describe_votes
 from components.report.content import Gallery, Picture, Strip

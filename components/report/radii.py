@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.certify.l2_curves import (
+from components.certify.l2.curves import (
     BoundDistribution,
     average_certified_radius,
     bound_distribution,

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from components.certify.noise import noisy_draws
+from components.certify.l2.noise import noisy_draws
 from components.certify.votes import VOTES_NAME, read_votes
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import load_denoised, source_of
 from notebooks.replications.denoised_findings import REGIMES, SIGMAS, STEP
 from notebooks.replications.denoised_page import TUNING_EPOCHS, draw, render
 from notebooks.replications.runs import Line, Study, certificates, command, finished
-from pipelines.flow import run_flow
-from pipelines.plan import PlannedStep, plan
-from pipelines.recipe import Recipe, load
+from pipelines.flow.plan import PlannedStep, plan
+from pipelines.flow.run import run_flow
+from pipelines.recipe.load import Recipe, load
 
 RECIPE = "dds-mnist5k-mini"
 

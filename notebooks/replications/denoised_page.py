@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from components.certify.reach import reach
+from components.certify.l2.reach import reach
 from components.evaluate.accuracy import clopper_pearson_interval
 from notebooks.replications import page
 from notebooks.replications.denoised_findings import (

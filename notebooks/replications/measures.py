@@ -16,7 +16,7 @@ from components.attacks.gradients import attack_mode
 from components.attacks.interface import Attack, AttackResult, Items
 from components.attacks.pgd import Pgd
 from components.attacks.scales import ScaleSearch
-from components.certify.patch import certify
+from components.certify.patch.rules import certify
 from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset
 from components.models.pixels import PixelModel

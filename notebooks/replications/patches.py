@@ -17,8 +17,8 @@ from notebooks.replications import page, runs
 from notebooks.replications.experiments import Contrast, Experiment
 from notebooks.replications.runs import Line, Study, certificates, command
 from notebooks.replications.statistics import Estimate, paired
-from pipelines.flow import run_flow
-from pipelines.recipe import Recipe, load
+from pipelines.flow.run import run_flow
+from pipelines.recipe.load import Recipe, load
 
 RECIPE = "svit-mnist5k-mini"
 TRAINED_SIZE, PATCH, NUM_PIXELS = 3, 2, 16 * 16

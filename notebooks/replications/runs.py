@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from components.core.errors import CasemateError
 from notebooks.replications import page
-from pipelines.plan import PlannedStep, plan
-from pipelines.recipe import Recipe
+from pipelines.flow.plan import PlannedStep, plan
+from pipelines.recipe.load import Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SEEDS = (0, 1, 2)

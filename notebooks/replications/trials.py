@@ -20,10 +20,10 @@ from components.data.shards import describe_dataset, open_job, plan_shards, writ
 from components.data.sources import Fitting, open_source
 from notebooks.replications.arms import ARMS, Size, values_of
 from notebooks.replications.measures import MEASURES
-from pipelines.recipe import parse
-from pipelines.sections import DataSection
-from pipelines.stages.prepare import list_splits
-from pipelines.stages.train import make_session
+from pipelines.recipe.load import parse
+from pipelines.recipe.schema import DataSection
+from pipelines.stages.prepare.stage import list_splits
+from pipelines.stages.train.stage import make_session
 
 Trial = dict[str, Any]
 Results = dict[str, list[Trial]]  # arm -> its trials, in the order of their seeds

@@ -19,7 +19,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from pipelines.recipe import Recipe
+from pipelines.recipe.load import Recipe
 from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
 
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk

@@ -17,10 +17,10 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from components.core.errors import CasemateError
+from pipelines.recipe.schema import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.cluster import total_cpus
 from pipelines.runtime.parts import PartStore
-from pipelines.sections import ClusterSection
 
 IN_FLIGHT = 2  # units per actor: hides latency, keeps memory bounded
 MAX_TRIES = 3

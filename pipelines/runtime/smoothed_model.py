@@ -14,7 +14,7 @@ import torch
 from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
-from components.certify.deployed import SmoothedClassifier
+from components.certify.l2.deployed import SmoothedClassifier
 from components.core.errors import CasemateError
 from components.denoising.loading import load_denoised, source_of
 from components.models.checkpoint import load_model

@@ -36,7 +36,7 @@ from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.inner import InnerAttack
 from components.train.optim import OptimizerSettings
 from components.train.session import initial_model
-from pipelines import recipe as recipes
+from pipelines.recipe import load as recipes
 from tests.benchmarks.input import demo_digits
 
 NUM_EPOCHS = 4

@@ -18,14 +18,14 @@ import torch
 from components.models.checkpoint import save_model
 from components.models.spec import ModelSpec
 from components.train.session import initial_model
-from pipelines import recipe as recipes
+from pipelines.recipe import load as recipes
+from pipelines.recipe.schema import ClusterSection, GaussianCertify
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import run_units
-from pipelines.sections import ClusterSection, GaussianCertify
-from pipelines.stages import prepare
-from pipelines.stages.voting import VoteConfig, make_voter, plan_votes
+from pipelines.stages.certify.worker import VoteConfig, make_voter, plan_votes
+from pipelines.stages.prepare import stage as prepare
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # both sides with the same right to the cores
 

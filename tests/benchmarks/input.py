@@ -22,7 +22,7 @@ from components.train.feed import Feed, Feeding, TrainingSet, Worker
 from components.train.objectives.standard import Standard
 from components.train.optim import OptimizerSettings
 from components.train.session import initial_model
-from pipelines import recipe as recipes
+from pipelines.recipe import load as recipes
 
 LIMIT = 0.05
 ROUNDS = 3

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from components.certify.noise import predict_block
+from components.certify.l2.noise import predict_block
 from components.denoising.classifier import DenoisedClassifier
 from components.denoising.diffusion import Diffusion
 from components.denoising.loading import denoiser_of

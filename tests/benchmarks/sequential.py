@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from components.certify.gaussian import certify_counts
-from components.certify.l2_evidence import declare
+from components.certify.l2.claims import certify_counts
+from components.certify.l2.evidence import declare
 from components.core.seeding import noise_impl
-from pipelines.recipe import load
+from pipelines.recipe.load import load
+from pipelines.recipe.schema import GaussianCertify
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import _missing
-from pipelines.sections import GaussianCertify
-from pipelines.stages.draws import DrawLedger
-from pipelines.stages.voting import Block, GaussianVoter, VoteConfig
+from pipelines.stages.certify.draws import DrawLedger
+from pipelines.stages.certify.worker import Block, GaussianVoter, VoteConfig
 
 LIMIT = 0.03  # of the draws of a fixed number, on average over the test images
 RADIUS, SIGMA, DRAWS = 0.3, 0.25, 100_000
@@ -42,7 +42,7 @@ def places(storage: Path) -> tuple[Path, Path]:
 
 
 def train_demo(storage: Path) -> None:
-    from pipelines.flow import run_flow
+    from pipelines.flow.run import run_flow
 
     plain = ["attack={}", "certify={}", "tune=null", "train.objective={kind: standard}"]
     variants = "train.variants={noisy: {objective: {kind: gaussian, sigma: 0.25}}}"

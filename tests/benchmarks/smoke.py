@@ -19,8 +19,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-from pipelines.cli import main as casemate
-from pipelines.recipe import available
+from pipelines.cli.main import main as casemate
+from pipelines.recipe.load import available
 
 POOL, TRAINING = 2, 2  # CPUs as Ray counts them
 STEP = re.compile(r"(\S+) +([\d.]+) s ")  # what a flow says when a step is done
@@ -60,14 +60,14 @@ def main() -> None:
         os.environ.pop("RAY_ADDRESS", None)
         import ray  # after its settings
 
+        from pipelines.recipe.schema import ClusterSection
         from pipelines.runtime.cluster import connect
-        from pipelines.sections import ClusterSection
 
         connect(ClusterSection(num_cpus=POOL + TRAINING), address=None)
         try:
             for name in names:
                 began = time.monotonic()
-                with mock.patch("pipelines.runner.release_workers"):  # the pool stays
+                with mock.patch("pipelines.flow.execute.release_workers"):  # the pool stays
                     ok, about = run(name, storage=Path(home) / "runs")
                 seconds.append(time.monotonic() - began)
                 verdict = "ok" if ok else "FAILED"

@@ -35,11 +35,11 @@ from components.denoising.importing import denoiser_spec
 from components.denoising.loading import source_of
 from components.models.checkpoint import save_model
 from components.train.session import initial_model
+from pipelines.recipe.schema import AblationCertify, ClusterSection, GaussianCertify
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, release_workers, run_units
-from pipelines.sections import AblationCertify, ClusterSection, GaussianCertify
-from pipelines.stages.voting import VoteConfig, make_voter, plan_votes
+from pipelines.stages.certify.worker import VoteConfig, make_voter, plan_votes
 from tests.benchmarks.executor import prepare_work
 
 LIMIT = 1.8

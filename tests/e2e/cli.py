@@ -174,7 +174,7 @@ def actors_of(pid: int, name: str) -> Iterator[psutil.Process]:
 
 def call(*arguments: object) -> Result:
     """The same entry point inside this process: joins its Ray session and saves the imports."""
-    from pipelines.cli import main
+    from pipelines.cli.main import main
 
     out, err, code = io.StringIO(), io.StringIO(), 0
     argv = mock.patch.object(sys, "argv", ["casemate", *map(str, arguments)])

@@ -13,8 +13,8 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
-from pipelines import recipe as recipes
-from pipelines.plan import plan
+from pipelines.flow.plan import plan
+from pipelines.recipe import load as recipes
 from pipelines.runtime.artifacts import exclusive
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
 

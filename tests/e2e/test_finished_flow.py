@@ -212,7 +212,7 @@ def test_recertify_l2_follows_alpha_and_radii(finished_flow, tmp_path):
 
 
 def test_radii_leave_as_the_published_table_and_come_back(finished_flow, tmp_path):
-    from components.certify.cohen_tsv import read_cohen_tsv
+    from components.certify.l2.cohen_tsv import read_cohen_tsv
 
     folder, out = step_folder(finished_flow, "certify.l2"), tmp_path / "l2.tsv"
     assert call("export-tsv", folder, "--out", out, "--json").json["num_items"] == 24

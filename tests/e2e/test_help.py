@@ -6,7 +6,7 @@ import sys
 import pytest
 import typer
 
-from pipelines.cli import app
+from pipelines.cli.main import app
 from tests.e2e.cli import ROOT, call
 
 pytestmark = pytest.mark.e2e
@@ -14,7 +14,7 @@ COMMANDS = sorted(n for n, c in typer.main.get_command(app).commands.items() if 
 HEAVY = ("torch", "torchvision", "ray", "mlflow", "timm", "pandas", "scipy", "sklearn", "pyarrow")
 ASK_EVERYTHING = """
 import sys
-from pipelines.cli import main
+from pipelines.cli.main import main
 for command in sys.argv[2:]:
     sys.argv = ["casemate", *command.split(), "--help"]
     try:

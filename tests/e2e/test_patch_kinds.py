@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
-from components.certify import patch_certificate
+from components.certify.patch import certificate as patch_certificate
 from tests.e2e.cli import call, step_folder, tiny_recipe
 
 pytestmark = pytest.mark.e2e

@@ -75,7 +75,9 @@ def test_a_file_that_the_manifest_does_not_list_so_is_found(finished_flow, tmp_p
 
 def test_a_replaced_model_makes_its_certificates_unfinished(finished_flow, tmp_path):
     """Same recipe, other weights: what was made from the old ones is made again."""
-    from pipelines import flow, plan, recipe
+    from pipelines.flow import plan
+    from pipelines.flow import run as flow
+    from pipelines.recipe import load as recipe
 
     storage = shutil.copytree(finished_flow, tmp_path / "storage")
     loaded = recipe.load(str(finished_flow.parent / "tiny.yaml"))

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import cli, recipe
-from pipelines.plan import plan
-from pipelines.stages.train_worker import REGISTER, STATE
+from pipelines.cli import main as cli
+from pipelines.flow.plan import plan
+from pipelines.recipe import load as recipe
+from pipelines.stages.train.worker import REGISTER, STATE
 from tests.e2e.cli import call, tiny_recipe
 
 pytestmark = pytest.mark.e2e

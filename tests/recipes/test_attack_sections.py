@@ -7,8 +7,8 @@ import pytest
 
 from components.attacks.apgd import Apgd
 from components.attacks.suite import KINDS, autoattack
-from pipelines.build import attack_list
-from pipelines.sections import AttackEntry, AttackSection
+from pipelines.recipe.build import attack_list
+from pipelines.recipe.schema import AttackEntry, AttackSection
 
 DIAGNOSTIC = {"best_loss"}  # of training; no user's to choose
 ENTRIES = {

@@ -6,11 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from components.core.errors import CasemateError
-from pipelines import runner
-from pipelines.checks import check_on_images, check_recipe
-from pipelines.cli import app
-from pipelines.lint import warnings_of
-from pipelines.recipe import loads
+from pipelines.cli.main import app
+from pipelines.flow import execute as runner
+from pipelines.recipe.check import check_on_images, check_recipe
+from pipelines.recipe.lint import warnings_of
+from pipelines.recipe.load import loads
 
 BASE = """\
 name: x

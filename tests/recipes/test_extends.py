@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from components.core.errors import CasemateError
-from pipelines.recipe import available, find, load, loads, merged
-from pipelines.sections import keys_with_off
+from pipelines.recipe.load import available, find, load, loads, merged
+from pipelines.recipe.schema import keys_with_off
 
 CHILD = """
 extends: demo

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.lint import warnings_of
-from pipelines.recipe import loads
+from pipelines.recipe.lint import warnings_of
+from pipelines.recipe.load import loads
 
 GOOD = """
 name: good

@@ -3,7 +3,7 @@
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.recipe import load, loads
+from pipelines.recipe.load import load, loads
 
 BASE = """\
 name: x

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.lint import ABSENT, warnings_of
-from pipelines.recipe import available, find, headline, load, loads
-from pipelines.smoke import MADE_DENOISER
+from pipelines.recipe.lint import ABSENT, warnings_of
+from pipelines.recipe.load import available, find, headline, load, loads
+from pipelines.recipe.smoke import MADE_DENOISER
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 RENEW = "renew with CASEMATE_RENEW_SNAPSHOTS=1 pytest tests/recipes, and review the difference"

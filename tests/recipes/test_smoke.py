@@ -12,11 +12,11 @@ from components.data.prepared import PreparedDataset
 from components.data.shards import describe_dataset, plan_shards, write_shard
 from components.data.sources import Fitting
 from components.models.checkpoint import save_model
-from pipelines import build
-from pipelines import smoke as smoking
-from pipelines.recipe import available, load, loads, shrink
-from pipelines.stages.prepare import list_splits, open_jobs, open_sources
-from pipelines.stages.train import make_session
+from pipelines.recipe import build
+from pipelines.recipe import smoke as smoking
+from pipelines.recipe.load import available, load, loads, shrink
+from pipelines.stages.prepare.stage import list_splits, open_jobs, open_sources
+from pipelines.stages.train.stage import make_session
 
 NAMES = [name for name in available() if name != "demo"]  # the demo runs whole, end to end
 
@@ -126,7 +126,7 @@ def test_what_is_replaced_is_said_in_one_line(caplog):
 def test_the_line_reaches_stderr(tmp_path):
     path = tmp_path / "photos.yaml"
     path.write_text(PHOTOS)
-    code = "import sys; from pipelines.cli import main; sys.argv[0] = 'casemate'; main()"
+    code = "import sys; from pipelines.cli.main import main; sys.argv[0] = 'casemate'; main()"
     result = subprocess.run(
         [sys.executable, "-c", code, "recipes", str(path), "--smoke"],
         capture_output=True,

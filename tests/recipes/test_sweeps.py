@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.estimates import estimates_of
-from pipelines.lint import warnings_of
-from pipelines.plan import plan
-from pipelines.recipe import loads, parse
+from pipelines.flow.plan import plan
+from pipelines.recipe.lint import warnings_of
+from pipelines.recipe.load import loads, parse
+from pipelines.stages.certify.cost import estimates_of
 
 RECIPE = """
 name: swept

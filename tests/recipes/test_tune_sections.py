@@ -3,7 +3,7 @@
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.recipe import loads
+from pipelines.recipe.load import loads
 
 BASE = """\
 name: x

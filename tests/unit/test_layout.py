@@ -21,12 +21,12 @@ def test_no_package_hides_below_tests():
 
 
 def test_the_command_line_imports_nothing_heavy():
-    code = "import json, sys; import pipelines.cli; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys; import pipelines.cli.main; print(json.dumps(sorted(sys.modules)))"
     found = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = set(json.loads(found.stdout))
-    assert "pipelines.cli" in loaded
+    assert "pipelines.cli.main" in loaded
     assert not loaded & {"ray", "mlflow", "torch", "timm", "numpy", "scipy", "pyarrow", "pydantic"}
 
 

@@ -16,8 +16,8 @@ import yaml
 from typer.exceptions import TyperException
 
 from components.core.errors import CasemateError
-from pipelines import recipe as recipes
-from pipelines.cli import app
+from pipelines.cli.main import app
+from pipelines.recipe import load as recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("components", "pipelines", "tests", "notebooks", "infra")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.certify.ablations import (
+from components.certify.patch.ablations import (
     _closed_form,
     max_touched,
     num_touched,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from components.certify.bounds import (
+from components.certify.l2.bounds import (
     clopper_pearson_lower,
     draws_needed,
     max_radius,

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.certify.bounds import clopper_pearson_lower, radius_lower
 from components.certify.certificate import derive, write_certificate
+from components.certify.l2.bounds import clopper_pearson_lower, radius_lower
 from components.certify.votes import read_votes, write_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.certify.cohen_tsv import (
+from components.certify.l2.cohen_tsv import (
     CohenRow,
     audit,
     read_cohen_tsv,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from components.certify.deployed import SmoothedClassifier
-from components.certify.gaussian import certified_radius
+from components.certify.l2.claims import certified_radius
+from components.certify.l2.deployed import SmoothedClassifier
 from components.core.errors import CasemateError
 
 IMAGE = torch.full((1, 2, 2), 0.5)

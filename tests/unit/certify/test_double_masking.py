@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.certify.double_masking import MaskSet, certify_pairs, infer
+from components.certify.patch.double_masking import MaskSet, certify_pairs, infer
 from components.core.errors import CasemateError
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from components.certify.bounds import max_radius
-from components.certify.gaussian import (
+from components.certify.l2.bounds import max_radius
+from components.certify.l2.claims import (
     certified_radius,
     certify_counts,
     check_can_certify,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from components.certify.l2_curves import (
+from components.certify.l2.curves import (
     average_certified_radius,
     bound_distribution,
     certified_curve,

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from components.certify.bounds import randomized_lower
 from components.certify.certificate import derive, write_certificate
-from components.certify.gaussian import registered_uniform
-from components.certify.l2_evidence import declare, plan_of
-from components.certify.predict import predict_counts
-from components.certify.sequential import certify_prefix, choose_class
+from components.certify.l2.bounds import randomized_lower
+from components.certify.l2.claims import registered_uniform
+from components.certify.l2.evidence import declare, plan_of
+from components.certify.l2.predict import predict_counts
+from components.certify.l2.sequential import certify_prefix, choose_class
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.errors import CasemateError

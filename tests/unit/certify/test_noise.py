@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from components.certify.noise import noisy_draws, predict_block
+from components.certify.l2.noise import noisy_draws, predict_block
 from components.core.seeding import standard_normal
 
 ADDRESS = {"run_seed": 3, "stream": "estimate", "item_id": "digit-7"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.certify.patch import RULES, certify
+from components.certify.patch.rules import RULES, certify
 from components.core.errors import CasemateError
 from components.data.ablation import KINDS, Ablations
 

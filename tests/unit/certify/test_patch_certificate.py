@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.certify.certificate import derive, write_certificate
-from components.certify.early_stop import UNSEEN, certify_partial, voting_order
-from components.certify.patch import certify
-from components.certify.patch_certificate import ablation_accuracy
-from components.certify.patch_evidence import ablations_of
+from components.certify.patch.certificate import ablation_accuracy
+from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
+from components.certify.patch.evidence import ablations_of
+from components.certify.patch.rules import certify
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, stream_sizes, write_votes
 from components.core.digests import digest_file

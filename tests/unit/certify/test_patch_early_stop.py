@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.certify.early_stop import UNSEEN, certify_partial, voting_order
-from components.certify.patch import RULES, certify
+from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
+from components.certify.patch.rules import RULES, certify
 from components.data.ablation import KINDS, Ablations
 
 

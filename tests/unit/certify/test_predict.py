@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.certify.predict import check_can_predict, lead_p_value, predict_counts
+from components.certify.l2.predict import check_can_predict, lead_p_value, predict_counts
 from components.core.errors import CasemateError
 
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from components.certify.bounds import max_radius, max_randomized_radius
-from components.certify.gaussian import check_can_reach
-from components.certify.reach import draws_to_reach, reach
-from components.certify.sequential import SequentialPlan
+from components.certify.l2.bounds import max_radius, max_randomized_radius
+from components.certify.l2.claims import check_can_reach
+from components.certify.l2.reach import draws_to_reach, reach
+from components.certify.l2.sequential import SequentialPlan
 from components.core.errors import CasemateError
 
 METHODS = ["fixed", "randomized", "sequential"]

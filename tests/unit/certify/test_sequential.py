@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from components.certify.bounds import clopper_pearson_lower, max_radius, probability_needed
-from components.certify.sequential import (
+from components.certify.l2.bounds import clopper_pearson_lower, max_radius, probability_needed
+from components.certify.l2.sequential import (
     FINAL_SHARE,
     SequentialPlan,
     anytime_interval,

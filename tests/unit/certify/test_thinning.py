@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from components.certify.certificate import write_certificate
-from components.certify.thinning import positions_among, thin_votes
+from components.certify.patch.thinning import positions_among, thin_votes
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.errors import CasemateError

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from components.core.errors import CasemateError
 from components.data.sources import SOURCE_NAMES, all_sources, find_source, open_source
 from components.data.sources.stamp import source_stamp
-from pipelines.cli_data import commands
+from pipelines.cli.data import commands
 
 
 def test_every_named_dataset_is_known():

@@ -11,7 +11,7 @@ from components.core.errors import CasemateError
 from components.models import catalog
 from components.models.catalog import CATALOG, PAPERS, Architecture
 from components.models.zoo import build_network
-from pipelines.cli_models import commands
+from pipelines.cli.models import commands
 
 # Family: whether it drops tokens, whether its attention can be scaled.
 ALLOWED = {

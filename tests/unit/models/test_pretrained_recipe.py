@@ -10,9 +10,9 @@ from components.core.errors import CasemateError
 from components.models.checkpoint import save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from pipelines import build
-from pipelines.plan import plan
-from pipelines.recipe import Recipe, loads
+from pipelines.flow.plan import plan
+from pipelines.recipe import build
+from pipelines.recipe.load import Recipe, loads
 from pipelines.runtime.artifacts import StageDir
 
 DATA = SimpleNamespace(height=16, width=16, channels=3, classes=("a", "b", "c"))
@@ -95,7 +95,7 @@ def test_a_folder_without_a_model_is_refused_by_the_plan(tmp_path, place):
 
 
 def test_the_run_keeps_what_became_of_every_tensor(parent, tmp_path, monkeypatch):
-    from pipelines.stages import train
+    from pipelines.stages.train import stage as train
 
     logged: list[Path] = []
     run = SimpleNamespace(artifacts=lambda *paths: logged.extend(paths))

@@ -21,7 +21,7 @@ from components.core.threats import UNIT
 from components.data.shards import FORMAT, SHARD_SCHEMA
 from components.evaluate.accuracy import accuracy
 from components.report.page import render
-from pipelines.stages.report import build_content
+from pipelines.stages.report.stage import build_content
 
 WIDTH = 16
 CLASSES = ("zero", "one", "two")

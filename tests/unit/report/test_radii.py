@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from components.certify.certificate import write_certificate
-from components.certify.cohen_tsv import CohenRow, write_cohen_tsv
-from components.certify.l2_curves import average_certified_radius
+from components.certify.l2.cohen_tsv import CohenRow, write_cohen_tsv
+from components.certify.l2.curves import average_certified_radius
 from components.certify.votes import VoteRow, write_votes
 from components.report import certified, radii
 from components.report.radius_figures import RadiusLine, envelope_line
 from components.report.results import read_certify
-from pipelines.sections import CompareSection
-from pipelines.stages.report import _compared
+from pipelines.recipe.schema import CompareSection
+from pipelines.stages.report.stage import _compared
 
 NUM_ITEMS, N = 8, 300
 RADII = [0.1, 0.3, 0.6]

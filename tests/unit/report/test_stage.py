@@ -17,7 +17,7 @@ from components.data.prepared import PreparedDataset
 from components.report.content import Check, Column, Content, Table
 from components.report.page import render
 from components.report.sections import checks
-from pipelines.stages import report
+from pipelines.stages.report import stage as report
 
 CHAPTERS = {
     "tune": {"tuning"}, "train.main": {"training"}, "train.standard": {"training"},

@@ -13,11 +13,11 @@ from components.models.checkpoint import load_model, save_model
 from components.models.zoo import DENOISERS
 from components.train.objectives.denoiser import DenoiserTraining
 from components.train.objectives.noise import DenoisedFineTuning
-from pipelines import build
-from pipelines.plan import plan
-from pipelines.recipe import loads
-from pipelines.sections import denoise
-from pipelines.stages.train import make_session
+from pipelines.flow.plan import plan
+from pipelines.recipe import build
+from pipelines.recipe.load import loads
+from pipelines.recipe.schema import denoise
+from pipelines.stages.train.stage import make_session
 
 TEXT = """
 name: toy

@@ -3,8 +3,8 @@
 import json
 from types import SimpleNamespace
 
-from pipelines.stages.train import _note
-from pipelines.stages.train_worker import _Live
+from pipelines.stages.train.stage import _note
+from pipelines.stages.train.worker import _Live
 
 RUNNING = {"loss": 0.5, "train_accuracy": 0.25, "lr": 1e-3, "eps": 0.1, "images_per_second": 320.4}
 ATTACKED = {"train_adversarial_accuracy": 0.25, "train_clean_accuracy": 0.75}
@@ -20,7 +20,7 @@ def test_the_line_holds_loss_accuracies_epsilon_rate_and_speed():
 
 def test_speed_counts_the_steps_of_this_start_only(tmp_path, monkeypatch):
     clock = iter([10.0, 10.0, 12.0, 13.0])
-    monkeypatch.setattr("pipelines.stages.train_worker.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("pipelines.stages.train.worker.time.monotonic", lambda: next(clock))
     session = SimpleNamespace(
         history=[],
         num_done=7,  # restored inside an epoch

@@ -8,7 +8,7 @@ from ray.train.v2._internal.execution.failure_handling import FailureDecision
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from components.core.errors import CasemateError
-from pipelines.stages.train_failures import MistakesEndTraining, mistake_in
+from pipelines.stages.train.failures import MistakesEndTraining, mistake_in
 from tests.e2e.cli import ROOT
 
 MISTAKE = CasemateError("train.batch_size", 7, "leaves a worker an odd number of images")
@@ -36,7 +36,7 @@ def test_lost_workers_are_tried_again():
 
 
 def test_the_controller_pays_for_nothing_heavy():
-    code = "import sys, pipelines.stages.train_failures; print(*sys.modules)"
+    code = "import sys, pipelines.stages.train.failures; print(*sys.modules)"
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

@@ -34,9 +34,9 @@ from components.train.selection import Selection
 from components.train.session import Session, initial_model
 from components.train.sharding import check_shardable, shard
 from components.train.validation import ValidationAttack
-from pipelines.recipe import loads
-from pipelines.stages.train import make_session
-from pipelines.stages.train_worker import train_loop
+from pipelines.recipe.load import loads
+from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.worker import train_loop
 
 ATTACK = InnerAttack(eps=0.1)
 # Every way in which an objective passes: attack and probe, two passes with gradients, ablations.

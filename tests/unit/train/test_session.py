@@ -163,8 +163,8 @@ class SplitsOnRequest:
 
 
 def test_the_test_split_is_never_touched(train_split, val_split):
-    from pipelines.recipe import loads
-    from pipelines.stages.train import make_session
+    from pipelines.recipe.load import loads
+    from pipelines.stages.train.stage import make_session
 
     recipe = loads(
         """

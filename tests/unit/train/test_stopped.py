@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.recipe import loads
-from pipelines.stages import train
+from pipelines.recipe.load import loads
+from pipelines.stages.train import stage as train
 
 
 def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):

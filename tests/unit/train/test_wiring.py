@@ -10,9 +10,9 @@ from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.mart import Mart
 from components.train.objectives.trades import Trades
-from pipelines import build
-from pipelines.recipe import loads, shrink
-from pipelines.stages.train import make_session
+from pipelines.recipe import build
+from pipelines.recipe.load import loads, shrink
+from pipelines.stages.train.stage import make_session
 
 TEXT = """
 name: toy

@@ -1,0 +1,1 @@
+"""Certificates against l2 perturbations: randomized smoothing."""

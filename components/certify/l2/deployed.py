@@ -1,0 +1,118 @@
+"""The smoothed classifier as it is used: one image in, a label with its radius out, or no answer.
+
+Certificates are about this function and not about the network inside: an answer takes its own noisy
+copies of the image.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.certify.l2.claims import certify_counts, check_can_certify
+from components.certify.l2.noise import predict_block
+from components.certify.l2.predict import ABSTAIN
+from components.certify.l2.sequential import SequentialPlan, certify_prefix
+from components.core.digests import digest_bytes
+from components.core.types import LogitsFn
+from components.denoising.classifier import DenoisedClassifier
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`label` -1 and `radius` 0 where it abstains; `radius` is an l2 distance in [0, 1] pixels."""
+
+    label: int
+    abstain: bool
+    radius: float
+    num_draws: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmoothedClassifier:
+    """CERTIFY of Cohen et al. 2019 for images that nobody has certified before.
+
+    With probability 1 - `failure_prob` per image the label is that of the smoothed classifier
+    everywhere within the radius.
+    """
+
+    classify: LogitsFn | DenoisedClassifier
+    num_classes: int
+    sigma: float
+    num_select: int = 100
+    num_estimate: int = 100_000
+    failure_prob: float = 0.001
+    micro_batch: int = 100
+    device: str | torch.device = "cpu"
+
+    def __post_init__(self) -> None:
+        check_can_certify(n=self.num_estimate, alpha=self.failure_prob)
+
+    def answer(self, image: Tensor, *, seed: int) -> Answer:
+        """Of a (C, H, W) image, from all draws.
+
+        `seed` must be fresh wherever somebody could have looked for an image that suits it.
+        """
+        counts = [
+            np.bincount(self._draw(image, seed, stream, 0, count), minlength=self.num_classes)
+            for stream, count in (("select", self.num_select), ("estimate", self.num_estimate))
+        ]
+        claim = certify_counts(*counts, sigma=self.sigma, alpha=self.failure_prob)
+        return Answer(claim.prediction, claim.abstain, claim.radius, claim.n0 + claim.n)
+
+    def answer_within(
+        self,
+        image: Tensor,
+        *,
+        seconds: float,
+        seed: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Answer:
+        """The same from as many draws as the time allows, a pass of the network more at most.
+
+        The bound holds at all times at once (`sequential.py`), so that a deadline may end the draws
+        whenever it falls; the radius is a little smaller than that of as many draws agreed before.
+        """
+        deadline = clock() + seconds
+        plan = SequentialPlan(
+            sigma=self.sigma,
+            radii=(),  # nothing is decided early: the radius grows until time is over
+            failure_prob=self.failure_prob,
+            num_estimate=self.num_estimate,
+            look_every=self.micro_batch,
+        )
+
+        def draw(stream: str, count: int) -> NDArray[np.uint16]:
+            found = [np.empty(0, np.uint16)]
+            for start in range(0, count, self.micro_batch):
+                if clock() >= deadline:
+                    break
+                stop = min(start + self.micro_batch, count)
+                found.append(self._draw(image, seed, stream, start, stop))
+            return np.concatenate(found)
+
+        select, estimate = draw("select", self.num_select), draw("estimate", self.num_estimate)
+        if not len(estimate):
+            return Answer(ABSTAIN, True, 0.0, len(select))
+        claim = certify_prefix(estimate, plan, chosen=int(np.bincount(select).argmax()))
+        return Answer(claim.prediction, claim.abstain, claim.radius, len(select) + len(estimate))
+
+    def _draw(
+        self, image: Tensor, seed: int, stream: str, start: int, stop: int
+    ) -> NDArray[np.uint16]:
+        return predict_block(
+            self.classify,
+            image,
+            sigma=self.sigma,
+            run_seed=seed,
+            stream=stream,
+            item_id=digest_bytes(image.numpy().tobytes()),
+            start=start,
+            stop=stop,
+            micro_batch=self.micro_batch,
+            device=self.device,
+        )

@@ -1,0 +1,91 @@
+"""What a votes file's header says of l2 votes: the noise, the method, what was declared beforehand.
+
+Headers without `method` are those of the first version: a fixed number of draws.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from components.certify.l2.reach import Method
+from components.certify.l2.sequential import SELECT_LEAD, SELECT_STEP, SequentialPlan
+from components.core.errors import CasemateError
+
+GAUSSIAN = "gaussian"
+METHODS: tuple[Method, ...] = ("fixed", "sequential", "randomized")
+L2_SETTINGS: Mapping[str, type | tuple[type, ...]] = {
+    "sigma": (int, float),
+    "num_select": int,
+    "num_estimate": int,
+    "run_seed": int,
+}
+DECLARED: Mapping[str, type | tuple[type, ...]] = {
+    "radii": list,
+    "failure_prob": (int, float),
+    "look_every": int,
+    "futility_prob": (int, float),
+    "select_step": int,
+    "select_lead": int,
+}
+
+
+def method_of(header: Mapping[str, Any]) -> Method:
+    """How the number of draws and the bound of an item come about."""
+    method: Method = header["settings"].get("method", "fixed")
+    return method
+
+
+def is_sequential(header: Mapping[str, Any]) -> bool:
+    """Whether items stop drawing when their declared radii are decided."""
+    return header["kind"] == GAUSSIAN and method_of(header) == "sequential"
+
+
+def declare(
+    *, radii: list[float], failure_prob: float, look_every: int, futility_prob: float
+) -> dict[str, Any]:
+    """`settings.declared` of sequential votes: all that decides when an item stops."""
+    return {
+        "radii": sorted(set(radii)),
+        "failure_prob": failure_prob,
+        "look_every": look_every,
+        "futility_prob": futility_prob,
+        "select_step": SELECT_STEP,
+        "select_lead": SELECT_LEAD,
+    }
+
+
+def plan_of(header: Mapping[str, Any]) -> SequentialPlan:
+    """The plan under which sequential votes were drawn; refuses one that makes no sense."""
+    settings = header["settings"]
+    declared = settings["declared"]
+    return _plan(
+        sigma=float(settings["sigma"]),
+        radii=tuple(float(radius) for radius in declared["radii"]),
+        failure_prob=float(declared["failure_prob"]),
+        num_estimate=settings["num_estimate"],
+        look_every=declared["look_every"],
+        futility_prob=float(declared["futility_prob"]),
+    )
+
+
+_plan = lru_cache(maxsize=16)(SequentialPlan)  # its tables of thresholds are made once
+
+
+def check_l2_header(header: Mapping[str, Any]) -> None:
+    """Raise unless method and declaration fit each other and can certify something."""
+    settings = header["settings"]
+    method, declared = settings.get("method", "fixed"), settings.get("declared")
+    if method not in METHODS:
+        raise CasemateError("method", method, f"is not one of {', '.join(METHODS)}")
+    if (method == "sequential") != (declared is not None):
+        raise CasemateError("declared", declared, "belongs to method sequential, which needs it")
+    if declared is None:
+        return
+    for name, kind in DECLARED.items():
+        if not isinstance(declared, Mapping) or not isinstance(declared.get(name), kind):
+            raise CasemateError("declared", declared, f"lacks {name}, or has it of another type")
+    if not all(isinstance(radius, int | float) for radius in declared["radii"]):
+        raise CasemateError("declared", declared, "has radii that are no numbers")
+    if not declared["radii"] or min(declared["select_step"], declared["select_lead"]) < 1:
+        raise CasemateError("declared", declared, "needs radii, a select_step and a select_lead")
+    plan_of(header)

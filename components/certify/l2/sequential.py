@@ -1,0 +1,332 @@
+"""Anytime-valid l2 certificates: an item is sampled until its declared radii are decided.
+
+A one-sided mixture e-process (Ville 1939; Robbins 1970; Voracek 2024 for smoothing) gives a lower
+confidence sequence that holds at all times at once, so that looking early, often, or again after a
+resume costs nothing. A tenth of the failure probability is kept for one exact bound at the last
+draw; the two add up by the union bound.
+
+Symbols: k of the first t draws agree with the chosen class, q its true probability, p0 the
+probability that a radius needs, alpha failure probability, beta the loss of power allowed to giving
+up, E the e-process, L the lower confidence sequence.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from components.certify.l2.bounds import clopper_pearson_lower, draws_needed, probability_needed
+from components.certify.l2.claims import radius_of_bound, refuse_beyond
+from components.certify.l2.predict import ABSTAIN
+from components.certify.l2.reach import FINAL_SHARE, SEQUENTIAL_SHARE
+from components.core.errors import CasemateError
+from components.core.types import FloatArray, IntArray
+
+LARGEST_FAILURE_PROB = 0.3  # below 1/e, where {p0 : E >= 1/alpha} is an interval (0, L]
+MOST_LOOKS = 10**7  # every one has a threshold for each radius, all in memory
+SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, votes that settle it
+
+
+@dataclass(frozen=True)
+class SequentialPlan:
+    """All that must be fixed before the first draw; a plan that can never certify is refused.
+
+    Radius 0 asks for an answer (p > 1/2) without a distance. No radii at all: nothing is ever
+    decided early, and the radius grows until `num_estimate` or until somebody stops.
+    """
+
+    sigma: float
+    radii: tuple[float, ...]
+    failure_prob: float = 0.001  # alpha
+    num_estimate: int = 100_000  # at most
+    look_every: int = 64
+    futility_prob: float = 0.01  # beta
+
+    def __post_init__(self) -> None:
+        _check_plan(self)
+
+    @cached_property
+    def looks(self) -> IntArray:
+        """(J,) numbers of draws at which a decision may fall, the last one `num_estimate`."""
+        inner = np.arange(self.look_every, self.num_estimate, self.look_every, dtype=np.int64)
+        return np.append(inner, self.num_estimate)
+
+    @cached_property
+    def reach(self) -> float:
+        """The radius that unanimous draws would give; no claim exceeds it."""
+        bound = _unanimous_lower(self.num_estimate, self.failure_prob)
+        return radius_of_bound(bound, sigma=self.sigma)
+
+    @cached_property
+    def needed(self) -> FloatArray:
+        """(R,) probabilities that the radii need."""
+        return np.array([probability_needed(r, self.sigma) for r in self.radii], dtype=np.float64)
+
+    @cached_property
+    def certify_from(self) -> IntArray:
+        """(R, J) least number of agreeing draws that certifies; more than the look: none does."""
+        alpha = SEQUENTIAL_SHARE * self.failure_prob
+        rows = [certify_threshold(self.looks, p0, failure_prob=alpha) for p0 in self.needed]
+        return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.looks))
+
+    @cached_property
+    def give_up_to(self) -> IntArray:
+        """(R, J) largest number of agreeing draws at which a radius is given up; -1: never."""
+        beta = self.futility_prob
+        rows = [futility_threshold(self.looks, p0, futility_prob=beta) for p0 in self.needed]
+        return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.looks))
+
+
+def _check_plan(plan: SequentialPlan) -> None:
+    """Refuse what means nothing and what could never certify, in the words of the recipe."""
+    within = [
+        ("sigma", plan.sigma, 0, math.inf),
+        ("failure_prob", plan.failure_prob, 0, LARGEST_FAILURE_PROB),
+        ("futility_prob", plan.futility_prob, 0, LARGEST_FAILURE_PROB),
+    ]
+    for name, value, low, high in within:
+        if not low < value < high:
+            raise CasemateError(f"certify.{name}", value, f"is outside ({low}, {high})")
+    for name, count in (("num_estimate", plan.num_estimate), ("look_every", plan.look_every)):
+        if count < 1:
+            raise CasemateError(f"certify.{name}", count, "is not a positive number of draws")
+    if plan.num_estimate // plan.look_every > MOST_LOOKS:
+        remedy = f"makes more than {MOST_LOOKS:,} looks at {plan.num_estimate} draws; raise it"
+        raise CasemateError("certify.look_every", plan.look_every, remedy)
+    for radius in plan.radii:
+        if not 0 <= radius < math.inf:
+            raise CasemateError("certify.radii", radius, "is not an l2 distance in pixels")
+    n, alpha, sigma = plan.num_estimate, plan.failure_prob, plan.sigma
+    if plan.reach == 0.0:
+        needed = _draws_needed(probability_needed(0.0, sigma), alpha)
+        remedy = f"draws can never exceed probability 1/2 at failure_prob {alpha}; use {needed}"
+        raise CasemateError("certify.num_estimate", n, f"{remedy} or more")
+    refuse_beyond(
+        plan.reach,
+        plan.radii,
+        sigma=sigma,
+        n=n,
+        alpha=alpha,
+        needed=lambda p: _draws_needed(p, alpha),
+    )
+
+
+def _unanimous_lower(n: int, alpha: float) -> float:
+    """The bound that a plan of n draws reaches if all of them agree."""
+    sequential = lower_confidence(n, n, SEQUENTIAL_SHARE * alpha)
+    return max(sequential, clopper_pearson_lower(n, n, FINAL_SHARE * alpha))
+
+
+def _draws_needed(p: float, alpha: float) -> int:
+    """The fewest draws with which a plan can reach p."""
+    enough = draws_needed(p, FINAL_SHARE * alpha)
+    return 1 + bisect_left(range(1, enough), p, key=lambda n: _unanimous_lower(n, alpha))
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialClaim:
+    """What may be said about one item after `n` draws; true at any time, final once `finished`."""
+
+    prediction: int  # -1: abstain
+    abstain: bool
+    finished: bool
+    k: int
+    n: int  # draws used: the first look that decided all radii, or the last one seen
+    num_looks: int
+    p_lower: float
+    radius: float
+    certified_radii: tuple[float, ...]
+
+
+def log_e_value(k: ArrayLike, t: ArrayLike, p0: ArrayLike) -> FloatArray:
+    """ln E_t(p0), E = 1/(1-p0) * Int_{p0}^1 p^k (1-p)^(t-k) dp / (p0^k (1-p0)^(t-k)).
+
+    For q <= p0 every p > p0 makes a nonnegative supermartingale that starts at 1, so their mean
+    does too, and P(E_t >= 1/alpha for some t) <= alpha (Ville 1939).
+    """
+    k, t, p0 = (np.asarray(value, dtype=np.float64) for value in (k, t, p0))
+    with np.errstate(divide="ignore"):  # a tail that underflows is no evidence: -inf
+        tail = np.log(special.betaincc(k + 1, t - k + 1, p0))
+    likelihood = k * np.log(p0) + (t - k + 1) * np.log1p(-p0)
+    return np.asarray(special.betaln(k + 1, t - k + 1) + tail - likelihood)
+
+
+def log_futility_value(k: ArrayLike, t: ArrayLike, p0: ArrayLike) -> FloatArray:
+    """The mirror image of ln E: evidence against q >= p0, from the mean over all p < p0."""
+    return log_e_value(np.asarray(t) - np.asarray(k), t, 1 - np.asarray(p0, dtype=np.float64))
+
+
+def _log_threshold(t: ArrayLike, failure_prob: float) -> FloatArray:
+    """ln(1/alpha) and a margin above the rounding of ln E, whose terms grow like t ln t."""
+    return np.asarray(-math.log(failure_prob) + 1e-9 + 1e-14 * np.asarray(t, dtype=np.float64))
+
+
+def certify_threshold(t: IntArray, p0: float, *, failure_prob: float) -> IntArray:
+    """(J,) least k with E_t(p0) >= 1/alpha at each t; t + 1 where none is enough."""
+    barrier = _log_threshold(t, failure_prob)
+    return _least_count(lambda k: log_e_value(k, t, p0) >= barrier, t)
+
+
+def futility_threshold(t: IntArray, p0: float, *, futility_prob: float) -> IntArray:
+    """(J,) largest k at which p0 is out of reach with confidence 1 - beta; -1 where none is."""
+    barrier = -math.log(futility_prob)  # giving up is always sound: no margin
+    return _least_count(lambda k: log_futility_value(k, t, p0) < barrier, t) - 1
+
+
+def _least_count(holds: Callable[[IntArray], NDArray[np.bool_]], t: IntArray) -> IntArray:
+    """The least k in 0..t from which `holds` is true, or t + 1, by bisection at all looks."""
+    low, high = np.zeros_like(t), t + 1
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        true = holds(np.minimum(middle, t))
+        high = np.where(open_ & true, middle, high)
+        low = np.where(open_ & ~true, middle + 1, low)
+    return low
+
+
+@lru_cache(maxsize=65536)
+def lower_confidence(k: int, t: int, failure_prob: float) -> float:
+    """L_t, rounded down: P(q <= L_t for some t) <= alpha, whenever and however often one looks.
+
+    The largest p0 with E_t(p0) >= 1/alpha. E falls in p0 up to k/(t+1) and stays below e beyond,
+    so that for alpha < 1/e the set is an interval and bisection finds its end.
+    """
+    if not 0 <= k <= t or t < 1:
+        raise ValueError(f"need 0 <= k <= t and t >= 1, got {k=}, {t=}")
+    if not 0 < failure_prob <= LARGEST_FAILURE_PROB:
+        raise ValueError(f"alpha must be in (0, {LARGEST_FAILURE_PROB}], got {failure_prob}")
+    barrier = float(_log_threshold(t, failure_prob))
+    low, high = 0.0, k / (t + 1)
+    while low < (middle := (low + high) / 2) < high:
+        enough = float(log_e_value(k, t, middle)) >= barrier
+        low, high = (middle, high) if enough else (low, middle)
+    return low
+
+
+def anytime_interval(k: int, t: int, failure_prob: float) -> tuple[float, float]:
+    """Both ends of a confidence sequence at level alpha, half of it on each side."""
+    half = failure_prob / 2
+    return lower_confidence(k, t, half), 1 - lower_confidence(t - k, t, half)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The class that the draws of the stream `select` chose, and how many of them it took."""
+
+    chosen: int
+    n0: int
+
+
+def choose_class(
+    predictions: NDArray[np.integer],
+    *,
+    num_classes: int,
+    num_select: int = 100,
+    step: int = SELECT_STEP,
+    lead: int = SELECT_LEAD,
+) -> Selection | None:
+    """The leader of (T,) selecting draws once it is `lead` votes ahead; None: draw more.
+
+    Looks every `step` draws and, at the latest, at `num_select`; ties go to the lowest class. Any
+    rule is sound that never sees the estimating draws: those catch a class chosen wrongly.
+    """
+    if num_classes < 2 or min(num_select, step, lead) < 1:
+        raise ValueError("need at least two classes, and a positive num_select, step and lead")
+    for n0 in (*range(step, num_select, step), num_select):
+        if n0 > len(predictions):
+            return None
+        counts = np.bincount(predictions[:n0], minlength=num_classes)
+        second, first = np.partition(counts, -2)[-2:]
+        if first - second >= lead or n0 == num_select:
+            return Selection(int(counts.argmax()), n0)
+    raise AssertionError("the last look always chooses")
+
+
+def finished_prefix(blocks: Iterable[tuple[int, NDArray[np.uint16]]]) -> NDArray[np.uint16]:
+    """The predictions of draws 0, ..., T - 1 that (start, predictions) blocks hold without a gap.
+
+    Blocks may come in any order and twice. What lies behind a gap is left out: which blocks happen
+    to be finished early must not decide when an item stops.
+    """
+    found: dict[int, NDArray[np.uint16]] = {}
+    for start, predictions in blocks:
+        if start < 0 or not len(predictions):
+            raise ValueError(f"a block needs predictions from a draw >= 0 on, got {start=}")
+        if not np.array_equal(found.setdefault(start, predictions), predictions):
+            raise ValueError(f"two blocks start at draw {start} and differ")
+    parts, reached = [np.empty(0, np.uint16)], 0
+    for start in sorted(found):
+        if start < reached:
+            raise ValueError(f"the block at draw {start} overlaps the one before it")
+        if start > reached:
+            break
+        parts.append(found[start])
+        reached += len(found[start])
+    return np.concatenate(parts)
+
+
+def certify_prefix(
+    predictions: NDArray[np.integer], plan: SequentialPlan, *, chosen: int
+) -> SequentialClaim:
+    """The claim that (T,) predictions of the draws 0, ..., T - 1 support, under this plan.
+
+    `chosen` must not depend on these draws. Only the declared looks count, and nothing after the
+    first one that decides all radii: more predictions never change a finished claim.
+    """
+    if predictions.ndim != 1 or len(predictions) > plan.num_estimate:
+        raise ValueError(f"need at most {plan.num_estimate} predictions, got {predictions.shape}")
+    looks = plan.looks[plan.looks <= len(predictions)]
+    if not len(looks):
+        return SequentialClaim(ABSTAIN, True, False, 0, 0, 0, 0.0, 0.0, ())
+    agreed = np.cumsum(predictions == chosen)[looks - 1]
+    reached = agreed >= plan.certify_from[:, : len(looks)]
+    decided = reached | (agreed <= plan.give_up_to[:, : len(looks)])
+    all_decided = np.logical_or.accumulate(decided, axis=1).all(axis=0) & bool(plan.radii)
+    used = int(all_decided.argmax()) + 1 if all_decided.any() else len(looks)
+    finished = bool(all_decided.any()) or looks[used - 1] == plan.num_estimate
+    looks, agreed = looks[:used], agreed[:used]
+    p_lower = max(
+        _best_lower(agreed, looks, SEQUENTIAL_SHARE * plan.failure_prob),
+        *plan.needed[reached[:, :used].any(axis=1)],  # the same bound, decided by integers
+        _final_lower(int(agreed[-1]), int(looks[-1]), plan),
+    )
+    radius = radius_of_bound(float(p_lower), sigma=plan.sigma)
+    return SequentialClaim(
+        prediction=ABSTAIN if radius == 0.0 else chosen,
+        abstain=radius == 0.0,
+        finished=bool(finished),
+        k=int(agreed[-1]),
+        n=int(looks[-1]),
+        num_looks=used,
+        p_lower=float(p_lower),
+        radius=radius,
+        certified_radii=tuple(np.array(plan.radii)[p_lower >= plan.needed].tolist()),
+    )
+
+
+def _best_lower(agreed: IntArray, looks: IntArray, failure_prob: float) -> float:
+    """max_t L_t: once reached, a bound stays. Bisects only at looks that still beat the best."""
+    best = lower_confidence(int(agreed[-1]), int(looks[-1]), failure_prob)
+    while len(looks) and best > 0:
+        gain = log_e_value(agreed, looks, best) - _log_threshold(looks, failure_prob)
+        strongest = int(gain.argmax())
+        if gain[strongest] < 0:
+            break
+        found = lower_confidence(int(agreed[strongest]), int(looks[strongest]), failure_prob)
+        best = max(best, found)
+        keep = gain > 0
+        keep[strongest] = False
+        agreed, looks = agreed[keep], looks[keep]
+    return best
+
+
+def _final_lower(k: int, t: int, plan: SequentialPlan) -> float:
+    """Clopper-Pearson with the rest of alpha, at the last draw and nowhere before."""
+    if t < plan.num_estimate:
+        return 0.0
+    return clopper_pearson_lower(k, t, FINAL_SHARE * plan.failure_prob)

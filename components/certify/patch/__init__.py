@@ -1,0 +1,1 @@
+"""Certificates against one square patch: ablation votes and double masking."""

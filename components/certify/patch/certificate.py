@@ -1,0 +1,221 @@
+"""Patch certificates from votes: settings of a claim, rows and accuracies.
+
+Three kinds of evidence: all votes over ablations, votes that stopped early, pairs of masks. The
+table of full column votes without a second rule is that of the first certificates, byte for byte.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from components.certify.claim_rows import ITEM_FIELDS, Derived, item_fields
+from components.certify.patch.ablations import DELTA_RULES, num_touched
+from components.certify.patch.double_masking import certify_pairs
+from components.certify.patch.early_stop import PartialClaims, certify_partial
+from components.certify.patch.evidence import DOUBLE_MASKING, ablations_of, masks_of, stopped_for
+from components.certify.patch.rules import PatchClaims, certify, check_rules
+from components.certify.votes import ItemVotes, Votes
+from components.core.errors import CasemateError
+from components.core.types import Array
+from components.evaluate.accuracy import CONFIDENCE, accuracy
+
+SECOND_RULES = ("none", "loc")
+SIZES = ("certified_patch_sizes", pa.list_(pa.int32()))
+COUNT_FIELDS = ("top_votes", "runner_up", "runner_up_votes", "margin")
+PARTIAL_FIELDS = ("num_outstanding", "margin_low", "margin_high")
+
+
+def patch_settings(header: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the settings that a claim needs, and of those it may have."""
+    if header["kind"] == DOUBLE_MASKING:
+        return ("patch_sizes",), ()
+    return ("patch_sizes", "rule"), ("delta_rule", "second_rule")
+
+
+def check_patch_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The claim in its one written form: sizes sorted, what is default left out."""
+    sizes = settings["patch_sizes"]
+    if not isinstance(sizes, Sequence) or not sizes:
+        raise CasemateError("certify.patch_sizes", sizes, "is not a list of sizes in pixels")
+    side = min(header["image"]["height"], header["image"]["width"])
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= side:
+            raise CasemateError("certify.patch_sizes", size, f"is not in 1..{side} pixels")
+    checked: dict[str, Any] = {"patch_sizes": sorted(set(sizes))}
+    if header["kind"] == DOUBLE_MASKING:
+        _check_covered(header, checked["patch_sizes"])
+        return checked
+    rule, second = settings["rule"], settings.get("second_rule", "none")
+    delta_rule = settings.get("delta_rule", "exact")
+    if delta_rule not in DELTA_RULES:
+        known = ", ".join(DELTA_RULES)
+        raise CasemateError("certify.delta_rule", delta_rule, f"is not one of {known}")
+    check_rules([rule], delta_rule=delta_rule)
+    if second not in SECOND_RULES or second == rule:
+        again = "is the rule already; leave it out with --second-rule none"
+        remedy = again if second == rule else "is neither none nor loc"
+        raise CasemateError("certify.second_rule", second, remedy)
+    checked["rule"] = rule
+    checked |= {"delta_rule": delta_rule} if delta_rule != "exact" else {}
+    checked |= {"second_rule": second} if second != "none" else {}
+    _check_answerable(header, checked)
+    return checked
+
+
+def _check_covered(header: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    masks = masks_of(header)
+    for size in sizes:
+        if not masks.covers(size):
+            limit = header["settings"]["mask_patch"]
+            remedy = f"is larger than the {limit} pixels that these masks hide; vote with others"
+            raise CasemateError("certify.patch_sizes", size, remedy)
+
+
+def _check_answerable(header: Mapping[str, Any], claim: Mapping[str, Any]) -> None:
+    """Votes that stopped early answer what they were stopped for, and nothing else."""
+    if (stop := stopped_for(header)) is None:
+        return
+    cannot = "cannot be answered: voting stopped early, once"
+    known = ", ".join(map(str, stop["patch_sizes"]))
+    for size in claim["patch_sizes"]:
+        if size not in stop["patch_sizes"]:
+            raise CasemateError(
+                "certify.patch_sizes", size, f"{cannot} sizes {known} were decided; vote again"
+            )
+    for name in ("rule", "second_rule"):
+        if name in claim and claim[name] not in stop["rules"]:
+            rules = ", ".join(stop["rules"])
+            remedy = f"{cannot} {rules} was decided; vote again"
+            raise CasemateError(f"certify.{name}", claim[name], remedy)
+    if "delta_rule" in claim:
+        raise CasemateError("certify.delta_rule", claim["delta_rule"], f"{cannot} exact was")
+
+
+def derive_patch(votes: Votes, claim: Mapping[str, Any]) -> Derived:
+    """Rows and accuracies of a checked claim."""
+    if votes.header["kind"] == DOUBLE_MASKING:
+        return _derive_pairs(votes, claim)
+    return _derive_ablations(votes, claim)
+
+
+def is_sound(claim: Mapping[str, Any]) -> bool:
+    """False for a claim that only reproduces published tables."""
+    return bool(claim.get("delta_rule", "exact") == "exact")
+
+
+def _derive_ablations(votes: Votes, claim: Mapping[str, Any]) -> Derived:
+    header, sizes, items = votes.header, claim["patch_sizes"], list(votes.items())
+    predictions = np.stack([item.streams[header["kind"]] for item in items])
+    partial, second = stopped_for(header) is not None, claim.get("second_rule")
+    fields = PARTIAL_FIELDS if partial else COUNT_FIELDS
+    claims = _claims(votes, items, predictions, claim, rule=claim["rule"])
+    columns = {SIZES[0]: claims.certified}
+    if second:
+        columns[f"{SIZES[0]}_{second}"] = _claims(
+            votes, items, predictions, claim, rule=second
+        ).certified
+    rows = [
+        item_fields(item, int(claims.prediction[i]))
+        | {name: getattr(claims, name)[i] for name in fields}
+        | {name: np.array(sizes)[certified[i]].tolist() for name, certified in columns.items()}
+        for i, item in enumerate(items)
+    ]
+    correct = np.array([row["correct"] for row in rows])
+    certified = [
+        _touched_entry(votes, claim, size)
+        | {
+            name.replace(SIZES[0], "accuracy"): accuracy(correct & verdicts[:, column])
+            for name, verdicts in columns.items()
+        }
+        for column, size in enumerate(sizes)
+    ]
+    summary = {
+        "num_items": len(rows),
+        "standard_accuracy": accuracy(correct),
+        "certified": certified,
+    }
+    if isinstance(claims, PartialClaims):
+        asked = predictions.size - int(claims.num_outstanding.sum())
+        summary["votes_asked"] = {"value": asked / predictions.size, "num_votes": asked}
+    else:
+        labels = np.array([item.label for item in items])
+        summary["ablation_accuracy"] = ablation_accuracy(predictions, labels)
+    schema = [*ITEM_FIELDS, *((f, pa.int32()) for f in fields), *((c, SIZES[1]) for c in columns)]
+    return Derived(pa.schema(schema), rows, summary)
+
+
+def _claims(
+    votes: Votes,
+    items: Sequence[ItemVotes],
+    predictions: Array,
+    claim: Mapping[str, Any],
+    *,
+    rule: str,
+) -> PatchClaims | PartialClaims:
+    """Verdicts under one rule; votes that stopped before they decided are refused by item."""
+    header = votes.header
+    asked = {"num_classes": header["num_classes"], "patch_sizes": claim["patch_sizes"]}
+    delta_rule = claim.get("delta_rule", "exact") if rule != "loc" else "exact"
+    if stopped_for(header) is None:
+        return certify(predictions, ablations_of(header), rule=rule, delta_rule=delta_rule, **asked)
+    claims = certify_partial(predictions, ablations_of(header), rule=rule, **asked)
+    if (undecided := claims.undecided).any():
+        item = items[int(undecided.argmax())].item_id
+        raise CasemateError("votes", f"of item {item}", "stopped before they decided the claim")
+    return claims
+
+
+def _touched_entry(votes: Votes, claim: Mapping[str, Any], size: int) -> dict[str, Any]:
+    ablations, rule = ablations_of(votes.header), claim.get("delta_rule", "exact")
+    entry = {"patch_size": size, "num_touched": num_touched(ablations, size, delta_rule=rule)}
+    return entry | ({} if rule == "exact" else {"exact_touched": num_touched(ablations, size)})
+
+
+def _derive_pairs(votes: Votes, claim: Mapping[str, Any]) -> Derived:
+    header, sizes, items = votes.header, claim["patch_sizes"], list(votes.items())
+    predictions = np.stack([item.streams["pairs"] for item in items])
+    claims = certify_pairs(predictions, masks_of(header), num_classes=header["num_classes"])
+    rows = [
+        item_fields(item, int(claims.prediction[i]))
+        | {
+            "num_agreeing": claims.num_agreeing[i],
+            "num_pairs": predictions.shape[1],
+            SIZES[0]: list(sizes) if claims.certified[i] else [],
+        }
+        for i, item in enumerate(items)
+    ]
+    correct = np.array([row["correct"] for row in rows])
+    proven = accuracy(correct & claims.certified)
+    summary = {
+        "num_items": len(rows),
+        "num_masks": len(masks_of(header)),
+        "standard_accuracy": accuracy(correct),
+        "certified": [{"patch_size": size, "accuracy": proven} for size in sizes],
+    }
+    counts = [("num_agreeing", pa.int32()), ("num_pairs", pa.int32())]
+    return Derived(pa.schema([*ITEM_FIELDS, *counts, SIZES]), rows, summary)
+
+
+def ablation_accuracy(predictions: Array, labels: NDArray[np.int64]) -> dict[str, float | int]:
+    """Share of right votes over all ablations and items, with a 95% interval over items.
+
+    Votes of one item are not independent, so the interval is for the mean of N shares in [0, 1]:
+    all q with N KL(share || q) <= ln(2 / 0.05) (Hoeffding 1963, Theorem 1).
+    """
+    num_items = len(predictions)
+    if predictions.ndim != 2 or not predictions.size or labels.shape != (num_items,):
+        raise ValueError(f"expected (N, K) votes and (N,) labels, got {predictions.shape}")
+    share = float((predictions == labels[:, None]).mean())
+
+    def excess(q: float) -> float:
+        divergence = special.rel_entr(share, q) + special.rel_entr(1 - share, 1 - q)
+        return float(num_items * divergence - math.log(2 / (1 - CONFIDENCE)))
+
+    low = optimize.bisect(excess, 0.0, share) if share > 0 else 0.0
+    high = optimize.bisect(excess, share, 1.0) if share < 1 else 1.0
+    return {"value": share, "low": low, "high": high, "num_items": num_items}

@@ -1,0 +1,117 @@
+"""Patch claims counted again by sets and loops that share no code with the certificates."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from components.certify.patch.evidence import DOUBLE_MASKING, stopped_for
+from components.certify.votes import Votes
+
+Rows = list[dict[str, Any]]
+UNSEEN = 65535  # written out: what the audit shares with the certificates it cannot check
+
+
+def audit_patch(
+    votes: Votes, claim: Mapping[str, Any], summary: Mapping[str, Any], rows: Rows
+) -> Iterator[str]:
+    """What is wrong with the claims, by item."""
+    if votes.header["kind"] == DOUBLE_MASKING:
+        yield from _audit_pairs(votes, claim, rows)
+        return
+    deltas = {size: recount_touched(votes.header, size) for size in claim["patch_sizes"]}
+    for entry in summary["certified"]:
+        size, counted = entry["patch_size"], entry.get("exact_touched", entry["num_touched"])
+        if counted != deltas[size]:
+            yield f"patch size {size}: {counted} touched bands, sets give {deltas[size]}"
+    if claim.get("delta_rule", "exact") != "exact":
+        deltas = {entry["patch_size"]: entry["num_touched"] for entry in summary["certified"]}
+    claims = {row["item_id"]: row for row in rows}
+    for item in votes.items():
+        if (row := claims.get(item.item_id)) is not None:  # else named by the comparison of rows
+            predictions = item.streams[votes.header["kind"]].tolist()
+            problems = _audit_item(votes.header, claim, deltas, predictions, row)
+            yield from (f"item {item.item_id}: {problem}" for problem in problems)
+
+
+def _audit_item(
+    header: Mapping[str, Any],
+    claim: Mapping[str, Any],
+    deltas: Mapping[int, int],
+    predictions: list[int],
+    row: Mapping[str, Any],
+) -> Iterator[str]:
+    """Margin and sizes of one item, from counts alone."""
+    outstanding = predictions.count(UNSEEN) if stopped_for(header) else 0
+    best, margin = _recount_margin(
+        [c for c in predictions if not outstanding or c != UNSEEN], header["num_classes"]
+    )
+    claimed = (row.get("margin_low", row.get("margin")), row.get("margin_high", row.get("margin")))
+    if row["prediction"] != best or claimed != (margin - outstanding, margin + outstanding):
+        yield f"margin by hand is {margin} for class {best}, {outstanding} votes outstanding"
+    if outstanding > margin:
+        yield f"{outstanding} outstanding votes could change the prediction"
+    allowed = {size for size, delta in deltas.items() if margin - outstanding >= 2 * delta}
+    sizes = set(row["certified_patch_sizes"])
+    # `loc` rightly sees more than counts show, and never less.
+    if claim["rule"] != "loc" and (beyond := sorted(sizes - allowed)):
+        yield f"certified_patch_sizes {beyond} exceed margin {margin - outstanding}"
+    loc = sizes if claim["rule"] == "loc" else set(row.get("certified_patch_sizes_loc", allowed))
+    if claim.get("delta_rule", "exact") == "exact" and (lost := sorted(allowed - loc)):
+        yield f"rule loc lacks {lost}, which the counts alone prove"
+
+
+def _recount_margin(predictions: list[int], num_classes: int) -> tuple[int, int]:
+    counts = Counter(predictions)
+    best = min(counts, key=lambda c: (-counts[c], c))
+    rivals = (c for c in range(num_classes) if c != best)
+    return best, min(counts[best] - counts[c] - (c < best) for c in rivals)
+
+
+def recount_touched(header: Mapping[str, Any], size: int) -> int:
+    """The most ablations that a square of this side touches, by sets of pixels."""
+    settings, image = header["settings"], header["image"]
+
+    def along(side: int) -> int:
+        bands = [
+            {(start + offset) % side for offset in range(settings["band"])}
+            for start in range(0, side, settings["stride"])
+        ]
+        patches = (set(range(first, first + size)) for first in range(side - size + 1))
+        return max(sum(not patch.isdisjoint(band) for band in bands) for patch in patches)
+
+    sides = {
+        "columns": [["width"]],
+        "rows": [["height"]],
+        "blocks": [["height", "width"]],
+        "both": [["width"], ["height"]],
+    }
+    return sum(prod(along(image[name]) for name in family) for family in sides[header["kind"]])
+
+
+def _audit_pairs(votes: Votes, claim: Mapping[str, Any], rows: Rows) -> Iterator[str]:
+    """Every certified item has one class under all pairs; the masks hide every patch claimed."""
+    largest = max(claim["patch_sizes"])
+    for name in ("height", "width"):
+        missed = _uncovered(votes.header["settings"], votes.header["image"][name], largest)
+        if missed is not None:
+            yield f"patch size {largest}: no mask hides the patch at {name} {missed}"
+    certified = {row["item_id"]: bool(row["certified_patch_sizes"]) for row in rows}
+    for item in votes.items():
+        classes = set(item.streams["pairs"].tolist())
+        if certified.get(item.item_id) and len(classes) > 1:
+            yield f"item {item.item_id}: certified, yet its pairs name classes {sorted(classes)}"
+
+
+def _uncovered(settings: Mapping[str, Any], side: int, patch: int) -> int | None:
+    """The first position along one side that lies inside no mask."""
+    step = -(-(side - settings["mask_patch"] + 1) // settings["num_masks"])
+    length = settings["mask_patch"] + step - 1
+    hidden = [
+        set(range(min(start, side - length), min(start, side - length) + length))
+        for start in range(0, side - settings["mask_patch"] + 1, step)
+    ]
+    positions = range(side - patch + 1)
+    return next(
+        (p for p in positions if not any(h.issuperset(range(p, p + patch)) for h in hidden)), None
+    )

@@ -1,0 +1,192 @@
+"""The attack command: a recipe's models, or any model folder on any data."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.core.errors import CasemateError
+from pipelines.cli.options import (
+    AddressOpt,
+    ForceOpt,
+    JsonOpt,
+    SetOpt,
+    SmokeOpt,
+    StorageOpt,
+    load_recipe,
+)
+from pipelines.cli.show import run_and_show
+
+if TYPE_CHECKING:
+    from components.models.spec import ModelSpec
+    from pipelines.recipe.load import Recipe
+
+EXAMPLE = (
+    "Example: casemate attack demo   Without a recipe: casemate attack --model models/deit-s "
+    "--data imagenet --data-path imagenet --eps 4/255 --attacks pgd-20,apgd-ce"
+)
+
+
+def attack(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Attack this model folder, without a recipe.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
+    ] = None,
+    data_path: Annotated[
+        str | None, typer.Option(metavar="P", help="Files of the source, if it reads some.")
+    ] = None,
+    fit: Annotated[
+        str | None, typer.Option(help="pad, resize or crop a source's images; default: pad.")
+    ] = None,
+    eps: Annotated[str | None, typer.Option(help="Budget, e.g. 8/255.")] = None,
+    norm: Annotated[str | None, typer.Option(help="linf or l2; default: linf.")] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="E.g. fgsm,pgd-20,apgd-ce,square-1000; default: autoattack."),
+    ] = None,
+    num_items: Annotated[
+        int | None, typer.Option(help="How many test items, at least 1; default: all.")
+    ] = None,
+    set_: SetOpt = None,
+    storage: StorageOpt = None,
+    smoke: SmokeOpt = False,
+    force: ForceOpt = False,
+    address: AddressOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Attack a recipe's models, training them first, or a model folder on any data."""
+    needed = {"--model": model, "--data": data, "--eps": eps}
+    alone = {
+        **needed,
+        **{"--data-path": data_path, "--fit": fit, "--norm": norm},
+        **{"--attacks": attacks, "--num-items": num_items},
+    }
+    prepared = None
+    if recipe is not None:
+        for key, value in alone.items():
+            if value is not None:
+                raise CasemateError(key, value, "goes without RECIPE, which has its own")
+        loaded = load_recipe(recipe, set_, smoke)
+    else:
+        missing = [key for key, value in needed.items() if value is None]
+        if missing:
+            remedy = "is missing; name a RECIPE, or --model, --data and --eps"
+            raise CasemateError("attack", missing[0], remedy)
+        if num_items is not None and num_items < 1:
+            raise CasemateError("--num-items", num_items, "must be at least 1")
+        assert model is not None
+        assert data is not None
+        prepared = _prepared(data, data_path=data_path, fit=fit)
+        section = {
+            "norm": norm or "linf",
+            "eps": eps,
+            "attacks": listed(attacks or "autoattack"),
+            "num_items": num_items,
+        }
+        source = {"source": data, "path": data_path, "fit": fit or "pad"}
+        loaded = _recipe(model, source, section, prepared, overrides=set_ or [], smoke=smoke)
+    run_and_show(
+        loaded,
+        storage=storage,
+        force=force,
+        address=address,
+        as_json=as_json,
+        until="attack",
+        prepared=prepared,
+    )
+
+
+def _prepared(data: str, **of_sources: str | None) -> Path | None:
+    """The folder, if `data` is one; None for the name of a source."""
+    folder = Path(data)
+    if (folder / "dataset.json").is_file():
+        for key, value in of_sources.items():
+            if value is not None:
+                option = "--" + key.replace("_", "-")
+                raise CasemateError(option, value, "has no meaning for a prepared dataset")
+        return folder.absolute()
+    if folder.is_dir():
+        remedy = "has no dataset.json; name a prepared dataset, or a source with --data-path"
+        raise CasemateError("--data", data, remedy)
+    return None
+
+
+def _recipe(
+    model: Path,
+    source: dict[str, Any],
+    section: dict[str, Any],
+    prepared: Path | None,
+    *,
+    overrides: list[str],
+    smoke: bool,
+) -> "Recipe":
+    """The recipe that the options mean: no training, one given model, one list of attacks."""
+    import yaml
+
+    from components.models.checkpoint import read_header
+    from components.models.spec import ModelSpec
+    from pipelines.recipe import load as recipe
+
+    folder = model.expanduser().absolute()
+    spec = ModelSpec.from_dict(read_header(folder)["spec"], source=str(folder / "model.json"))
+    values = {
+        "name": "attack-" + (re.sub(r"[^a-z0-9]+", "-", model.name.lower()).strip("-") or "model"),
+        "data": _data(source, spec, prepared),
+        "model": {"pretrained": str(folder)},
+        "attack": {section["norm"]: section},
+    }
+    loaded = recipe.loads(
+        yaml.safe_dump(values), source="casemate attack", overrides=overrides, smoke=smoke
+    )
+    if prepared is None:  # before thousands of images are prepared for a model that cannot fit
+        from components.data.sources import open_source
+
+        chosen = loaded.data
+        opened = open_source(chosen.source, path=chosen.path, options=chosen.options)
+        spec.check_classes(len(opened.classes))
+    return loaded
+
+
+def _data(source: dict[str, Any], spec: "ModelSpec", prepared: Path | None) -> dict[str, Any]:
+    """The data section: a prepared folder must fit as it is, a source is fitted to the model."""
+    if prepared is None:
+        return {**source, "image_size": spec.image_size, "channels": spec.channels}
+    from components.data.prepared import PreparedDataset
+
+    dataset = PreparedDataset.open(prepared)
+    spec.check_image((dataset.channels, dataset.height, dataset.width))
+    spec.check_classes(len(dataset.classes))
+    return {"source": "parquet", "path": str(prepared)}
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """`fgsm,pgd-20,square-1000,autoattack-plus` as entries of a recipe's attack list.
+
+    A number is that of the steps, or of the queries of square.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if "" in parts:
+        remedy = "has an empty entry; write names with one comma between, e.g. pgd-20,apgd-ce"
+        raise CasemateError("--attacks", repr(text), remedy)
+    return [_entry(part) for part in parts]
+
+
+def _entry(text: str) -> dict[str, Any]:
+    from components.attacks.suite import AUTOATTACK, KINDS
+
+    kinds = sorted([*KINDS, "autoattack"], key=len, reverse=True)  # `apgd-ce` before `apgd`
+    kind = next((k for k in kinds if text == k or text.startswith(f"{k}-")), None)
+    detail = text.removeprefix(kind).removeprefix("-") if kind else ""
+    if kind == "autoattack" and (not detail or detail in AUTOATTACK):
+        return {"kind": kind, "version": detail or "standard"}
+    if kind and kind != "autoattack" and (not detail or detail.isdigit()):
+        key = "num_queries" if kind == "square" else "num_steps"
+        return {"kind": kind, key: int(detail)} if detail else {"kind": kind}
+    known = ", ".join(sorted(kinds))
+    raise CasemateError("--attacks", text, f"is no attack; write e.g. pgd-20. Known: {known}")

@@ -1,0 +1,113 @@
+"""Commands around certificates: `casemate estimate` and `casemate export-tsv`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt, load_recipe
+
+commands = typer.Typer()
+
+
+@commands.command(epilog="Example: casemate estimate svit-in1k-col19-vit-s --accelerator A100")
+def estimate(
+    recipe: RecipeArg,
+    set_: SetOpt = None,
+    smoke: SmokeOpt = False,
+    accelerator: Annotated[
+        list[str] | None, typer.Option(help="Of one worker, e.g. A100; default: all known.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    workers: Annotated[int, typer.Option(help="Workers at once.", min=1)] = 1,
+    items: Annotated[
+        int | None, typer.Option(help="Test items, where the recipe leaves them open.", min=1)
+    ] = None,
+    passes_per_second: Annotated[
+        float | None,
+        typer.Option(
+            help="Measured on your device, in place of an accelerator; for l2 certificates draws "
+            "per second: a draw is all passes of the denoiser and one of the classifier."
+        ),
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what a recipe's certificates cost: passes, FLOPs, hours and memory."""
+    from pipelines.stages.certify.cost import estimates_of
+
+    rows = estimates_of(
+        load_recipe(recipe, set_, smoke),
+        accelerators=accelerator or [],
+        dtype=dtype,
+        num_workers=workers,
+        num_items=items,
+        passes_per_second=passes_per_second,
+    )
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        _show(row)
+
+
+def _show(row: dict[str, Any]) -> None:
+    votes = {"draw": "draws", "pass": "passes"}[row["each"]]
+    print(
+        f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} {votes}, "
+        f"{row['flops']:.3g} FLOPs, votes {_size(row['votes_bytes'])}, "
+        f"memory of a worker {_size(row['device_bytes'])} at most"
+    )
+    for place in row["hours"]:
+        tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
+        print(
+            f"  {place['where']:<9} {_time(place['low'], place['high'])} ({place['rate']}){tight}"
+        )
+
+
+def _size(number: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number} bytes"
+
+
+def _time(low: float, high: float) -> str:
+    """Hours, or a smaller unit where the longer time is less than one of them."""
+    unit, name = next((u for u in ((1, "h"), (60, "min")) if high * u[0] >= 1), (3600, "s"))
+    longest = f"{high * unit:.3g}" if high * unit >= 0.1 else "under 0.1"
+    shortest = f"{low * unit:.3g} to " if low < high and high * unit >= 0.1 else ""
+    return f"{shortest}{longest} {name}"
+
+
+@commands.command(
+    "export-tsv", epilog="Example: casemate export-tsv runs/demo/certify.l2-1f2e3d4c5b6a"
+)
+def export_tsv(
+    path: Annotated[Path, typer.Argument(help="Folder of an l2 certificate.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: PATH.tsv.")] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Write the radii of an l2 certificate as the per-image table of Cohen et al. 2019."""
+    from components.certify.certificate import CERTIFICATES_NAME
+    from components.certify.l2.cohen_tsv import rows_of_certificates, write_cohen_tsv
+    from components.certify.verify import certificate_folder
+    from components.certify.votes import read_table
+    from components.core.errors import CasemateError
+
+    folder = certificate_folder(path)
+    rows = rows_of_certificates(read_table(folder / CERTIFICATES_NAME))
+    target = out or folder.with_name(f"{folder.resolve().name}.tsv")
+    if not target.parent.is_dir():
+        raise CasemateError("--out", target, "is in a folder that does not exist")
+    if target.is_dir():
+        raise CasemateError("--out", target, "is a folder; name the file to write in it")
+    try:
+        write_cohen_tsv(target, rows)
+    except OSError as error:
+        raise CasemateError("--out", target, f"cannot be written ({error.strerror})") from error
+    if as_json:
+        print(json.dumps({"file": str(target), "num_items": len(rows)}, indent=2))
+    else:
+        print(f"{target}: {len(rows)} items")

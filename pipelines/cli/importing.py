@@ -1,0 +1,255 @@
+"""The command that brings weights of other projects into our model format."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from components.core.errors import CasemateError
+from pipelines.cli.options import JsonOpt
+
+if TYPE_CHECKING:
+    from components.models.importing.match import ImportReport
+    from components.models.pixels import PixelModel
+
+commands = typer.Typer()
+DENOISER = "unet"  # the architecture of files that hold denoisers
+
+
+@commands.command(
+    "import-weights",
+    epilog="Example: casemate import-weights deit_small.pth --architecture deit_small_patch16_224 "
+    "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --out models/deit-s",
+)
+def import_weights(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=".safetensors, .pth, .pt or .tar.")],
+    architecture: Annotated[
+        str, typer.Option(help="What the weights are of; a name of timm's, or unet.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Model folder to write.")],
+    layout: Annotated[
+        str, typer.Option(help="auto, timm, deit, xcit, robustbench, smoothed-vit or hf-vit.")
+    ] = "auto",
+    entry: Annotated[
+        str | None, typer.Option(help="Entry of the file to take, e.g. model_ema.")
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="Default: as many as the file's head has.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="Native side; default: the architecture's.")
+    ] = None,
+    channels: Annotated[int, typer.Option(min=1)] = 3,
+    upsample: Annotated[
+        int | None, typer.Option(min=1, help="Side that the network sees, if not the native one.")
+    ] = None,
+    upsample_mode: Annotated[str, typer.Option(help="nearest, bilinear or bicubic.")] = "nearest",
+    mean: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
+    std: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
+    token_policy: Annotated[
+        str, typer.Option(help="drop or mask: what ablations do to hidden tokens.")
+    ] = "mask",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="K=V", help="Option of the architecture, e.g. stem_patch=4."),
+    ] = None,
+    kernel: Annotated[
+        str, typer.Option(help="Resampling of the patch embedding: bilinear, pi or sum.")
+    ] = "bilinear",
+    allow_missing: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Tensors that may start fresh, e.g. 'head.*'."),
+    ] = None,
+    allow_unused: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Tensors of the file that may be left out."),
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="Of a denoiser's noise: linear, cosine or scaled-linear.")
+    ] = None,
+    timesteps: Annotated[
+        int | None, typer.Option(min=1, help="Of a denoiser; default: 1000.")
+    ] = None,
+    rescaled_time: Annotated[
+        bool, typer.Option(help="The denoiser is fed times of 0..1000, however many there are.")
+    ] = False,
+    head_width: Annotated[
+        int | None, typer.Option(min=1, help="Channels of a denoiser's attention head; default 64.")
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option(min=1, help="Of every attention of a denoiser, in place of that.")
+    ] = None,
+    attention_order: Annotated[
+        str | None, typer.Option(help="legacy, or new: use_new_attention_order of the denoiser.")
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Import weights of timm, DeiT, XCiT, RobustBench, smoothed-vit or Hugging Face ViT.
+
+    With --architecture unet: a denoiser of guided-diffusion or improved-diffusion.
+    """
+    from components.models.adapt import KERNEL_METHODS
+    from components.models.importing import weights
+    from components.models.importing.match import DoesNotFit
+    from components.models.spec import TOKEN_POLICIES, UPSAMPLE_MODES
+
+    _check_choice("--kernel", kernel, KERNEL_METHODS)
+    _check_choice("--token-policy", token_policy, TOKEN_POLICIES)
+    _check_choice("--upsample-mode", upsample_mode, UPSAMPLE_MODES)
+    _check_out(out)
+    of_denoisers: dict[str, Any] = {
+        "schedule": schedule,
+        "num_timesteps": timesteps,
+        "rescaled_time": rescaled_time or None,
+        "head_width": head_width,
+        "num_heads": num_heads,
+        "attention_order": attention_order,
+    }
+    if architecture == DENOISER:
+        _refuse_options(
+            "has no meaning for a denoiser, whose file and schedule say it all",
+            layout=None if layout == "auto" else layout,
+            classes=classes,
+            upsample=upsample,
+            mean=mean,
+            std=std,
+            option=option,
+            allow_missing=allow_missing,
+            allow_unused=allow_unused,
+        )
+        _import_denoiser(
+            file, out, entry=entry, image_size=image_size, as_json=as_json, **of_denoisers
+        )
+        return
+    _refuse_options(f"is of denoisers; they are --architecture {DENOISER}", **of_denoisers)
+    target = weights.Target(
+        architecture=architecture,
+        num_classes=classes,
+        image_size=image_size,
+        channels=channels,
+        upsample=upsample,
+        upsample_mode=upsample_mode,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
+        token_policy=token_policy,
+        options=_options(option or []),
+    )
+    try:
+        imported = weights.import_weights(
+            file,
+            target,
+            layout=layout,
+            entry=entry,
+            allow_missing=allow_missing or [],
+            allow_unused=allow_unused or [],
+            kernel_method=kernel,
+        )
+    except DoesNotFit as error:
+        _show(error.report, {"folder": None}, as_json)
+        raise
+    origin = {"file": str(file), "layout": imported.layout, "entry": imported.entry}
+    _show(imported.report, {**_save(out, imported.model), **origin}, as_json)
+
+
+def _import_denoiser(
+    file: Path, out: Path, *, entry: str | None, as_json: bool, **target: Any
+) -> None:
+    """A UNet of guided- or improved-diffusion, as `denoiser: model:OUT` can name it."""
+    from components.denoising.importing import DenoiserTarget, attention_heads, import_denoiser
+    from components.models.importing.match import DoesNotFit
+
+    given = {key: value for key, value in target.items() if value is not None}
+    try:
+        model, report = import_denoiser(file, DenoiserTarget(**given), entry=entry)
+    except DoesNotFit as error:
+        _show(error.report, {"folder": None}, as_json)
+        raise
+    heads = [
+        {"channels": width, "num_heads": number, "head_width": width // number}
+        for width, number in attention_heads(model).items()
+    ]
+    told = bool({"head_width", "num_heads"} & given.keys())
+    origin = {"file": str(file), "layout": "guided-diffusion", "entry": entry}
+    attention = {"attention": heads, "attention_assumed": not told}
+    _show(report, {**_save(out, model), **origin, **attention}, as_json)
+
+
+def _save(out: Path, model: "PixelModel") -> dict[str, Any]:
+    from components.models.checkpoint import save_model
+
+    try:
+        digest = save_model(out, model, recipe_digest="")
+    except OSError as error:
+        raise CasemateError("--out", out, f"cannot be written ({error.strerror})") from error
+    return {"folder": str(out), "digest": digest, "spec": model.spec.to_dict()}
+
+
+def _refuse_options(remedy: str, **options: Any) -> None:
+    """Refuse options that would be ignored."""
+    for name, value in options.items():
+        if value is not None:
+            written = {"num_timesteps": "timesteps"}.get(name, name).replace("_", "-")
+            shown = ",".join(value) if isinstance(value, list) else value
+            raise CasemateError(f"--{written}", shown, remedy)
+
+
+def _check_out(out: Path) -> None:
+    """Refuse a place that no folder can be made at, before minutes of work; nothing is made yet."""
+    if (out / "model.json").exists():
+        raise CasemateError("--out", out, "holds a model already; choose another folder")
+    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise CasemateError("--out", out, f"cannot be a folder: {there} is a file")
+
+
+def _show(report: "ImportReport", head: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**head, "report": report.to_dict()}, indent=2))
+        return
+    for line in report.lines():
+        print(line)
+    if head["folder"]:
+        print(
+            f"layout     {head['layout']}" + (f", entry {head['entry']}" if head["entry"] else "")
+        )
+        if "attention" in head:
+            print(_heads_line(head["attention"], assumed=head["attention_assumed"]))
+        print(f"model: {head['folder']}")
+
+
+def _heads_line(attention: list[dict[str, int]], *, assumed: bool) -> str:
+    """How many heads a denoiser was given: its file does not say, and others give wrong images."""
+    listed = "; ".join(
+        f"{a['num_heads']} x {a['head_width']} at {a['channels']} channels" for a in attention
+    )
+    doubt = " (assumed: were others trained, say --head-width or --num-heads)"
+    return f"attention  heads x width: {listed}{doubt if assumed else ''}"
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise CasemateError(key, value, f"is not one of {', '.join(choices)}")
+
+
+def _numbers(key: str, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
+
+
+def _options(pairs: list[str]) -> dict[str, Any]:
+    """`K=V` pairs; values are JSON where they can be read as such, text otherwise."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise CasemateError("--option", pair, "is not key=value, e.g. --option stem_patch=4")
+        try:
+            options[key] = json.loads(text)
+        except json.JSONDecodeError:
+            options[key] = text
+    return options

@@ -1,0 +1,302 @@
+"""`casemate`: parsing and printing only; heavy imports live inside the commands."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from components.core.errors import CasemateError
+from pipelines.cli import attack as cli_attack
+from pipelines.cli import certify as cli_certify
+from pipelines.cli import data as cli_data
+from pipelines.cli import importing as cli_import
+from pipelines.cli import jobs as cli_jobs
+from pipelines.cli import models as cli_models
+from pipelines.cli.options import (
+    AddressOpt,
+    ForceOpt,
+    JsonOpt,
+    RecipeArg,
+    SetOpt,
+    SmokeOpt,
+    StorageOpt,
+    load_recipe,
+)
+from pipelines.cli.show import check_resumable, run_and_show
+
+SHOWN_PROBLEMS = 20  # of verify, on a terminal
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train, tune, attack and certify vision transformers on Ray, tracked in MLflow.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 bad input. --verbose anywhere shows tracebacks.",
+)
+
+
+def _flow_command(name: str, help_: str, *, until: str | None) -> None:
+    """`run` and the stages differ only in where they stop."""
+
+    def command(
+        recipe: RecipeArg,
+        set_: SetOpt = None,
+        storage: StorageOpt = None,
+        smoke: SmokeOpt = False,
+        force: ForceOpt = False,
+        address: AddressOpt = None,
+        as_json: JsonOpt = False,
+    ) -> None:
+        run_and_show(
+            load_recipe(recipe, set_, smoke),
+            storage=storage,
+            force=force,
+            address=address,
+            as_json=as_json,
+            until=until,
+        )
+
+    app.command(name, help=help_, epilog=f"Example: casemate {name} demo --set train.epochs=2")(
+        command
+    )
+
+
+def _train(
+    recipe: RecipeArg,
+    set_: SetOpt = None,
+    storage: StorageOpt = None,
+    smoke: SmokeOpt = False,
+    force: ForceOpt = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only go on with an unfinished training.")
+    ] = False,
+    address: AddressOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    loaded = load_recipe(recipe, set_, smoke)
+    if resume:
+        check_resumable(loaded, storage=storage, force=force)
+    run_and_show(
+        loaded, storage=storage, force=force, address=address, as_json=as_json, until="train"
+    )
+
+
+_flow_command("run", "Run a recipe's whole chain; what is already finished is skipped.", until=None)
+for _stage, _help in {
+    "prepare": "Prepare the recipe's dataset.",
+    "train": "Train the recipe's models, preparing data first.",
+    "tune": "Tune the recipe; the best one is written as best.yaml.",
+    "attack": "",  # also takes a model folder, without a recipe
+    "certify": "Certify the recipe's models, training them first.",
+    "report": "Run what the report needs, then write it.",
+}.items():
+    if _stage == "attack":
+        app.command(epilog=cli_attack.EXAMPLE)(cli_attack.attack)
+    elif _stage == "train":
+        app.command("train", help=_help, epilog="Example: casemate train demo --resume")(_train)
+    else:
+        _flow_command(_stage, _help, until=_stage)
+
+
+@app.command(epilog="Example: casemate recipes demo --set seed=1")
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this one, resolved.")] = None,
+    set_: SetOpt = None,
+    smoke: SmokeOpt = False,
+    as_json: JsonOpt = False,
+) -> None:
+    """List the ready recipes, or print one with every default written out."""
+    from pipelines.recipe import load as recipe
+
+    if name:
+        loaded = load_recipe(name, set_, smoke)
+        print(json.dumps(loaded.resolved(), indent=2) if as_json else loaded.to_yaml(), end="")
+        return
+    rows = {n: recipe.headline(n) for n in recipe.available()}
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        width = max(map(len, rows))
+        for key, text in rows.items():
+            print(f"{key:<{width}} {text}")
+
+
+@app.command(epilog="Example: casemate lint my-recipe.yaml")
+def lint(recipe: RecipeArg, set_: SetOpt = None, as_json: JsonOpt = False) -> None:
+    """Validate a recipe and warn about known mistakes."""
+    from pipelines.recipe.lint import warnings_of
+
+    loaded = load_recipe(recipe, set_, False)
+    try:
+        found = warnings_of(loaded)
+    except CasemateError as error:  # found by a check that knows the recipe, not its file
+        own = error.key.startswith(f"{loaded.name}: ")  # trials of a search say whose they are
+        key = error.key.removeprefix(f"{loaded.name}: ") if own else error.key
+        raise CasemateError(f"{recipe}: {key}", error.value, error.remedy) from error
+    if as_json:
+        print(json.dumps([{"key": w.key, "message": w.message} for w in found], indent=2))
+        return
+    for warning in found:
+        print(f"warning: {warning.key}: {warning.message}")
+    print(f"{recipe}: valid, {len(found)} warning(s)")
+
+
+@app.command(epilog="Example: casemate verify runs/demo/certify.l2-1f2e3d4c5b6a --resample 5")
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help="Certificate folder, certificate.json or certificates.parquet.")
+    ],
+    resample: Annotated[
+        int, typer.Option(help="Vote again on K random items with the model, bit for bit.")
+    ] = 0,
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder; default: the one the step used.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Prepared dataset; default: the one the step used.")
+    ] = None,
+    denoiser: Annotated[
+        Path | None, typer.Option(help="Denoiser folder; default: the one the step used.")
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Recompute every claim of a certificate from its votes; no GPU needed."""
+    from components.certify import verify as checks
+    from pipelines.runtime.artifacts import changed_files
+
+    report = checks.verify(path)
+    folder = path if path.is_dir() else path.parent
+    changed = changed_files(folder)
+    problems = [f"{name}: is not the file that manifest.json lists" for name in changed]
+    if resample:
+        from pipelines.stages.certify.resample import resample as vote_again
+
+        problems += vote_again(path, count=resample, model=model, data=data, denoiser=denoiser)
+    problems += report.problems
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "num_items": report.num_items,
+                    "sound": report.sound,
+                    "resampled": resample,
+                    "problems": problems,
+                },
+                indent=2,
+            )
+        )
+    else:
+        for problem in problems[:SHOWN_PROBLEMS]:
+            print(f"problem: {problem}")
+        if len(problems) > SHOWN_PROBLEMS:
+            print(
+                f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all); if only last"
+            )
+            print("digits differ, an earlier version derived them: recertify derives them anew")
+        verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
+        again = f", {resample} items voted again" if resample else ""
+        print(f"{path}: {report.num_items} items checked{again}: {verdict}")
+        if not report.sound:
+            print("not sound: these claims follow a published rule that does not bound an attacker")
+        if not resample and not (folder / "manifest.json").exists():
+            print("no manifest.json here: whether items were left out shows only with --resample")
+    if problems:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog="Example: casemate recertify runs/demo/certify.l2-1f2e3d4c5b6a --failure-prob 0.01"
+)
+def recertify(
+    path: Annotated[Path, typer.Argument(help="Certificate folder whose votes are used again.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the new certificate; default: PATH-recertified.")
+    ] = None,
+    failure_prob: Annotated[
+        float | None, typer.Option(help="Failure probability per item (l2).")
+    ] = None,
+    radii: Annotated[str | None, typer.Option(help="Comma-separated l2 radii.")] = None,
+    patch_sizes: Annotated[
+        str | None, typer.Option(help="Comma-separated patch sides in pixels.")
+    ] = None,
+    rule: Annotated[str | None, typer.Option(help="strict, count or loc (patches).")] = None,
+    delta_rule: Annotated[
+        str | None,
+        typer.Option(help="exact, or paper_reference: published tables, not sound (patches)."),
+    ] = None,
+    second_rule: Annotated[
+        str | None, typer.Option(help="none, or loc as a second column (patches).")
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Derive another certificate from the same votes: other sizes, radii, rule or alpha."""
+    from components.certify import verify as checks
+
+    folder = path if path.is_dir() else path.parent
+    target = out or folder.with_name(f"{folder.name}-recertified")
+    document = checks.recertify(
+        path,
+        target,
+        failure_prob=failure_prob,
+        rule=rule,
+        delta_rule=delta_rule,
+        second_rule=second_rule,
+        radii=_numbers("--radii", radii, float),
+        patch_sizes=_numbers("--patch-sizes", patch_sizes, int),
+    )
+    if as_json:
+        print(
+            json.dumps(
+                {"folder": str(target), "claim": document["claim"], "summary": document["summary"]},
+                indent=2,
+            )
+        )
+        return
+    for entry in document["summary"]["certified"]:
+        at = entry.get("radius", entry.get("patch_size"))
+        print(f"certified at {at:<8} {_percent(entry['accuracy'])}{_second(entry)}")
+    if not document["sound"]:
+        print("sound: false (delta_rule paper_reference only reproduces published tables)")
+    print(f"certificate: {target}")
+
+
+def _percent(share: dict[str, Any]) -> str:
+    return f"{int(1000 * share['value']) / 10:5.1f} %"  # down: never above what is proven
+
+
+def _second(entry: dict[str, Any]) -> str:
+    return f"   rule loc {_percent(entry['accuracy_loc'])}" if "accuracy_loc" in entry else ""
+
+
+def _numbers(key: str, text: str | None, kind: Any) -> list[Any] | None:
+    if text is None:
+        return None
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError as error:
+        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
+
+
+for group in (cli_certify, cli_jobs, cli_data, cli_models, cli_import):
+    app.add_typer(group.commands)
+
+
+def main() -> None:
+    """Entry point: one line for a user's mistake (2), one for a failure (1)."""
+    verbose = "--verbose" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--verbose"]
+    try:
+        app()
+    except CasemateError as error:
+        if verbose:
+            raise
+        print(f"casemate: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        if verbose:
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        print(f"casemate: failed: {reason} (--verbose shows where)", file=sys.stderr)
+        sys.exit(1)

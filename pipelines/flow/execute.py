@@ -1,0 +1,220 @@
+"""Running the missing steps of a flow: tracking and Ray connected once, stage after stage.
+
+Light to import: Ray starts while a thread loads torch, timm and MLflow.
+"""
+
+import ctypes
+import importlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipelines.flow.plan import PlannedStep
+from pipelines.recipe.load import Recipe
+from pipelines.runtime import progress
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
+from pipelines.runtime.shards import release_workers
+
+if TYPE_CHECKING:
+    from pipelines.runtime.tracking import StepRun, Tracker
+
+CONTEXTS = {"train": "training", "tune": "tuning", "prepare": "preparation"}  # others: testing
+
+
+def execute(
+    recipe: Recipe,
+    root: Path,
+    todo: Sequence[PlannedStep],
+    *,
+    inputs: Mapping[str, PlannedStep],
+    flow: str,
+    address: str | None,
+    again: set[str],
+) -> None:
+    """Run the steps `todo`; `inputs` are all planned steps, `again` those to be made anew."""
+    if place := address or recipe.cluster.address:
+        check_reachable(place)  # before a tracking store is made for a flow that cannot start
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_check_and_track, recipe, root)
+        with ray_cluster(recipe.cluster, address=address), _stop_signals():
+            tracker = loading.result()
+            for step in todo:
+                if step.name in again:
+                    tracker.supersede(step.name, step.fingerprint)
+                    shutil.rmtree(step.folder, ignore_errors=True)
+            parent = tracker.flow_run(recipe, flow)
+            runner = _Runner(recipe, tracker, parent, inputs)
+            try:
+                for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
+                    runner.run_stage(list(batch))
+            except BaseException as error:
+                parent.finish(_status(error))
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    progress.say("casemate: stopped; the same command continues where it stopped")
+                if runner.trainings_left:
+                    _leave(error)
+                raise
+            finally:
+                release_workers()  # a Ray that outlives this flow gets its CPUs back
+            parent.finish()
+
+
+def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
+    """Impossible settings show before anything is trained or tracked."""
+    from pipelines.recipe import trials as tune_points
+    from pipelines.recipe.check import check_recipe
+    from pipelines.runtime.tracking import Tracker
+
+    check_recipe(recipe)
+    if recipe.tune:
+        tune_points.check(recipe)
+    return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
+
+
+def _status(error: BaseException) -> str:
+    """How a run ended, in MLflow's words: somebody stopped it, or it broke."""
+    return "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
+
+
+def _leave(error: BaseException) -> None:
+    """End at once while trainings still wait for Ray in threads that nobody can interrupt.
+
+    Nothing is lost: what counts is on disk whole, and a local Ray ends with this process.
+    """
+    sys.stdout.flush()
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130)
+
+
+def _give_memory_back() -> None:
+    """Let the system have what earlier stages freed: glibc keeps it for this process otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class _Runner:
+    """Runs steps of one flow; a step's MLflow run tells how it ended."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tracker: "Tracker",
+        parent: "StepRun",
+        steps: Mapping[str, PlannedStep],
+    ) -> None:
+        self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
+        self.active: dict[str, StepRun] = {}
+        self.trainings_left = False
+        self.fits = False  # the prepared images; asked once
+
+    def run_stage(self, batch: Sequence[PlannedStep]) -> None:
+        """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
+        stage = batch[0].step.stage
+        if stage != "prepare":
+            self._check_on_images()
+            end_idle_actors()  # between two stages nobody needs Ray Data
+            _give_memory_back()
+        if stage in ("prepare", "train", "tune"):
+            release_workers()  # these need the CPUs that idle actors hold
+        if stage not in ("train", "tune"):
+            for step in batch:
+                self.run_step(step)
+            return
+        # In threads also when there is one: in the main thread Ray takes Ctrl-C over for good.
+        lanes = min(len(batch), self._lanes())
+        pool = ThreadPoolExecutor(lanes)
+        futures = [pool.submit(self.run_step, step) for step in batch]
+        try:
+            wait(futures)
+        except BaseException as error:  # Ctrl-C or SIGTERM, in the main thread
+            self.trainings_left = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in self.active.values():
+                run.finish(_status(error))
+            raise
+        for future in futures:
+            future.result()
+
+    def _check_on_images(self) -> None:
+        """What does not fit the prepared images shows before anything is trained on them."""
+        from components.data.prepared import PreparedDataset
+        from pipelines.recipe.check import check_on_images
+
+        if self.fits:
+            return
+        dataset = PreparedDataset.open(self.steps["prepare"].folder)
+        side = min(dataset.height, dataset.width)
+        check_on_images(self.recipe, side=side, channels=dataset.channels)
+        self.fits = True
+
+    def _lanes(self) -> int:
+        cluster = self.recipe.cluster
+        return max(1, total_cpus() // (cluster.train_workers * cluster.cpus_per_train_worker))
+
+    def run_step(self, planned: PlannedStep) -> None:
+        """One step from its inputs to its manifest."""
+        step, began = planned.step, time.monotonic()
+        run = self.tracker.step_run(self.parent, step.name, planned.fingerprint)
+        self.active[step.name] = run
+        planned.folder.mkdir(parents=True, exist_ok=True)
+        inputs = {name: self.steps[name].folder for name in step.needs if self.steps[name].finished}
+        out = StageDir(planned.folder, step.name, planned.fingerprint, run, inputs)
+        stage = importlib.import_module(f"pipelines.stages.{step.stage}.stage")
+        try:
+            run.params({step.stage: step.identity})
+            run.tags({"casemate.folder": planned.folder.name})
+            stage.run(self.recipe, inputs, out)
+            if step.stage == "report":  # the one stage that knows nothing of tracking
+                run.artifacts(planned.folder / "report.html")
+            self._log_dataset(run, step.stage, inputs.get("prepare", planned.folder))
+            out.finish()
+        except BaseException as error:
+            run.finish(_status(error))
+            raise
+        finally:
+            self.active.pop(step.name, None)
+        run.finish()
+        progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
+
+    def _log_dataset(self, run: "StepRun", stage: str, prepared: Path) -> None:
+        """Tie the run to the prepared images by their digest."""
+        from components.data.prepared import PreparedDataset
+
+        dataset = PreparedDataset.open(prepared)
+        run.dataset(
+            name=self.recipe.data.source,
+            digest=dataset.digest,
+            source=str(prepared),
+            context=CONTEXTS.get(stage, "testing"),
+            profile={"splits": dataset.splits, "classes": len(dataset.classes)},
+        )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM ends the flow like Ctrl-C: runs are marked KILLED, finished work stays.
+
+    Installed after Ray has started, whose own handler would print a stack.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the caller owns the signals
+        return
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,238 @@
+"""Denoisers of a recipe: their noise levels, their places, and what models remember of them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from components.core.errors import CasemateError
+from components.denoising import pretrained
+from components.denoising.denoiser import Denoiser
+from components.denoising.diffusion import Diffusion
+from components.denoising.loading import (
+    Description,
+    describe_source,
+    load_denoiser,
+    source_digest,
+    source_of,
+)
+from components.denoising.samplers import check_variance, timesteps_below
+from pipelines.recipe import schema as s
+from pipelines.recipe.load import Recipe
+
+
+def diffusion(section: s.DenoiserObjective, start: str | None = None) -> Diffusion:
+    """The noise levels of a denoiser that a recipe trains; from weights on disk, those of `start`.
+
+    What these predict, and how times are fed, is theirs; levels that the objective writes down must
+    be theirs too.
+    """
+    key = "train.objective.schedule"
+    if start is None:
+        if section.schedule == "pretrained":
+            raise CasemateError(key, "pretrained", "needs model.pretrained: diffusers:PATH")
+        return Diffusion.named(section.schedule, section.num_timesteps)
+    known = describe_source(start).diffusion
+    if section.schedule == "pretrained":
+        _check_number(section, len(known.schedule), start)
+        return known
+    wanted = Diffusion.named(section.schedule, section.num_timesteps)
+    ours, theirs = (d.schedule.alphas_cumprod for d in (wanted, known))
+    if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=1e-4, atol=1e-6):
+        remedy = (
+            f"is not the schedule of {start}: {_in_words(known)}; "
+            "schedule: pretrained trains with that one"
+        )
+        raise CasemateError(key, _in_words(wanted), remedy)
+    return known
+
+
+def _check_number(section: s.DenoiserObjective, found: int, start: str) -> None:
+    """Refuse a number of timesteps that the weights do not have; the default says nothing."""
+    unsaid = type(section).model_fields["num_timesteps"].default
+    if section.num_timesteps not in (unsaid, found):
+        remedy = f"is not the number of {start}, {found}; leave it out beside schedule: pretrained"
+        raise CasemateError("train.objective.num_timesteps", section.num_timesteps, remedy)
+
+
+def _in_words(known: Diffusion) -> str:
+    """A schedule by what tells it from others: kind, number of timesteps, first and last beta."""
+    config, betas = known.config, known.schedule.betas
+    trained = config.get("trained_betas") is not None
+    kind = "trained_betas" if trained else config.get("beta_schedule")
+    return f"{kind}, {len(betas)} timesteps, betas {betas[0]:.4g} to {betas[-1]:.4g}"
+
+
+def start_of(recipe: Recipe, name: str) -> str | None:
+    """The weights on disk from which a denoiser of the recipe is trained."""
+    start = recipe.model_of(name).pretrained
+    return start if start and s.is_on_disk(start) else None
+
+
+def network_of(section: s.ModelSection) -> tuple[str, Mapping[str, Any]]:
+    """Architecture and options of a denoiser; without any written, those of its weights on disk."""
+    if section.pretrained and s.is_on_disk(section.pretrained) and not section.options:
+        return pretrained.network_of(section.pretrained)
+    return section.architecture, section.options
+
+
+def denoiser(section: s.DenoisedObjective) -> Denoiser:
+    """The denoiser that a classifier is trained behind, once `placed` has named its folder."""
+    if not s.is_on_disk(section.denoiser):
+        remedy = "is not trained yet; name a denoiser on disk: diffusers:PATH or model:PATH"
+        raise CasemateError("train.objective.denoiser", section.denoiser, remedy)
+    loaded = load_denoiser(section.denoiser)
+    loaded.diffusion.schedule.check(section.sigma)
+    return loaded
+
+
+def placed(name: str, inputs: Mapping[str, Path]) -> str:
+    """A denoiser by the absolute path of its folder, if it is on disk or among the inputs."""
+    if s.is_on_disk(name):
+        kind, _, path = name.partition(":")
+        return f"{kind}:{Path(path).expanduser().absolute()}"
+    trained = inputs.get(f"train.{name}")
+    return f"model:{(trained / 'model').absolute()}" if trained else name
+
+
+def trained_for(section: s.Objective, start: str | None = None) -> dict[str, Any]:
+    """What a model remembers of its objective: no place on disk, and the levels of a denoiser."""
+    values = section.model_dump()
+    if isinstance(section, s.DenoiserObjective):
+        values["diffusion"] = diffusion(section, start).to_dict()
+    if isinstance(section, s.DenoisedObjective) and s.is_on_disk(section.denoiser):
+        values["denoiser"] = source_digest(section.denoiser)
+    return values
+
+
+def of_certificate(section: s.Certify, part: str, inputs: Mapping[str, Path]) -> str | None:
+    """The source of the denoiser in front of a certified model, from the folders of its inputs."""
+    if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
+        return None
+    if s.is_on_disk(section.denoiser):
+        return source_of(inputs[f"denoiser.{part}"])
+    return placed(section.denoiser, inputs)
+
+
+def folder_behind(recipe: Recipe, name: str) -> str | None:
+    """What must be on disk to know a denoiser: itself, or the weights that it starts from."""
+    return name if s.is_on_disk(name) else start_of(recipe, name)
+
+
+def is_here(source: str) -> bool:
+    """Whether the folder of a source is on this machine."""
+    return Path(source.partition(":")[2]).expanduser().is_dir()
+
+
+def describe(recipe: Recipe, name: str) -> Description | None:
+    """A denoiser before it is loaded or trained; None if it needs a folder that is not here."""
+    source = folder_behind(recipe, name)
+    if source and not is_here(source):
+        return None
+    if s.is_on_disk(name):
+        return describe_source(name)
+    objective = recipe.objective_of(name)
+    assert isinstance(objective, s.DenoiserObjective)
+    channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
+    start, (architecture, options) = start_of(recipe, name), network_of(recipe.model_of(name))
+    return Description(diffusion(objective, start), channels, architecture, options)
+
+
+def check_certificates(recipe: Recipe, *, channels: int | None, side: int | None = None) -> None:
+    """Refuse denoisers that do not suit their certificates, before any training."""
+    for name, section in recipe.certify.items():
+        if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
+            continue
+        key = f"certify.{name}"
+        found = check_use(recipe, key, section, channels=channels, side=side)
+        if found and isinstance(section.sampler, s.AncestralSampler):
+            _check_ancestral(f"{key}.sampler", section.denoiser, found)
+
+
+def check_use(
+    recipe: Recipe,
+    key: str,
+    section: s.GaussianCertify | s.DenoisedObjective,
+    *,
+    channels: int | None,
+    side: int | None,
+) -> Description | None:
+    """Refuse noise and images that the denoiser of a section does not know, as far as it is here.
+
+    Networks that the recipe trains itself are asked for their side where they are described.
+    """
+    name = section.denoiser
+    assert name is not None
+    on_disk = s.is_on_disk(name)
+    with by_key(f"{key}.denoiser", name) if on_disk else nullcontext():
+        found = describe(recipe, name)
+    if found is None:
+        return None
+    check_sigma(f"{key}.sigma", section.sigma, found.diffusion)
+    check_channels(f"{key}.denoiser", found.channels, channels)
+    if side and on_disk:
+        with by_key(f"{key}.denoiser", name):
+            network = found.network(image_size=side, channels=found.channels)
+        check_side(f"{key}.denoiser", name, network, side=side)
+    return found
+
+
+@contextmanager
+def by_key(key: str, source: str) -> Iterator[None]:
+    """Mistakes in a folder are told by the key of the recipe that names it."""
+    try:
+        yield
+    except CasemateError as error:
+        raise CasemateError(key, source, f"cannot be used: {error}") from error
+
+
+def check_side(key: str, value: object, network: nn.Module, *, side: int) -> None:
+    """Refuse images that a denoising network cannot halve as often as it does."""
+    stride = getattr(network, "stride", 1)
+    if side % stride:
+        remedy = f"needs image sides that are multiples of {stride}; these are {side}"
+        raise CasemateError(key, value, remedy)
+
+
+def _check_ancestral(key: str, name: str, found: Description) -> None:
+    """Refuse to put noise back whose variance nobody says."""
+    try:
+        check_variance(found.diffusion.variance, predicted=found.predicts_variance)
+    except CasemateError as error:
+        remedy = f"does not suit {name}: variance_type {error.value} {error.remedy}"
+        raise CasemateError(key, "ancestral", remedy) from error
+
+
+def check_sigma(key: str, sigma: float, known: Diffusion) -> None:
+    """Refuse noise outside the levels of a schedule, by the name of its key."""
+    try:
+        known.schedule.check(sigma)
+    except CasemateError as error:
+        raise CasemateError(key, error.value, error.remedy) from None
+
+
+def check_start(start: str, *, channels: int) -> None:
+    """Refuse weights for other images than those of the data."""
+    check_channels("model.pretrained", describe_source(start).channels, channels)
+
+
+def check_channels(key: str, channels: int, wanted: int | None) -> None:
+    """Refuse a denoiser of grey images for coloured ones, and the other way round."""
+    if channels and wanted and channels != wanted:
+        remedy = f"channels go into the denoiser, but images have {wanted}"
+        raise CasemateError(key, channels, remedy)
+
+
+def num_passes(section: s.GaussianCertify, known: Diffusion) -> int:
+    """How often the network is asked for each noisy copy."""
+    match section.sampler:
+        case s.HeunSampler() as sampler:
+            return 2 * sampler.num_levels - 1
+        case s.AncestralSampler() as sampler:
+            below = timesteps_below(known.schedule, section.sigma, num_steps=sampler.num_steps)
+            leaves_lower = sampler.start == "reference" and bool(below)
+            return len(below) + (not leaves_lower)
+    return 1

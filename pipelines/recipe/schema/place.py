@@ -1,0 +1,57 @@
+"""The page at the end, and where the work runs and is kept: never part of a result's identity."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipelines.recipe.schema.base import Count, Name, PositivePixels, Section
+
+
+class CompareSection(Section):
+    """Somebody's per-image l2 radii: a table with the columns of Cohen et al. 2019.
+
+    With `sigma`, radii that so many draws of it could not have given are pointed out.
+    """
+
+    path: str
+    sigma: PositivePixels | None = None
+    num_estimate: Count = 100_000
+    failure_prob: float = Field(default=0.001, gt=0, lt=1)
+
+
+class ReportSection(Section):
+    """The page at the end."""
+
+    title: str | None = None
+    num_examples: int = Field(default=4, ge=0)
+    compare: dict[Name, CompareSection] = {}
+
+
+class ClusterSection(Section):
+    """Where the work runs; never part of a result's identity."""
+
+    address: str | None = None  # None: a local Ray of this process
+    num_cpus: Count | None = None  # of the local Ray; None: all cores
+    object_store_mb: Count = 512
+    train_workers: Count = 1
+    strategy: Literal["ddp", "fsdp"] = "ddp"  # fsdp: each train worker keeps a part of the weights
+    cpus_per_train_worker: Count = 1
+    feed_threads: Count = 1  # per train worker: build batches ahead of the model
+    num_actors: Count | None = None  # None: as many as fit
+    cpus_per_actor: Count = 1
+    gpus_per_worker: float = Field(default=0, ge=0)  # per train worker and per actor
+    checkpoint_steps: Count | None = None  # between checkpoints; None: after each epoch only
+    max_failures: int = Field(default=3, ge=0)  # restarts of a training after lost workers
+
+
+class StorageSection(Section):
+    """Where artifacts are kept."""
+
+    root: str = "runs"
+
+
+class TrackingSection(Section):
+    """MLflow."""
+
+    uri: str | None = None  # None: SQLite beside the storage
+    experiment: str = "casemate"

@@ -1,0 +1,267 @@
+"""Tuning: what is varied, how it is searched, when trials are stopped, what decides."""
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from pipelines.recipe.schema.base import Count, Section, as_number
+
+Number = Annotated[float, BeforeValidator(as_number)]
+
+# Keys that decide how trials are measured, or that trials do not look at.
+FIXED = {
+    "train.variants": "belongs to other models; trials train `main`",
+    "train.val_": "decides how trials are measured, so it is the same for all",
+    "train.memory_mb": "changes no result",
+    "model.pretrained": "names a place; tune one start at a time",
+}
+
+
+class RangeAxis(Section):
+    """What continuous axes share."""
+
+    kind: str
+    low: Number
+    high: Number
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if not self.low < self.high:
+            raise PydanticCustomError("tune", "low: must be below high")
+        return self
+
+
+class UniformAxis(RangeAxis):
+    """Every value between two numbers, or those in equal steps from `low`."""
+
+    kind: Literal["uniform"]
+    step: Annotated[Number, Field(gt=0)] | None = None
+
+
+class LogUniformAxis(RangeAxis):
+    """Every order of magnitude between two positive numbers, equally often."""
+
+    kind: Literal["loguniform"]
+    low: Annotated[Number, Field(gt=0)]
+
+
+class IntegersAxis(RangeAxis):
+    """Whole numbers from `low` to `high`, both included."""
+
+    kind: Literal["integers"]
+    low: int  # type: ignore[assignment]
+    high: int  # type: ignore[assignment]
+    step: Count = 1
+
+
+def _axis_kind(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "list"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in ("uniform", "loguniform", "integers") else None
+
+
+def _choice_as_list(axis: Any) -> Any:
+    """`{kind: choice, values: [...]}` is the list of its values."""
+    if not isinstance(axis, dict) or axis.get("kind") != "choice":
+        return axis
+    if axis.keys() != {"kind", "values"}:
+        raise PydanticCustomError("axis", "is wrong: a choice has `values` and nothing else")
+    return axis["values"]
+
+
+def _has_each_value_once(axis: Any) -> Any:
+    if axis == []:
+        raise PydanticCustomError("axis", "is empty; write the values to try")
+    if isinstance(axis, list) and any(value in axis[:i] for i, value in enumerate(axis)):
+        raise PydanticCustomError("axis", "is wrong: a value is listed twice")
+    return axis
+
+
+Axis = Annotated[
+    Annotated[list[Any], Tag("list")]
+    | Annotated[UniformAxis, Tag("uniform")]
+    | Annotated[LogUniformAxis, Tag("loguniform")]
+    | Annotated[IntegersAxis, Tag("integers")],
+    Discriminator(
+        _axis_kind,
+        custom_error_type="axis",
+        custom_error_message="is no list of values and no distribution; "
+        "write a list, or kind: uniform, loguniform, integers or choice",
+    ),
+    AfterValidator(_has_each_value_once),
+    BeforeValidator(_choice_as_list),
+]
+
+
+class GridSearch(Section):
+    """Every combination of the listed values, in the order they are written."""
+
+    kind: Literal["grid"] = "grid"
+
+
+class RandomSearch(Section):
+    """Different points, drawn from the recipe's seed."""
+
+    kind: Literal["random"]
+    num_trials: Count = 16
+
+
+class OptunaSearch(Section):
+    """Tree-structured Parzen estimator (Bergstra et al. 2011): proposes from finished trials.
+
+    The first ten trials are random. With several trials at a time its proposals depend on which of
+    them ends first; what a trial measures depends on its values and the seed alone.
+    """
+
+    kind: Literal["optuna"]
+    num_trials: Count = 32
+
+
+Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
+
+
+class NoScheduler(Section):
+    """Every trial is trained to its end."""
+
+    kind: Literal["none"]
+
+
+class AshaScheduler(Section):
+    """Asynchronous successive halving (Li et al. 2020): bad trials are stopped at rungs."""
+
+    kind: Literal["asha"] = "asha"
+    grace_epochs: Count = 1  # the first rung; more than the epsilon warm-up of any trial
+    reduction_factor: int = Field(default=2, ge=2)
+
+
+class PbtScheduler(Section):
+    """Population-based training (Jaderberg et al. 2017): bad trials go on as changed good ones.
+
+    Its result is a schedule of values, not one recipe.
+    """
+
+    kind: Literal["pbt"]
+    interval: Count = 10  # epochs between changes, the first after every epsilon warm-up
+    quantile: float = Field(default=0.25, gt=0, le=0.5)  # copied from the top, replaced below
+    resample_prob: float = Field(default=0.25, ge=0, le=1)  # a fresh draw, else a step aside
+
+
+Scheduler = Annotated[NoScheduler | AshaScheduler | PbtScheduler, Field(discriminator="kind")]
+
+
+class ChangeSection(Section):
+    """One step of an additive ablation: what it sets stays set in all later ones."""
+
+    name: Annotated[str, Field(min_length=1)]
+    set: dict[str, Any] = {}
+
+
+class TuneAttack(Section):
+    """The attack on validation items that trials are compared by, at the full epsilon."""
+
+    kind: Literal["apgd-ce", "pgd"] = "apgd-ce"
+    num_steps: Count = 20
+    num_items: Count = 1000  # validation items that are attacked; all, if there are fewer
+
+
+class TuneSection(Section):
+    """Ray Tune over dotted recipe keys; the objective is accuracy on validation items."""
+
+    space: dict[str, Axis] = {}
+    changes: list[ChangeSection] = []  # instead of a space: a chain of steps
+    search: Search = GridSearch()
+    scheduler: Scheduler = AshaScheduler()  # of a chain: none
+    metric: Literal["val_robust_accuracy", "val_accuracy"] = "val_robust_accuracy"
+    attack: TuneAttack = TuneAttack()
+    epochs: Count | None = None  # None: train.epochs
+    train_items: Count | None = None  # None: all
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_chain_stops_nobody(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("changes"):
+            return {"scheduler": {"kind": "none"}, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _space_or_changes(self) -> Self:
+        if bool(self.space) == bool(self.changes):
+            raise PydanticCustomError("tune", "space: give either a space or a list of changes")
+        if self.changes and (self.search.kind, self.scheduler.kind) != ("grid", "none"):
+            remedy = "are all trained to the end: leave search and scheduler out"
+            raise PydanticCustomError("tune", f"changes: {remedy}")
+        names = [change.name for change in self.changes]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tune", "changes: two steps have the same name")
+        _check_keys(self.keys, epochs=self.epochs)
+        return self
+
+    @model_validator(mode="after")
+    def _search_fits(self) -> Self:
+        ranges = [key for key, axis in self.space.items() if not isinstance(axis, list)]
+        if self.search.kind == "grid" and ranges:
+            remedy = "is a distribution, which a grid cannot list; set search: {kind: random}"
+            raise PydanticCustomError("tune", f"space: {ranges[0]} {remedy}")
+        if self.scheduler.kind == "pbt" and self.search.kind == "optuna":
+            remedy = "goes with search grid or random: it proposes values itself"
+            raise PydanticCustomError("tune", f"scheduler: pbt {remedy}")
+        if self.scheduler.kind == "pbt" and not self.mutable:
+            remedy = f"has nothing to change in the space; it may change {', '.join(MUTABLE)}"
+            raise PydanticCustomError("tune", f"scheduler: pbt {remedy}")
+        if self.scheduler.kind == "pbt" and "train.epochs" in self.space:
+            raise PydanticCustomError("tune", "space: pbt compares trials of equal train.epochs")
+        decay = self.space.get("train.weight_decay", [])
+        if self.scheduler.kind == "pbt" and 0 in (
+            decay if isinstance(decay, list) else [decay.low]
+        ):
+            # Without decay an optimiser sorts its weights otherwise, and a copy would mix them up.
+            remedy = "cannot change from or to 0 while a model trains; begin with e.g. 1e-6"
+            raise PydanticCustomError("tune", f"space: train.weight_decay {remedy}")
+        return self
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that differs between trials."""
+        chained = (key for change in self.changes for key in change.set)
+        return list(dict.fromkeys([*self.space, *chained]))
+
+    @property
+    def mutable(self) -> list[str]:
+        """Keys of the space that may change while a model trains."""
+        return [key for key, axis in self.space.items() if key in MUTABLE and _is_numeric(axis)]
+
+    @property
+    def grace_epochs(self) -> float:
+        """How long no trial is stopped; without a scheduler that stops trials: for ever."""
+        return self.scheduler.grace_epochs if self.scheduler.kind == "asha" else math.inf
+
+
+# What may change under a model that is being trained: neither its shape nor its data.
+MUTABLE = (
+    "train.learning_rate",
+    "train.weight_decay",
+    "train.label_smoothing",
+    "train.clip_norm",
+    "train.objective.beta",
+    "model.options.drop_path_rate",
+)
+
+
+def _is_numeric(axis: Any) -> bool:
+    values = axis if isinstance(axis, list) else []
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def _check_keys(keys: Iterable[str], *, epochs: int | None) -> None:
+    for key in keys:
+        if not key.startswith(("train.", "model.")):
+            raise PydanticCustomError("tune", f"space: {key} does not begin with train. or model.")
+        for start, remedy in FIXED.items():
+            if key.startswith(start):
+                raise PydanticCustomError("tune", f"space: {key} {remedy}")
+        if key == "train.epochs" and epochs:
+            raise PydanticCustomError("tune", "epochs: is set beside train.epochs in the space")

@@ -1,0 +1,270 @@
+"""`--smoke`: any recipe shrunk to seconds on a CPU, through the same code.
+
+Fewer items, epochs, steps and draws; smaller images and networks of the same family; and where a
+recipe's files are not on this machine, images made on the spot. Works on the plain values of a
+valid recipe; the caller validates what comes out.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from components.certify.l2.reach import draws_to_reach, reach
+from components.data.sources import find_source
+from pipelines.recipe.schema import is_on_disk
+
+Values = dict[str, Any]
+
+LIMITS = {"train": 192, "val": 48, "test": 24, "synthetic": 96}
+CAPS = {
+    "epochs": 2,
+    "val_items": 16,
+    "val_steps": 2,
+    "eps_warmup_epochs": 1,
+    "eps_zero_epochs": 0,
+    "cooldown_epochs": 1,
+    "start_epoch": 0,
+    "every": 1,
+    "max_batches": 2,
+    "warmup_epochs": 1,
+    "batch_size": 64,
+    "num_steps": 3,
+    "num_items": 16,
+    "num_select": 20,
+    "num_estimate": 200,
+    "num_positions": 2,
+    "num_draws": 4,
+    "num_levels": 3,
+    "num_predict": 50,
+    "block_size": 100,
+    "micro_batch": 50,
+    "train_items": 96,
+    "grace_epochs": 1,
+    "interval": 1,
+    "num_trials": 2,
+    "num_queries": 50,
+    "num_targets": 2,
+    "num_restarts": 2,
+    "num_angles": 3,
+}
+OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
+LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "mask_patch", "pad")  # pixels
+
+SIDE = 64  # of images and of what a network sees: 16-pixel patches still leave 4 x 4 tokens
+MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
+MADE_BATCH, MADE_DENOISER = 16, "made-denoiser"
+MAX_TRIALS, MAX_CHANGES = 4, 3
+MAX_SWEPT = 2  # ablation sizes, and strides
+
+_BLOCKS = {"depth": 2, "embed_dim": 32, "num_heads": 4}
+_STAGES = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}
+# Options that make the smallest network of a family; the first pattern that begins a name decides.
+NETWORKS: Mapping[str, Values] = {
+    r"tiny_(vit|xcit)": {"depth": 2, "embed_dim": 32, "num_heads": 2},
+    r"(vit|deit|cait|xcit|beit)_": _BLOCKS,
+    r"(wide_)?resnet\d": _STAGES,
+    r"preact_resnet18": {"layers": [1, 1, 1, 1], "widths": [8, 16, 24, 32]},
+    r"wrn_28_10": {"layers": [1, 1, 1], "widths": [8, 16, 32]},
+    r"tiny_unet": {"widths": [8, 16]},
+    r"unet": {
+        "block_out_channels": [8, 16],
+        "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+        "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "attention_head_dim": 8,
+    },
+    r"convnext_": {"depths": [1, 1, 1, 1], "dims": [8, 16, 24, 32]},
+}
+
+
+def shrink(values: Values) -> list[str]:
+    """Shrink a resolved recipe in place; returns what was replaced, in words."""
+    notes: list[str] = []
+    trains = values["train"] is not None
+    data = values["data"]
+    before = data["image_size"]
+    made = trains and _stand_in(data, notes)
+    data["limits"] = _limits(data)
+    if trains:  # a given model is what it is, and so is what it looks at
+        _shrink_images(values, made=made, before=before)
+        own = [variant["model"] for variant in values["train"]["variants"].values()]
+        for model in filter(None, [values["model"], *own]):
+            _shrink_model(model, notes)
+        _train_denoiser(values, notes)
+    caps = {**CAPS, "batch_size": MADE_BATCH} if made else CAPS
+    for section in ("train", "tune", "attack", "certify"):
+        _each(values[section], lambda key, value: _capped(key, value, caps))
+    _keep_valid(values, caps)
+    if values["tune"]:
+        _shrink_tune(values, caps, notes)
+    return list(dict.fromkeys(notes))
+
+
+def _stand_in(data: Values, notes: list[str]) -> bool:
+    """Images made on the spot in place of files that are not here."""
+    missing = [part for part in (data, data["synthetic"]) if part and _lacks_files(part)]
+    for seed, part in enumerate(missing):
+        notes.append(f"made images in place of {part['source']}: no {part['path']} here")
+        info = find_source(part["source"])
+        own = {
+            "classes": min(info.num_classes or MADE["classes"], MADE["classes"]),
+            "channels": data["channels"] or (1 if "grey" in info.image_size else 3),
+        }
+        part |= {"source": "made", "path": None, "options": {**MADE, **own, "seed": seed}}
+    return data in missing
+
+
+def _lacks_files(part: Values) -> bool:
+    reads = find_source(part["source"]).path == "needed"
+    return reads and not Path(part["path"]).expanduser().exists()
+
+
+def _limits(data: Values) -> dict[str, int]:
+    """Few items, yet of every class: a split of a thousand classes needs more."""
+    least = 2 * (find_source(data["source"]).num_classes or 0)
+    wanted = {**LIMITS, "train": max(LIMITS["train"], least)}
+    if not data["synthetic"]:
+        del wanted["synthetic"]
+    return {k: min(v, data["limits"].get(k, v)) for k, v in wanted.items()}
+
+
+def _shrink_images(values: Values, *, made: bool, before: int | None) -> None:
+    """Smaller images, and every length that is measured in their pixels."""
+    data, model = values["data"], values["model"]
+    if before is not None and (made or data["fit"] != "pad"):  # padding cannot make smaller ones
+        factor = min(1.0, SIDE / before)
+        for key in ("image_size", "resize", "train_size"):
+            if data[key] is not None:
+                data[key] = _scaled(data[key], factor)
+        for section in ("train", "tune", "certify"):
+            _each(values[section], lambda key, value: _resized(key, value, factor))
+    if model["upsample"] is not None:
+        model["upsample"] = min(model["upsample"], SIDE)
+    sizes = [data[key] for key in ("image_size", "resize", "train_size") if data[key]]
+    for part in (data, data["synthetic"]):
+        if part and part["source"] == "made":
+            part["options"].setdefault("image_size", max(sizes, default=32))
+
+
+def _scaled(length: int, factor: float) -> int:
+    return max(1, round(length * factor))
+
+
+def _resized(key: str, value: Any, factor: float) -> Any:
+    if key not in LENGTHS or value in (None, 0):
+        return value
+    if isinstance(value, list):
+        return sorted({_scaled(length, factor) for length in value})
+    return _scaled(value, factor)
+
+
+def _shrink_model(model: Values, notes: list[str]) -> None:
+    """A small network of the same family, with fresh weights."""
+    if model["pretrained"]:
+        notes.append(f"fresh weights in place of {model['pretrained']}")
+        model["pretrained"] = None
+    small = _small_options(model["architecture"])
+    if small is None:
+        notes.append(f"{model['architecture']} at its full size: no smaller one is known")
+    model["options"] |= small or {}
+
+
+def _train_denoiser(values: Values, notes: list[str]) -> None:
+    """A denoiser trained on the spot in place of one that is not on disk."""
+    train = values["train"]
+    users = [train["objective"], *(v["objective"] for v in train["variants"].values())]
+    for user in [*users, *values["certify"].values()]:
+        where = user.get("denoiser") or ""
+        if is_on_disk(where) and not Path(where.partition(":")[2]).expanduser().exists():
+            notes.append(f"a denoiser trained on the spot in place of {where}")
+            user["denoiser"] = MADE_DENOISER
+            train["variants"][MADE_DENOISER] = {
+                "objective": {"kind": "denoiser", "range": [0, 1]},
+                "model": {"architecture": "tiny_unet", "options": _small_options("tiny_unet")},
+            }
+
+
+def _small_options(architecture: str) -> Values | None:
+    fits = (options for name, options in NETWORKS.items() if re.match(name, architecture))
+    return next(fits, None)
+
+
+def _each(values: Any, change: Callable[[str, Any], Any]) -> None:
+    """Replace values of nested mappings by `change(key, value)`, sections inside lists too."""
+    for inner in values if isinstance(values, list) else ():
+        _each(inner, change)
+    if not isinstance(values, dict):
+        return
+    for key, value in values.items():
+        values[key] = change(key.rpartition(".")[2], value)  # tuning writes dotted keys
+        _each(values[key], change)
+
+
+def _capped(key: str, value: Any, caps: Mapping[str, int]) -> Any:
+    """A listed number at its cap at most; what was left open gets it."""
+    if key in OPEN and value is None:
+        return caps[key]
+    if key in caps and isinstance(value, int) and not isinstance(value, bool):
+        return min(value, caps[key])
+    return value
+
+
+def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
+    """Numbers that must agree with each other still do."""
+    if train := values["train"]:  # all copies of an item share a batch, and mixing wants pairs
+        unit = 2 * train["augment"]["copies"]
+        if train["batch_size"] > unit:
+            train["batch_size"] -= train["batch_size"] % unit
+        if train["rate_rule"] != "absolute" and "floor" in train["schedule"]:
+            train["schedule"]["floor"] = None  # the peak shrinks with the batch, maybe below it
+    for certify in values["certify"].values():
+        for axis in (certify.get("sweep") or {}).values():
+            del axis[MAX_SWEPT:]
+        if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
+            certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
+            _keep_reachable(certify)
+    for attack in values["attack"].values():
+        if attack["curves"]:
+            steps = attack["curves"]["steps"]
+            attack["curves"]["steps"] = sorted({min(n, caps["num_steps"]) for n in steps})
+
+
+def _keep_reachable(certify: Values) -> None:
+    """Draws enough for the smallest radius; those that so few cannot certify are left out."""
+    setting = {
+        "sigma": certify["sigma"], "alpha": certify["failure_prob"], "method": certify["method"]
+    }  # fmt: skip
+    needed = draws_to_reach(min(certify["radii"]), **setting) or 0
+    certify["num_estimate"] = max(certify["num_estimate"], needed)
+    most = reach(n=certify["num_estimate"], **setting)
+    certify["radii"] = [radius for radius in certify["radii"] if radius <= most]
+
+
+def _shrink_tune(values: Values, caps: Mapping[str, int], notes: list[str]) -> None:
+    """A few trials: two values of the first axes, one of the others; the first changes."""
+    space, changes, num_trials = values["tune"]["space"], values["tune"].get("changes"), 1
+    for key, axis in (space or {}).items():
+        if not isinstance(axis, list):
+            continue  # a distribution: `num_trials` is capped
+        capped = [_capped(key.rpartition(".")[2], value, caps) for value in axis]
+        if key == "model.architecture":
+            capped = _same_family(capped, values["model"]["architecture"], notes)
+        distinct = [value for n, value in enumerate(capped) if value not in capped[:n]]
+        space[key] = distinct[: min(2, MAX_TRIALS // num_trials)]
+        num_trials *= len(space[key])
+    if changes:
+        del changes[MAX_CHANGES:]
+        for change in changes:
+            if name := change["set"].get("model.architecture"):
+                change["set"]["model.options"] = _small_options(name) or {}
+
+
+def _same_family(architectures: list[str], own: str, notes: list[str]) -> list[str]:
+    """Those that the recipe's own shrunk options fit; it alone where there are none."""
+    options = _small_options(own)
+    fits = [name for name in architectures if _small_options(name) == options]
+    if left := [name for name in architectures if name not in fits]:
+        notes.append(f"no trials of {', '.join(left)}: another family than {own}")
+    return fits or [own]

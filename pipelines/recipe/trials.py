@@ -1,0 +1,264 @@
+"""The points of a search: which values each trial has, before anything runs. Needs no Ray."""
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import count, product
+from typing import Any
+
+import numpy as np
+
+from components.core.errors import CasemateError
+from components.core.seeding import stream_key
+from pipelines.recipe import build
+from pipelines.recipe import schema as s
+from pipelines.recipe.check import check_recipe
+from pipelines.recipe.load import MAIN, Recipe
+
+Values = dict[str, Any]
+
+
+def trial_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe of one trial: its values, at the tuning's epochs and under the tuning's attack."""
+    section = tuned(recipe)
+    measured = {
+        "train.val_attack": section.attack.kind,
+        "train.val_steps": section.attack.num_steps,
+        "train.val_items": section.attack.num_items,
+    }
+    epochs = {"train.epochs": section.epochs} if section.epochs else {}
+    # Values are set one level after the other: a section first, then keys inside it.
+    ordered = dict(sorted(values.items(), key=lambda item: item[0].count(".")))
+    return recipe.with_values({**epochs, **measured, **ordered})
+
+
+def tuned(recipe: Recipe) -> s.TuneSection:
+    """The tune section of a recipe that has one."""
+    assert recipe.tune is not None
+    return recipe.tune
+
+
+def fixed_points(recipe: Recipe) -> list[Values] | None:
+    """The points that are known beforehand, in order; None: the search proposes them."""
+    section = tuned(recipe)
+    if section.changes:
+        return chain(section.changes)
+    if section.search.kind == "grid":
+        return grid(section.space)
+    if section.search.kind == "random":
+        return draws(section.space, num_trials=section.search.num_trials, seed=recipe.seed)
+    return None
+
+
+def grid(space: Mapping[str, s.Axis]) -> list[Values]:
+    """Every combination of the listed values, in the order they are written."""
+    return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
+
+
+def chain(changes: list[s.ChangeSection]) -> list[Values]:
+    """The values of each step: its own changes on top of those of all steps before it.
+
+    A step that sets a whole section leaves nothing of what earlier ones set inside it.
+    """
+    points: list[Values] = []
+    for change in changes:
+        before = points[-1] if points else {}
+        whole = tuple(f"{key}." for key in change.set)
+        kept = {key: value for key, value in before.items() if not key.startswith(whole)}
+        points.append({**kept, **change.set})
+    return points
+
+
+def draws(space: Mapping[str, s.Axis], *, num_trials: int, seed: int) -> list[Values]:
+    """Different random points; the n-th draw depends on seed and key alone, not on other keys."""
+    size = math.prod(num_values(axis) for axis in space.values())
+    if num_trials > size:
+        remedy = f"is more than the space has; it has {size} points"
+        raise CasemateError("tune.search.num_trials", num_trials, remedy)
+    points: list[Values] = []
+    numbers = count()
+    while len(points) < num_trials:
+        index = next(numbers)
+        point = {key: draw(axis, generator(seed, key, index)) for key, axis in space.items()}
+        if point not in points:
+            points.append(point)
+    return points
+
+
+def generator(seed: int, key: str, index: int) -> np.random.Generator:
+    """Random numbers of one key of one draw."""
+    return np.random.Generator(np.random.Philox(key=stream_key(seed, "tune", key, index)))
+
+
+def draw(axis: s.Axis, rng: np.random.Generator) -> Any:
+    """One value of an axis."""
+    match axis:
+        case list():
+            return axis[int(rng.integers(len(axis)))]
+        case s.LogUniformAxis():
+            return float(np.exp(rng.uniform(np.log(axis.low), np.log(axis.high))))
+        case s.UniformAxis(step=None):
+            return float(rng.uniform(axis.low, axis.high))
+    return on_step(axis, axis.low + (axis.step or 1) * int(rng.integers(num_steps(axis) + 1)))
+
+
+def num_values(axis: s.Axis) -> float:
+    """How many values an axis has; infinitely many between two ends without steps."""
+    if isinstance(axis, list):
+        return len(axis)
+    return math.inf if getattr(axis, "step", None) is None else num_steps(axis) + 1
+
+
+def num_steps(axis: s.Axis) -> int:
+    """How many steps fit between the ends."""
+    assert isinstance(axis, s.UniformAxis | s.IntegersAxis)
+    return math.floor((axis.high - axis.low) / (axis.step or 1) + 1e-9)  # 0.3 / 0.1 is 2.99...
+
+
+def on_step(axis: s.Axis, value: float) -> float:
+    """The nearest value that the axis has, where it has steps."""
+    step = getattr(axis, "step", None)
+    if step is None or isinstance(axis, list):
+        return value
+    place = min(max(round((value - axis.low) / step), 0), num_steps(axis))
+    found = round(axis.low + step * place, 12)
+    return int(found) if isinstance(axis, s.IntegersAxis) else found
+
+
+def mutated(
+    section: s.TuneSection,
+    values: Mapping[str, Any],
+    *,
+    resample_prob: float,
+    rng: np.random.Generator,
+) -> Values:
+    """Values for a copied trial: a fresh draw, else a step aside (Jaderberg et al. 2017, sec. 4).
+
+    A number of a range is multiplied by 0.8 or 1.2 and stays in the range; one of a list becomes
+    its neighbour in the list.
+    """
+    changed = dict(values)
+    for key in section.mutable:
+        axis, up = section.space[key], bool(rng.integers(2))
+        if rng.random() < resample_prob:
+            changed[key] = draw(axis, rng)
+        elif isinstance(axis, list):
+            place = axis.index(values[key]) + (1 if up else -1)
+            changed[key] = axis[min(max(place, 0), len(axis) - 1)]
+        else:
+            moved = min(max(values[key] * (1.2 if up else 0.8), axis.low), axis.high)
+            changed[key] = on_step(axis, moved)
+    return changed
+
+
+def probes(recipe: Recipe) -> Iterator[Values]:
+    """Points that stand for all: all of them where they are known, else the ends of every axis."""
+    points = fixed_points(recipe)
+    if points is not None:
+        yield from points
+        return
+    ends = {
+        key: axis if isinstance(axis, list) else [axis.low, axis.high]
+        for key, axis in tuned(recipe).space.items()
+    }
+    first = {key: values[0] for key, values in ends.items()}
+    yield first
+    for key, values in ends.items():
+        for value in values[1:]:
+            yield {**first, key: value}
+
+
+def variants(recipe: Recipe) -> Iterator[Recipe]:
+    """The recipes of trials that stand for all; a wrong value is named by its place in the tune
+    section."""
+    for values in probes(recipe):
+        try:
+            yield trial_recipe(recipe, values)
+        except CasemateError as error:
+            raise _misplaced(recipe, values, error) from None
+
+
+def _misplaced(recipe: Recipe, values: Values, error: CasemateError) -> CasemateError:
+    """An error of one trial's recipe as one of the tune section that asked for it."""
+    section, mistake = tuned(recipe), str(error.remedy).splitlines()[0]
+    key = error.key.removeprefix("--set ").removeprefix(f"{recipe.name}: ")
+    given = [own for own in values if f"{key}.".startswith(f"{own}.")]
+    if not given:  # several values that do not go together
+        first = str(error).splitlines()[0].removeprefix(f"{recipe.name}: ")
+        place = "tune.changes" if section.changes else "tune.space"
+        return CasemateError(f"{recipe.name}: {place}", values, f"is no recipe: {first}")
+    own, place = max(given, key=len), "tune.space"
+    for number, change in enumerate(section.changes):
+        if own in change.set and change.set[own] == values[own]:
+            place = f"tune.changes.{number}.set"
+    return CasemateError(f"{recipe.name}: {place}.{key}", error.value, mistake)
+
+
+def check(recipe: Recipe) -> int:
+    """Refuse trials that cannot be trained or compared; the epochs of the longest one."""
+    section = tuned(recipe)
+    budgets, longest = set(), 0
+    for variant in variants(recipe):
+        _check_objective(variant)
+        check_recipe(variant)
+        longest = max(longest, variant.epochs_of(MAIN))
+        budgets.add(build.validation_eps(variant, MAIN))
+    if section.metric == "val_robust_accuracy":
+        if None in budgets:
+            remedy = "needs an adversarial objective or train.val_eps"
+            raise CasemateError("tune.metric", section.metric, remedy)
+        if len(budgets) > 1:
+            shown = ", ".join(f"{eps:g}" for eps in sorted(eps for eps in budgets if eps))
+            remedy = f"would compare attacks of eps {shown}; set train.val_eps"
+            raise CasemateError("tune.metric", section.metric, remedy)
+    return longest
+
+
+def _check_objective(variant: Recipe) -> None:
+    """Trials train one classifier each, and nothing before it."""
+    if MAIN in variant.denoisers():
+        remedy = "makes no classifier, and trials are compared by accuracy; tune another model"
+        raise CasemateError("train.objective.kind", "denoiser", remedy)
+    if behind := variant.denoiser_of(MAIN):
+        remedy = "is trained by this recipe, and tuning trains no denoiser: train it first, then "
+        remedy += f"name its folder, model:STORAGE/{variant.name}/train.{behind}-.../model"
+        raise CasemateError("train.objective.denoiser", behind, remedy)
+
+
+def longest_warmup(recipe: Recipe) -> int:
+    """The largest epsilon warm-up of a trial, in epochs."""
+    objectives = (variant.objective_of(MAIN) for variant in variants(recipe))
+    return max(getattr(objective, "eps_warmup_epochs", 0) for objective in objectives)
+
+
+def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
+    """(key, message) of what is allowed in a tune section but probably not meant."""
+    if recipe.tune is None or recipe.train is None:
+        return []
+    found, warmup, epochs = [], longest_warmup(recipe), check(recipe)
+    if warmup >= recipe.tune.grace_epochs and recipe.tune.grace_epochs < epochs:
+        found.append(
+            (
+                "tune.scheduler.grace_epochs",
+                f"{recipe.tune.grace_epochs:g} is not above the longest epsilon warm-up, {warmup}: "
+                "trials may be stopped while they train on easier images",
+            )
+        )
+    if isinstance(recipe.tune.scheduler, s.PbtScheduler):
+        first = max(recipe.tune.scheduler.interval, warmup)
+        if first >= epochs:
+            message = f"the first change comes after {first} epochs, and trials have {epochs}"
+            found.append(("tune.scheduler.interval", message))
+    return [*found, *_plain_warnings(recipe)]
+
+
+def _plain_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Trials trained without attacks stand them best when they have hardly learned anything."""
+    section = tuned(recipe)
+    plain = {not isinstance(v.objective_of(MAIN), s.AdversarialSection) for v in variants(recipe)}
+    if section.metric != "val_robust_accuracy" or plain == {False}:
+        return
+    if plain == {True}:
+        message = "of trials trained without attacks prefers those that learn least; val_accuracy"
+        yield "tune.metric", f"{section.metric} {message} compares what they learn"
+    elif section.scheduler.kind != "none":
+        yield "tune.scheduler.kind", f"{section.scheduler.kind} gives up trials without attacks"

@@ -1,0 +1,1 @@
+"""Stage attack: a list of attacks on the test items."""

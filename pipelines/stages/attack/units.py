@@ -1,0 +1,82 @@
+"""The units of an attack step: they follow from settings and survivors, never from the cluster."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from components.attacks.pgd import Pgd
+from components.attacks.scales import Scales
+from pipelines.recipe.build import ListedAttack
+from pipelines.recipe.schema import AttackSection
+from pipelines.runtime.shards import Unit
+from pipelines.stages.attack.worker import AttackTask, AuditTask, CleanTask, ScalesTask
+
+ITEMS_PER_UNIT = 100
+CURVE_STEPS = 20  # of PGD, where the budget grows
+
+CurveUnits = Mapping[tuple[str, float], list[Unit]]  # by (`eps` or `steps`, value)
+
+
+def _chunks(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Even pieces, as few as the size of a unit allows: they follow from the items alone."""
+    count = -(-len(items) // ITEMS_PER_UNIT)
+    for i in range(count):
+        yield tuple(items[i * len(items) // count : (i + 1) * len(items) // count])
+
+
+def _about(model: str, items: tuple[int, ...]) -> str:
+    return f"{model}, test items {items[0]} to {items[-1]}"
+
+
+def clean_units(model: str, num_items: int) -> list[Unit]:
+    return [
+        Unit(f"clean-{model}-{i:06d}", _about(model, items), CleanTask(model, items))
+        for i, items in enumerate(_chunks(range(num_items)))
+    ]
+
+
+def attack_units(
+    name: str, model: str, listed: ListedAttack, items: Sequence[int], scales: tuple[Scales, ...]
+) -> list[Unit]:
+    return [
+        Unit(
+            f"{name}-{model}-{i:06d}",
+            f"{listed.name} on {_about(model, chunk)}",
+            AttackTask(model, listed, chunk, scales),
+        )
+        for i, chunk in enumerate(_chunks(items))
+    ]
+
+
+def curve_units(section: AttackSection, model: str, num_items: int) -> CurveUnits:
+    """The units of every point of both curves."""
+    if section.curves is None:
+        return {}
+    assert section.eps is not None
+    points = {("eps", eps): (eps, CURVE_STEPS) for eps in section.curves.eps}
+    points |= {("steps", steps): (section.eps, steps) for steps in section.curves.steps}
+    items = range(min(section.curves.num_items, num_items))
+    units = {}
+    for (key, value), (eps, steps) in points.items():
+        attack = Pgd(norm=section.norm, eps=eps, num_steps=steps)
+        listed = ListedAttack(attack.name, "curve", attack)
+        units[key, value] = attack_units(f"curve-{key}-{value!r}", model, listed, items, ())
+    return units
+
+
+def scale_units(model: str, listed: Sequence[ListedAttack]) -> dict[str, Unit]:
+    return {
+        attack.name: Unit(
+            f"scales-{attack.name}-{model}",
+            f"factors of {attack.name} for {model}",
+            ScalesTask(model, attack.scaling),
+        )
+        for attack in listed
+        if attack.scaling
+    }
+
+
+def audit_units(section: AttackSection, model: str, num_items: int) -> list[Unit]:
+    if section.sanity is None:
+        return []
+    surrogate = section.surrogate if section.surrogate != model else None
+    task = AuditTask(model, min(section.sanity.num_items, num_items), surrogate)
+    return [Unit(f"sanity-{model}", f"sanity suite of {model}", task)]

@@ -1,0 +1,231 @@
+"""The worker of the attack stage: one loaded model, one task, one table of results.
+
+A task's result depends on its settings and its items alone: random numbers belong to items, and
+every forward pass of an attack sees `micro_batch` rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from components.attacks.aas import ScaledReport
+from components.attacks.gradients import attack_mode, check_logits
+from components.attacks.interface import AttackResult, Items
+from components.attacks.pgd import in_fixed_batches
+from components.attacks.sanity.model import refuse_probabilities
+from components.attacks.scales import Scales
+from components.core.types import Images, Labels, LogitsFn
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import load_model
+from components.models.fast import lean
+from components.models.pixels import PixelModel
+from pipelines.recipe import build
+from pipelines.recipe.schema import AasAttack, AttackSection
+from pipelines.runtime.shards import WorkFn
+from pipelines.stages.attack import sanity
+
+NUM_EXAMPLES = 6  # items whose adversarial images are kept for people to look at
+NUM_PROBED = 25  # items on which a model must look like one before anything is attacked
+
+
+@dataclass(frozen=True, slots=True)
+class AttackConfig:
+    """What a worker needs: places and settings, no tensors."""
+
+    dataset: Path
+    models: Mapping[str, Path]
+    section: AttackSection
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanTask:
+    """The model's predictions on these items as they are."""
+
+    model: str
+    items: tuple[int, ...]  # places in the test split
+
+
+@dataclass(frozen=True, slots=True)
+class AttackTask:
+    """One attack on these items; `scales` are the candidates of a scaled one."""
+
+    model: str
+    listed: build.ListedAttack
+    items: tuple[int, ...]
+    scales: tuple[Scales, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScalesTask:
+    """The candidates of a scaled attack, found once per model."""
+
+    model: str
+    entry: AasAttack
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTask:
+    """The sanity suite on the first items; transfer from `surrogate` where there is one."""
+
+    model: str
+    num_items: int
+    surrogate: str | None
+
+
+Task = CleanTask | AttackTask | ScalesTask | AuditTask
+
+
+class AttackWorker:
+    """Opens the data once and each model once, then answers task after task."""
+
+    def __init__(self, config: AttackConfig) -> None:
+        torch.backends.cudnn.allow_tf32 = False  # attacks are judged in full float32
+        self.config = config
+        self.split = PreparedDataset.open(config.dataset).open_split("test")
+        self.model = cache(self.load)
+
+    @torch.no_grad()
+    def load(self, name: str) -> PixelModel:
+        """A model that has answered for the first items with logits, not with probabilities."""
+        model = load_model(self.config.models[name], device=self.config.device)
+        probed = self.items(range(min(NUM_PROBED, len(self.split))))
+        with attack_mode(model):
+            logits = check_logits(self.fixed(model)(probed.x), probed.item_ids)
+        refuse_probabilities(logits, model=name)
+        return model
+
+    def items(self, places: Sequence[int]) -> Items:
+        part = self.split.rows(torch.tensor(places, dtype=torch.int64))
+        device = self.config.device
+        return Items(
+            part.pixels().to(device), part.labels.to(device), part.item_ids, self.config.seed
+        )
+
+    def __call__(self, task: Task) -> pa.Table:
+        model: PixelModel = self.model(task.model)
+        with attack_mode(model), lean(model.net):
+            match task:
+                case CleanTask():
+                    return self.clean(model, self.items(task.items))
+                case AttackTask():
+                    return self.attack(model, task)
+                case ScalesTask():
+                    return self.scales(model, task.entry)
+                case AuditTask():
+                    return self.audit(model, task)
+
+    def fixed(self, model: PixelModel) -> LogitsFn:
+        return in_fixed_batches(model, size=self.config.section.micro_batch)
+
+    @torch.no_grad()
+    def clean(self, model: PixelModel, items: Items) -> pa.Table:
+        logits = check_logits(self.fixed(model)(items.x), items.item_ids)
+        return pa.table(
+            {
+                "item_id": list(items.item_ids),
+                "label": _integers(items.y),
+                "clean_prediction": _integers(logits.argmax(dim=1)),
+            }
+        )
+
+    def attack(self, model: PixelModel, task: AttackTask) -> pa.Table:
+        items = self.items(task.items)
+        if task.listed.scaling is None:
+            result = task.listed.attack(self.fixed(model), items)
+            return self.rows(task.items, items, result)
+        scaled = build.scaled_attack(task.listed, model.net, task.scales)
+        report = scaled.examine(self.fixed(model), items)
+        control = scaled.restarts()(self.fixed(model), items)
+        # What plain restarts break is broken, too; how the two compare is told apart.
+        table = self.rows(task.items, items, union(report.result, control, items.y))
+        found = report.result.adversarial_prediction == items.y
+        table = table.append_column("scaled_union_correct", pa.array(found.tolist(), pa.bool_()))
+        for name, column in _protocol(report).items():
+            table = table.append_column(name, pa.array(column, pa.list_(pa.bool_())))
+        restarted = control.adversarial_prediction == items.y
+        return table.append_column("restarts_correct", pa.array(restarted.tolist(), pa.bool_()))
+
+    def rows(self, places: tuple[int, ...], items: Items, result: AttackResult) -> pa.Table:
+        """One row per item; images only of the first ones, for people to look at."""
+        x_adv = result.x_adv.cpu().numpy()
+        distances = distance(result.x_adv, items.x, norm=self.config.section.norm)
+        return pa.table(
+            {
+                "place": pa.array(places, pa.int64()),
+                "clean_prediction": _integers(result.clean_prediction),
+                "adversarial_prediction": _integers(result.adversarial_prediction),
+                "num_evaluations": _integers(result.num_evaluations),
+                "num_gradients": _integers(result.num_gradients),
+                "num_zero_gradients": _integers(result.num_zero_gradients),
+                "norm": pa.array(distances, pa.float64()),
+                "image": pa.array(
+                    [
+                        image.tobytes() if place < NUM_EXAMPLES else None
+                        for place, image in zip(places, x_adv, strict=True)
+                    ],
+                    pa.binary(),
+                ),
+            }
+        )
+
+    def scales(self, model: PixelModel, entry: AasAttack) -> pa.Table:
+        num_items = min(entry.search.num_items if entry.search else 0, len(self.split))
+        reference = self.items(range(num_items))
+        found = build.attention_scales(entry, model, model.net, reference)
+        return pa.table({"scales": pa.array(found, pa.list_(pa.float64()))})
+
+    def audit(self, model: PixelModel, task: AuditTask) -> pa.Table:
+        surrogate = self.model(task.surrogate) if task.surrogate else None
+        return sanity.audit_table(
+            model, self.items(range(task.num_items)), self.config.section, surrogate=surrogate
+        )
+
+
+def union(first: AttackResult, second: AttackResult, y: Labels) -> AttackResult:
+    """The worst of two attacks per row, at the cost of both."""
+    taken = (first.adversarial_prediction == y) & (second.adversarial_prediction != y)
+    rows = taken.view(-1, *[1] * (first.x_adv.dim() - 1))
+    return AttackResult(
+        x_adv=torch.where(rows, second.x_adv, first.x_adv),
+        clean_prediction=first.clean_prediction,
+        adversarial_prediction=torch.where(
+            taken, second.adversarial_prediction, first.adversarial_prediction
+        ),
+        num_evaluations=first.num_evaluations + second.num_evaluations,
+        num_gradients=first.num_gradients + second.num_gradients,
+        num_zero_gradients=first.num_zero_gradients + second.num_zero_gradients,
+    )
+
+
+def make_worker(config: AttackConfig) -> WorkFn:
+    return AttackWorker(config)
+
+
+def distance(x_adv: Images, x: Images, *, norm: str) -> list[float | None]:
+    """How far each image moved, in float64; rotations and shifts have no distance."""
+    moved = (x_adv.double() - x.double()).flatten(1)
+    if norm == "linf":
+        lengths: list[float | None] = moved.abs().amax(dim=1).tolist()
+        return lengths
+    return moved.norm(dim=1).tolist() if norm == "l2" else [None] * len(x)
+
+
+def _protocol(report: ScaledReport) -> dict[str, list[list[bool]]]:
+    """Per item and candidate: right or wrong on the model itself and on the rescaled one."""
+    networks = report.paper_protocol
+    return {
+        name: torch.stack([getattr(network, name) for network in networks], dim=1).tolist()
+        for name in ("original_correct", "scaled_correct", "scaled_clean_correct")
+    }
+
+
+def _integers(values: Tensor) -> Any:
+    return pa.array(values.tolist(), pa.int64())

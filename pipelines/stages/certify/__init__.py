@@ -1,0 +1,1 @@
+"""Stage certify: votes, certificates and the attacks that challenge them."""

@@ -1,0 +1,183 @@
+"""Which draws of which item are asked for, what they decided so far, and how far that is.
+
+A fixed number of draws is a list of units; here they are only counted. With the method
+`sequential` an item is drawn block by block until its declared radii are decided. Decisions see
+nothing but the draws 0, 1, ... without a gap, at declared looks: which worker was fast, how many
+there are and how often the run was killed does not matter. Draws made beyond the deciding look
+are left out of the votes.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from components.certify.l2.certificate import claim_fixed, claim_sequential
+from components.certify.l2.claims import GaussianClaim
+from components.certify.l2.sequential import SequentialClaim, anytime_interval, finished_prefix
+from components.certify.votes import ItemVotes, VoteRow
+from components.core.types import Array
+from pipelines.recipe.schema import GaussianCertify
+from pipelines.runtime.parts import PartStore
+from pipelines.runtime.progress import Bar
+from pipelines.runtime.shards import Unit
+from pipelines.stages.certify.worker import block_stop, draw_unit
+
+BAND = 0.05  # of the live band: it misses the share with at most this probability, at any time
+SHOW_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Item:
+    """One test item: what is asked for and what has come back."""
+
+    item_id: str = ""
+    label: int = -1
+    select: Array | None = None
+    blocks: list[tuple[int, Array]] = field(default_factory=list)  # (first draw, predictions)
+    asked: int = 0  # draws asked for, finished or not
+    in_flight: int = 0
+    used: int | None = None  # draws of its claim, once decided
+    certified: bool = False  # rightly, at the radius that the progress bar watches
+
+
+class DrawLedger:
+    """Hears of finished blocks, decides items, and asks for the next blocks of the others."""
+
+    counts = "items"
+
+    def __init__(self, section: GaussianCertify, header: Mapping[str, Any]) -> None:
+        self.section, self.header = section, header
+        self.total: int = header["num_items"]
+        self.items = [_Item() for _ in range(self.total)]
+        self.open = set(range(self.total))  # undecided items
+        self.waiting = deque(range(self.total))  # those of them with nothing in flight
+        self.drawn = 0
+        self.prefix = self.held = 0  # items decided without a gap, and how many of them certified
+        self.shown = 0.0
+
+    @property
+    def watched_radius(self) -> float:
+        """The radius of the headline: the challenged one, else the smallest positive declared."""
+        if challenge := self.section.challenge:
+            return challenge.eps
+        return min((radius for radius in self.section.radii if radius > 0), default=0.0)
+
+    def keep(self, unit: Unit, table: pa.Table) -> None:
+        """Take a finished block in; decide its item if that is possible now."""
+        index = unit.payload[0].item
+        item = self.items[index]
+        item.in_flight = max(0, item.in_flight - 1)  # 0: a unit of a listed, fixed number
+        if item.used is not None:
+            return  # asked for ahead, and not needed after all
+        for row in table.to_pylist():
+            item.item_id, item.label = row["item_id"], row["label"]
+            predictions = np.array(row["predictions"], np.uint16)
+            if row["stream"] == "select":
+                item.select = predictions
+            else:
+                item.blocks.append((row["start"], predictions))
+                self.drawn += len(predictions)
+        self._decide(index, item)
+        if item.used is None and not item.in_flight:
+            self.waiting.append(index)
+
+    def _decide(self, index: int, item: _Item) -> None:
+        decide = self._sequential if self.section.method == "sequential" else self._fixed
+        claim = decide(item)
+        if claim is None:
+            return
+        item.used, item.blocks, item.select = claim.n, [], None
+        item.certified = claim.prediction == item.label and claim.radius >= self.watched_radius
+        self.open.discard(index)
+
+    def _sequential(self, item: _Item) -> SequentialClaim | None:
+        estimate = finished_prefix(item.blocks)
+        if item.select is None or not len(estimate):
+            return None
+        claim = claim_sequential(item.select, estimate, self.header)
+        return claim if claim.finished else None
+
+    def _fixed(self, item: _Item) -> GaussianClaim | None:
+        drawn = sum(len(predictions) for _, predictions in item.blocks)
+        if item.select is None or drawn < self.section.num_estimate:
+            return None
+        streams = {"select": item.select, "estimate": finished_prefix(item.blocks)}
+        votes = ItemVotes(item.item_id, item.label, "", streams)
+        return claim_fixed(votes, self.header, alpha=self.section.failure_prob)
+
+    def next(self, room: int) -> Sequence[Unit]:
+        """Blocks of items that wait for one; with places left, further ones of undecided items."""
+        if self.section.method != "sequential":
+            return ()
+        units: list[Unit] = []
+        while len(units) < room and self.waiting:
+            units += self._ask(self.waiting.popleft())
+        while len(units) < room and (ahead := self._least_ahead()) is not None:
+            units += self._ask(ahead)
+        return units
+
+    def _ask(self, index: int) -> list[Unit]:
+        item, start = self.items[index], self.items[index].asked
+        if item.used is not None or start >= self.section.num_estimate:
+            return []
+        item.asked = block_stop(self.section, start)
+        item.in_flight += 1
+        return [draw_unit(self.section, index, start)]
+
+    def _least_ahead(self) -> int | None:
+        """The undecided item with the fewest blocks in flight that has draws left."""
+        left = (i for i in self.open if self.items[i].asked < self.section.num_estimate)
+        return min(left, key=lambda i: (self.items[i].in_flight, i), default=None)
+
+    def show(self, bar: Bar) -> None:
+        """Items decided, and the certified share among the first of them with its band."""
+        now = time.monotonic()
+        if now - self.shown < SHOW_SECONDS and self.open:
+            return
+        self.shown = now
+        parts = self.drawn / self.section.num_estimate  # of items whose number of draws is fixed
+        decided = self.total - len(self.open)
+        bar.at(decided if self.section.method == "sequential" else parts, self.standing())
+
+    def standing(self) -> str:
+        """The certified share of all items, as far as it is known.
+
+        Easy items are decided first, so only those without a gap before them count. The band
+        (a confidence sequence) holds at all times at once if the order of items is a random one.
+        """
+        while self.prefix < self.total and self.items[self.prefix].used is not None:
+            self.held += self.items[self.prefix].certified
+            self.prefix += 1
+        if not self.prefix:
+            return ""
+        low, high = anytime_interval(self.held, self.prefix, BAND)
+        decided = [item for item in self.items if item.used is not None]
+        sure = sum(item.certified for item in decided)  # whatever the others will be
+        low = max(low, sure / self.total)
+        high = min(high, (self.total - len(decided) + sure) / self.total)
+        return (
+            f"certified at {self.watched_radius:g}: {100 * self.held / self.prefix:.1f}% of the "
+            f"first {self.prefix}, {100 * (1 - BAND):g}% band {100 * low:.1f} to {100 * high:.1f}"
+        )
+
+    def rows(self, parts: PartStore) -> Iterator[VoteRow]:
+        """The votes of all decided items, cut off at the look that decided."""
+        for index, item in enumerate(self.items):
+            assert item.used is not None, f"test item {index} is not decided"
+            start = 0
+            while start < item.used:
+                for row in parts.load(draw_unit(self.section, index, start).name).to_pylist():
+                    yield _cut(row, item.used)
+                start = block_stop(self.section, start)
+
+
+def _cut(row: dict[str, Any], used: int) -> VoteRow:
+    predictions = np.array(row["predictions"], np.uint16)
+    if row["stream"] == "estimate":
+        predictions = predictions[: used - row["start"]]
+    return VoteRow(**{**row, "stop": row["start"] + len(predictions), "predictions": predictions})

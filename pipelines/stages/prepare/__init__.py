@@ -1,0 +1,1 @@
+"""Stage prepare: any data source to checksummed shards."""

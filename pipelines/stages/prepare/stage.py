@@ -1,0 +1,227 @@
+"""Stage prepare: any source -> checksummed shards and dataset.json, by Ray Data.
+
+The driver plans every shard before work starts; each plan is one Ray Data row and one task, which
+writes its own file. Bytes therefore depend on the plan alone, whatever the number of workers.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.data
+
+from components.core.errors import CasemateError
+from components.data.shards import (
+    ShardJob,
+    ShardPlan,
+    ShardRecord,
+    describe_dataset,
+    open_job,
+    plan_shards,
+    record_path,
+    write_shard,
+)
+from components.data.sources import Entry, Fitting, Source, open_source
+from components.data.sources.base import match_classes
+from components.data.splits import (
+    SPLITS,
+    assign_splits,
+    check_training_classes,
+    shuffled,
+    stratified_subset,
+)
+from pipelines.runtime.streams import ordered_ray_data
+
+if TYPE_CHECKING:  # workers import this module: spare them pydantic and mlflow
+    from pipelines.recipe.load import Recipe
+    from pipelines.recipe.schema import DataSection
+    from pipelines.runtime.artifacts import StageDir
+
+SYNTHETIC = "synthetic"  # the split of generated training images
+
+
+def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
+    """Writes the prepared dataset; a second start keeps the shards that are already whole."""
+    data, folder = recipe.data, out.path.absolute()
+    fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
+    source, generated = open_sources(data)
+    splits = list_splits(data, source, generated)
+    plans = plan_shards(splits, shard_size=data.shard_size)
+    jobs = open_jobs(data, source, generated, plans, fitting=fitting, folder=folder)
+    _remove(folder.glob(".*.tmp"))  # parts of a killed start
+    records = _write_all(jobs, plans)
+    if not source.test_only:
+        _check_after_skipping(records, classes=source.classes)
+    shapes = {split: job.shape for split, job in jobs.items()}
+    text = describe_dataset(
+        records,
+        classes=source.classes,
+        shape=shapes["test"],  # what models see; training images may be stored larger
+        split_shapes=shapes,
+        split_names=tuple(splits),
+        source={
+            "name": data.source,
+            "path": data.path,
+            "split_seed": data.split_seed,
+            "remarks": source.remarks,
+            **asdict(fitting),
+        },
+    )
+    out.write_text("dataset.json", text)
+    _remove(record_path(folder, plan.file) for plan in plans)  # dataset.json says it all now
+
+
+def open_sources(data: "DataSection") -> tuple[Source, Source | None]:
+    """The dataset's source, and that of generated training images where there are any."""
+    source = open_source(data.source, path=data.path, options=data.options)
+    if source.test_only and (data.train_size is not None or data.synthetic is not None):
+        key = "data.train_size" if data.train_size is not None else "data.synthetic"
+        remedy = f"has no meaning: {data.source} has nothing to train on"
+        raise CasemateError(key, data.train_size or "", remedy)
+    if data.synthetic is None:
+        return source, None
+    generated = open_source(
+        data.synthetic.source, path=data.synthetic.path, options=data.synthetic.options
+    )
+    if len(generated.classes) > len(source.classes):
+        remedy = f"has {len(generated.classes)} classes, {data.source} has {len(source.classes)}"
+        raise CasemateError("data.synthetic.source", data.synthetic.source, remedy)
+    _generated_labels(source, generated)
+    return source, generated
+
+
+def _generated_labels(source: Source, generated: Source) -> list[int]:
+    """For each class of the generated images the label of the same class in the dataset."""
+    return match_classes(generated.classes, classes=source.classes, key="data.synthetic.source")
+
+
+def list_splits(
+    data: "DataSection", source: Source, generated: Source | None
+) -> dict[str, list[Entry]]:
+    """The entries of every split in stored order; generated images are a split of their own."""
+    limits = {str(split): limit for split, limit in data.limits.items()}
+    num_generated = limits.pop(SYNTHETIC, None)
+    splits = assign_splits(
+        source.entries(),
+        classes=source.classes,
+        seed=data.split_seed,
+        val_fraction=data.val_fraction,
+        test_fraction=data.test_fraction,
+        limits=limits,
+        test_only=source.test_only,
+    )
+    if generated is None:
+        return splits
+    labels = _generated_labels(source, generated)
+    entries = [
+        replace(  # ids stay unique in the dataset
+            entry, item_id=f"{SYNTHETIC}-{entry.item_id}", label=labels[entry.label]
+        )
+        for entry in generated.entries()
+        if entry.split_hint in (None, "train")
+    ]
+    if num_generated is not None:
+        entries = stratified_subset(
+            entries, limit=num_generated, stream=SYNTHETIC, seed=data.split_seed
+        )
+    return {**splits, SYNTHETIC: shuffled(entries, seed=data.split_seed)}
+
+
+def open_jobs(
+    data: "DataSection",
+    source: Source,
+    generated: Source | None,
+    plans: list[ShardPlan],
+    *,
+    fitting: Fitting,
+    folder: Path,
+) -> dict[str, ShardJob]:
+    """How the shards of each split are written; splits from one source at one size share a job."""
+    groups: list[tuple[Sequence[str], Source, Fitting]] = [(SPLITS, source, fitting)]
+    larger = fitting
+    if data.train_size is not None:
+        larger = fitting.enlarged(data.train_size)
+        groups = [(("train",), source, larger), (("val", "test"), source, fitting)]
+    if generated is not None:
+        groups.append(((SYNTHETIC,), generated, larger))
+    jobs: dict[str, ShardJob] = {}
+    for splits, origin, wanted in groups:
+        entries = (entry for plan in plans if plan.split in splits for entry in plan.entries)
+        job = open_job(origin, entries, folder=folder, fitting=wanted, on_error=data.on_error)
+        jobs |= dict.fromkeys(splits, job)
+    _check_shapes(jobs)
+    return jobs
+
+
+def _check_shapes(jobs: Mapping[str, ShardJob]) -> None:
+    """All splits have the same channels; generated images also the size of those they join."""
+    first = next(iter(jobs.values()))
+    for split, job in jobs.items():
+        if split == SYNTHETIC and job.shape[:2] != jobs["train"].shape[:2]:
+            sizes = ["x".join(map(str, j.shape[:2])) for j in (job, jobs["train"])]
+            remedy = (
+                f"is {sizes[0]} while {jobs['train'].reference_id} is {sizes[1]}; "
+                "set data.image_size"
+            )
+            raise CasemateError("data.image_size", job.reference_id, remedy)
+        if job.shape[2] != first.shape[2]:
+            remedy = (
+                f"has {job.shape[2]} channels while {first.reference_id} has {first.shape[2]}; "
+                "set data.channels"
+            )
+            raise CasemateError("data.channels", job.reference_id, remedy)
+
+
+def _write_all(jobs: Mapping[str, ShardJob], plans: list[ShardPlan]) -> list[ShardRecord]:
+    """One task per plan; the records come back in the order of the plans."""
+    # embedded sources carry their pixels: one copy per node, not per task
+    stored = {id(job): ray.put(job) for job in jobs.values()}
+    shared = {split: stored[id(job)] for split, job in jobs.items()}
+    records: list[ShardRecord] = []
+    with ordered_ray_data():
+        rows = ray.data.from_items(
+            [{"plan": plan.packed()} for plan in plans], override_num_blocks=len(plans)
+        )
+        outcomes = rows.map_batches(_write_planned, batch_size=1, fn_kwargs={"shared": shared})
+        for row in outcomes.iter_rows():
+            outcome = json.loads(row["outcome"])
+            if "error" in outcome:
+                raise CasemateError(*outcome["error"])
+            records.append(ShardRecord(**outcome["record"]))
+    return records
+
+
+def _write_planned(
+    rows: dict[str, Any], *, shared: "Mapping[str, ray.ObjectRef[ShardJob]]"
+) -> dict[str, Any]:
+    """Worker: one plan in, one outcome out.
+
+    A user's mistake returns as a value: Ray Data rewrites the text of exceptions on their way.
+    """
+    outcomes: list[str] = []
+    for packed in rows["plan"]:
+        plan = ShardPlan.unpacked(bytes(packed))
+        try:
+            record = write_shard(ray.get(shared[plan.split]), plan)
+        except CasemateError as error:
+            outcomes.append(json.dumps({"error": [error.key, str(error.value), error.remedy]}))
+        else:
+            outcomes.append(json.dumps({"record": asdict(record)}))
+    return {"outcome": outcomes}
+
+
+def _check_after_skipping(records: list[ShardRecord], *, classes: tuple[str, ...]) -> None:
+    labels = [label for record in records if record.split == "train" for label in record.labels]
+    check_training_classes(labels, classes=classes, remedy="all its images were skipped: mend them")
+    for split in SPLITS:
+        if not any(record.labels for record in records if record.split == split):
+            remedy = "is empty: all its images were skipped; mend them"
+            raise CasemateError("data", f"the {split} split", remedy)
+
+
+def _remove(paths: Iterator[Path]) -> None:
+    for path in list(paths):
+        path.unlink(missing_ok=True)

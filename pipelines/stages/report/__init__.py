@@ -1,0 +1,1 @@
+"""Stage report: one HTML page from finished steps."""

@@ -1,0 +1,1 @@
+"""Stage train: one model with Ray Train."""

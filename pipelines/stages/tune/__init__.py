@@ -1,0 +1,1 @@
+"""Stage tune: a search over recipe keys with Ray Tune."""

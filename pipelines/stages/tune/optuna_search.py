@@ -1,0 +1,61 @@
+"""Optuna behind Ray Tune; imported only by searches that ask for it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray.tune.search.optuna import OptunaSearch
+
+from components.core.errors import CasemateError
+from components.core.seeding import stream_key
+from pipelines.recipe import schema as s
+from pipelines.stages.tune.worker import SCORE
+
+try:
+    import optuna
+    from optuna.distributions import (
+        BaseDistribution,
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+except ImportError as error:
+    remedy = "needs the package optuna; install it, or choose grid or random"
+    raise CasemateError("tune.search.kind", "optuna", remedy) from error
+
+
+class NumberedSearch(OptunaSearch):  # type: ignore[misc]
+    """Optuna's proposals as numbered points; of a list it chooses places, which may hold anything.
+
+    Its state, random numbers and past trials included, is saved and restored with the experiment.
+    """
+
+    def __init__(self, space: Mapping[str, s.Axis], *, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.axes = dict(space)
+        axes = {key: distribution(axis) for key, axis in space.items()}
+        super().__init__(
+            axes, metric=SCORE, mode="max", seed=stream_key(seed, "tune", "optuna", 0) % 2**32
+        )
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        """The config of a new trial."""
+        found = super().suggest(trial_id)
+        values = {
+            key: axis[found[key]] if isinstance(axis, list) else found[key]
+            for key, axis in self.axes.items()
+        }
+        return {"point": {"trial": self._ot_trials[trial_id].number, "values": values}}
+
+
+def distribution(axis: s.Axis) -> BaseDistribution:
+    """An axis in Optuna's words."""
+    match axis:
+        case s.UniformAxis():
+            return FloatDistribution(axis.low, axis.high, step=axis.step)
+        case s.LogUniformAxis():
+            return FloatDistribution(axis.low, axis.high, log=True)
+        case s.IntegersAxis():
+            return IntDistribution(int(axis.low), int(axis.high), step=axis.step)
+        case list():
+            return CategoricalDistribution(range(len(axis)))
+    raise ValueError(f"optuna has no distribution for {axis!r}")

@@ -1,0 +1,179 @@
+"""Finished trials to results: ranked table, additive table, best recipe, MLflow runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.evaluate.accuracy import clopper_pearson_interval
+from components.evaluate.differences import difference, paired_difference
+from pipelines.recipe.load import Recipe
+from pipelines.recipe.trials import Values, tuned
+from pipelines.runtime.artifacts import StageDir
+from pipelines.stages.tune.worker import EPOCHS
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one trial left: figures are those of the epoch whose weights it would keep."""
+
+    number: int
+    values: Values
+    epochs: int
+    finished: bool  # trained to its end, not stopped by the scheduler
+    stopped: str | None  # why training cannot go on with these values
+    figures: Mapping[str, float | None]
+    standing: str  # per attacked validation item, in order: 1 = right under attack
+    schedule: tuple[Json, ...]  # since which epoch it had which values
+    history: tuple[Json, ...] = ()  # every epoch of the model that it ended with
+
+
+def read_trial(result: Any) -> Trial:
+    """A trial from its last report."""
+    point, last = result.config["point"], result.metrics or {}
+    stopped = last.get("stopped")
+    return Trial(
+        number=int(point["trial"]),
+        values=point["values"],
+        epochs=int(last[EPOCHS]),
+        finished=bool(last.get("finished")),
+        stopped=stopped,
+        figures={} if stopped else last["kept"],
+        standing="" if stopped else last["standing"],
+        schedule=tuple(last.get("schedule", ())),
+        history=tuple(last.get("history", ())),
+    )
+
+
+def ranked(trials: Sequence[Trial], *, metric: str) -> list[Trial]:
+    """Trials trained to the end first, the highest metric on top; then clean accuracy decides.
+
+    A trial that was stopped early is judged by another epoch, so it never beats a finished one.
+    """
+
+    def key(trial: Trial) -> tuple[Any, ...]:
+        score, clean = trial.figures.get(metric), trial.figures.get("val_accuracy")
+        unusable, length = trial.stopped is not None, 0 if trial.finished else -trial.epochs
+        return unusable, not trial.finished, length, -(score or 0), -(clean or 0), trial.number
+
+    return sorted(trials, key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Trials compared by one metric on the same validation items."""
+
+    metric: str
+    num_items: int  # behind the metric
+    num_clean: int  # behind clean accuracy
+
+    def share(self, trial: Trial, metric: str) -> Json | None:
+        """{"value", "low", "high", "num_items"} with the exact 95% interval."""
+        value = trial.figures.get(metric)
+        if value is None:
+            return None
+        n = self.num_clean if metric == "val_accuracy" else self.num_items
+        k = round(value * n)
+        low, high = clopper_pearson_interval(k, n)
+        return {"value": k / n, "low": low, "high": high, "num_items": n}
+
+    def difference(self, trial: Trial, other: Trial) -> dict[str, float]:
+        """The metric of a trial minus that of another; item by item where verdicts are kept."""
+        if self.metric == "val_robust_accuracy":
+            return paired_difference(verdicts(trial), verdicts(other))
+        counts = [round((t.figures[self.metric] or 0) * self.num_items) for t in (trial, other)]
+        return difference(*counts, n=self.num_items, n_before=self.num_items)
+
+
+def verdicts(trial: Trial) -> NDArray[np.bool_]:
+    """Per attacked validation item: right under attack."""
+    return np.array([verdict == "1" for verdict in trial.standing])
+
+
+def trials_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> Json:
+    """`trials.json`: ranked, with intervals; what noise alone could explain is a tie."""
+    best, section = trials[0], tuned(recipe)
+    rows = []
+    for trial in trials:
+        comparable = trial.finished and trial.stopped is None
+        distance = compared.difference(trial, best) if comparable else None
+        rows.append(
+            {
+                "trial": trial.number,
+                "values": trial.values,
+                compared.metric: compared.share(trial, compared.metric),
+                "val_accuracy": compared.share(trial, "val_accuracy"),
+                "epochs": trial.epochs,
+                "status": _status(trial),
+                "difference_to_best": distance,
+                "tied_with_best": distance is not None and distance["low"] <= 0 <= distance["high"],
+            }
+        )
+        if section.changes:
+            rows[-1]["name"] = section.changes[trial.number].name
+    return {
+        "metric": compared.metric,
+        "search": "changes" if section.changes else section.search.kind,
+        "scheduler": section.scheduler.kind,
+        "attack": section.attack.model_dump(mode="json"),
+        "space": section.model_dump(mode="json")["space"],
+        "rows": rows,
+    }
+
+
+def _status(trial: Trial) -> str:
+    if trial.stopped is not None:
+        return f"failed: {trial.stopped}"
+    return "finished" if trial.finished else "stopped early"
+
+
+def additive_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> Json:
+    """`additive.json`: the steps in order, each with its difference to the step before it."""
+    steps = sorted(trials, key=lambda trial: trial.number)
+    rows = []
+    for before, trial in zip([None, *steps], steps, strict=False):
+        change = tuned(recipe).changes[trial.number]
+        known = before is not None and before.stopped is None and trial.stopped is None
+        rows.append(
+            {
+                "name": change.name,
+                "set": change.set,
+                compared.metric: compared.share(trial, compared.metric),
+                "val_accuracy": compared.share(trial, "val_accuracy"),
+                "difference": compared.difference(trial, before) if known and before else None,
+            }
+        )
+    return {"metric": compared.metric, "rows": rows}
+
+
+def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> str:
+    """`best.yaml`: a recipe that runs, headed by how it was chosen."""
+    best = trials[0]
+    winner = recipe.with_values({**best.values, "name": f"{recipe.name}-tuned", "tune": None})
+    chosen = f"by {compared.metric} on {compared.num_items} validation items: {best.values}"
+    lines = [f"# Best of {len(trials)} trials of `{recipe.name}` {chosen}"]
+    ties = [t for t in trials[1:] if t.finished and t.stopped is None]
+    ties = [t for t in ties if compared.difference(best, t)["low"] <= 0]
+    if ties:
+        lines.append(f"# {len(ties)} further trials cannot be told from it on these items.")
+    if len(best.schedule) > 1:
+        lines.append("# These are the last values of a schedule (pbt_schedule.json), not what the")
+        lines.append("# trial was trained with: retrain before you quote any figure.")
+    return "\n".join(lines) + "\n" + winner.to_yaml()
+
+
+def track(out: StageDir, trials: Sequence[Trial], *, metric: str) -> None:
+    """One child run per trial with its epochs; the best value on the stage's run."""
+    for trial in trials:
+        tags = {"casemate.trial": str(trial.number), "casemate.tune": out.fingerprint}
+        run = out.run.child(f"trial-{trial.number}", tags)
+        run.params(trial.values)
+        for number, epoch in enumerate(trial.history):
+            run.metrics({f"tune/{key}": value for key, value in epoch.items()}, step=number)
+        run.tags({"casemate.status": _status(trial)})
+        run.finish("FAILED" if trial.stopped is not None else "FINISHED")
+    out.run.metrics({f"tune/best_{metric}": trials[0].figures[metric]})

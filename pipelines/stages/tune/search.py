@@ -1,0 +1,126 @@
+"""The search on Ray Tune: points or proposals, a scheduler, and trials that resume."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from pipelines.recipe import build
+from pipelines.recipe import schema as s
+from pipelines.recipe.load import Recipe
+from pipelines.recipe.trials import fixed_points, tuned
+from pipelines.runtime import progress
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.cluster import total_cpus
+from pipelines.stages.tune.schedulers import scheduler
+from pipelines.stages.tune.snapshot import Snapshots, unpack
+from pipelines.stages.tune.worker import EPOCHS, MISTAKE, SCORE, trial
+
+
+class Ending(tune.Stopper):  # type: ignore[misc]
+    """Ends trials at their last epoch, if one is given, and all of them at a user's mistake."""
+
+    def __init__(self, epochs: int | None) -> None:
+        self.epochs, self.is_mistaken = epochs, False
+
+    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+        self.is_mistaken |= MISTAKE in result
+        return self.epochs is not None and result.get(EPOCHS, 0) >= self.epochs
+
+    def stop_all(self) -> bool:
+        return self.is_mistaken
+
+
+def fit(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int) -> Any:
+    """Run the trials, or those that an interrupted run left; Ray Tune's result grid."""
+    cluster = recipe.cluster
+    resources = {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_worker}
+    trainable = tune.with_resources(trial, resources)
+    place = out.scratch / f"tune-{out.fingerprint[:12]}"
+    tuner = None
+    if place.exists():
+        if lost := unpack(place):
+            progress.say(f"{out.step}: the interrupted search starts anew: {lost}")
+            shutil.rmtree(place)
+        else:
+            tuner = tune.Tuner.restore(
+                str(place), trainable=trainable, resume_unfinished=True, resume_errored=True
+            )
+    tuner = tuner or _new_tuner(recipe, trainable, place, dataset=inputs["prepare"], epochs=epochs)
+
+    def look(bar: progress.Bar) -> None:
+        bar.at(sum(_lines(path) for path in place.glob("*/result.json")))
+
+    total = num_trials(recipe) * epochs
+    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0):
+        return tuner.fit()
+
+
+def num_trials(recipe: Recipe) -> int:
+    """How many trials a search has."""
+    points = fixed_points(recipe)
+    search = tuned(recipe).search
+    return len(points) if points is not None else getattr(search, "num_trials", 0)
+
+
+def num_checkpoints(section: s.TuneSection) -> int:
+    """How many a trial keeps.
+
+    One that goes on as a copy may get its turn when the copied one has trained a whole interval.
+    """
+    scheduler = section.scheduler
+    return scheduler.interval + 3 if isinstance(scheduler, s.PbtScheduler) else 2
+
+
+def _new_tuner(
+    recipe: Recipe, trainable: Any, place: Path, *, dataset: Path, epochs: int
+) -> tune.Tuner:
+    section, cluster, points = tuned(recipe), recipe.cluster, fixed_points(recipe)
+    listed: dict[str, Any] = {}
+    if points is not None:
+        numbered = [{"trial": i, "values": values} for i, values in enumerate(points)]
+        listed = {"point": tune.grid_search(numbered)}
+    pbt, stops = section.scheduler.kind == "pbt", scheduler(recipe, epochs=epochs)
+    at_once = max(1, total_cpus() // cluster.cpus_per_train_worker)
+    return tune.Tuner(
+        trainable,
+        param_space={
+            **listed,
+            "recipe": build.on_this_machine(recipe).resolved(),
+            "dataset": str(dataset),
+            "num_threads": cluster.cpus_per_train_worker,
+            "device": build.actor_device(cluster),
+        },
+        tune_config=tune.TuneConfig(
+            metric=SCORE,
+            mode="max",
+            reuse_actors=True,
+            # Ray counts paused trials, too. A population exists as a whole and takes turns.
+            max_concurrent_trials=None if pbt else at_once,
+            scheduler=stops,
+            search_alg=None if points is not None else _optuna(recipe),
+            num_samples=1 if points is not None else num_trials(recipe),
+        ),
+        run_config=tune.RunConfig(
+            name=place.name,
+            storage_path=str(place.parent),
+            verbose=0,
+            callbacks=[Snapshots(stops)],
+            # Without an end a trial of a population could still be replaced after its last epoch.
+            stop=Ending(epochs if pbt else None),
+            failure_config=tune.FailureConfig(max_failures=cluster.max_failures),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=num_checkpoints(section)),
+        ),
+    )
+
+
+def _optuna(recipe: Recipe) -> Any:
+    from pipelines.stages.tune.optuna_search import NumberedSearch
+
+    return NumberedSearch(tuned(recipe).space, seed=recipe.seed)
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")

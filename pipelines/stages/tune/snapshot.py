@@ -1,0 +1,93 @@
+"""What a killed search goes on from: one file with its whole state, replaced at once.
+
+Ray copies its state to the storage file by file and in place, so that a kill leaves empty ones, or
+some that are older than others.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import TrialScheduler
+
+from pipelines.stages.tune.schedulers import KeptScheduler
+from pipelines.stages.tune.worker import MISTAKE
+
+SNAPSHOT = "snapshot.zip"
+STATE = "experiment_state-"  # how Ray's file of all trials begins; a session's name follows
+TUNER = "tuner.pkl"
+
+
+class Snapshots(tune.Callback):  # type: ignore[misc]
+    """Takes a snapshot whenever Ray has saved its state, with the scheduler's in it.
+
+    None is taken after a user's mistake: it ends trials that must go on when it is mended.
+    """
+
+    def __init__(self, scheduler: TrialScheduler) -> None:
+        self.scheduler, self.taken, self.ended_by_mistake = scheduler, 0, False
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Part of what Ray saves."""
+        return self.scheduler.state() if isinstance(self.scheduler, KeptScheduler) else None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Before a resumed search adds its trials."""
+        self.scheduler.restore(state)
+
+    def on_trial_result(self, *, result: Mapping[str, Any], **_: Any) -> None:
+        self.ended_by_mistake |= MISTAKE in result
+
+    def on_step_end(self, *, trials: Sequence[Any], **_: Any) -> None:
+        self._take(trials)
+
+    def on_experiment_end(self, *, trials: Sequence[Any], **_: Any) -> None:
+        self._take(trials)
+
+    def _take(self, trials: Sequence[Any]) -> None:
+        """Ray writes in this same thread: what it has written is whole, and of one moment."""
+        if not trials or self.ended_by_mistake:
+            return
+        place = Path(trials[0].storage.experiment_fs_path)
+        written = Path(trials[0].storage.experiment_driver_staging_path)
+        states = {path.stat().st_mtime_ns: path for path in written.glob(f"{STATE}*.json")}
+        if not states or max(states) == self.taken:
+            return
+        self.taken = max(states)
+        session = states[self.taken].stem.removeprefix(STATE)
+        pack([*written.glob(f"[!.]*-{session}.*"), place / TUNER], place / SNAPSHOT)
+
+
+def pack(files: Iterable[Path], target: Path) -> None:
+    """One archive of some files, there whole or not at all; it outlasts a power failure."""
+    partial = target.with_name(f".{target.name}.partial")
+    with partial.open("wb") as sink:
+        with zipfile.ZipFile(sink, "w") as archive:
+            for file in files:
+                archive.write(file, file.name)
+        sink.flush()
+        os.fsync(sink.fileno())
+    partial.replace(target)
+
+
+def unpack(place: Path) -> str | None:
+    """Put the last snapshot where Ray looks for it; else why there is nothing to go on from."""
+    try:
+        with zipfile.ZipFile(place / SNAPSHOT) as archive:
+            if archive.testzip():
+                return "its snapshot is damaged"
+            for stale in [*place.glob("*.json"), *place.glob("*.pkl")]:
+                stale.unlink()
+            archive.extractall(place)
+    except FileNotFoundError:
+        return "it was killed before its first snapshot"
+    except (OSError, zipfile.BadZipFile) as error:
+        return f"its snapshot cannot be read ({error})"
+    try:
+        tune.ExperimentAnalysis(str(place))  # Ray would log a traceback and go on without values
+    except Exception as error:  # other versions of Ray fail in ways of their own
+        return f"this version of Ray cannot read its state ({type(error).__name__})"
+    return None

@@ -1,0 +1,155 @@
+"""The sharded executor on real actors: same parts for any number; kills cost unfinished work."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from components.core.errors import CasemateError
+from pipelines.recipe.schema import ClusterSection
+from pipelines.runtime.cluster import LEFT_BY_RAY_DATA, end_idle_actors
+from pipelines.runtime.parts import PartStore
+from pipelines.runtime.shards import ShardFailedError, Unit, release_workers, run_units
+
+pytestmark = pytest.mark.ray
+
+
+def make_square(folder):
+    """Work that leaves a trace of every computation."""
+
+    def square(number):
+        trace = Path(folder) / f"{number}-{os.getpid()}-{time.time_ns()}"
+        trace.write_text("")
+        return pa.table({"number": [number], "square": [number**2]})
+
+    return square
+
+
+def make_deadly(folder):
+    """Kills its own process at one unit, the first time only."""
+
+    def work(number):
+        mark = Path(folder) / f"seen-{number}"
+        if number == 3 and not mark.exists():
+            mark.write_text("")
+            time.sleep(1)  # what was computed before is on its way to the driver
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make_square(folder)(number)
+
+    return work
+
+
+def make_suicidal(folder):
+    """Kills its process at one unit every time."""
+
+    def work(number):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make_square(folder)(number)
+
+    return work
+
+
+def make_faulty(folder):
+    def work(number):
+        if number == 2:
+            raise ArithmeticError("item seven has no square")
+        return make_square(folder)(number)
+
+    return work
+
+
+def make_mistaken(folder):
+    raise CasemateError("model", folder, "is not a model; train one")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _give_cpus_back(ray_session):
+    yield
+    release_workers()
+
+
+def units(count=8):
+    return [Unit(f"u{i:03d}", f"item {i}", i) for i in range(count)]
+
+
+def execute(folder: Path, make, *, num_actors: int = 2, count: int = 8) -> PartStore:
+    (folder / "traces").mkdir(parents=True, exist_ok=True)
+    parts = PartStore(folder / "parts", run_id="r1")
+    run_units(
+        units(count),
+        make=make,
+        config=str(folder / "traces"),
+        parts=parts,
+        cluster=ClusterSection(num_actors=num_actors),
+        label=f"{make.__name__}-{folder}",
+    )
+    return parts
+
+
+def traces(folder: Path) -> list[str]:
+    return sorted(p.name.split("-")[0] for p in (folder / "traces").iterdir() if p.name[0] != "s")
+
+
+def test_any_number_of_actors_writes_the_same_parts_and_none_twice(ray_session, tmp_path):
+    contents = []
+    for num_actors in (1, 2):
+        folder = tmp_path / str(num_actors)
+        parts = execute(folder, make_square, num_actors=num_actors)
+        contents.append([parts.path(u.name).read_bytes() for u in units()])
+        assert traces(folder) == [str(i) for i in range(8)]
+    assert contents[0] == contents[1]
+    execute(tmp_path / "1", make_square)  # a second start finds everything done
+    assert len(traces(tmp_path / "1")) == 8
+
+
+def test_actors_that_ray_data_leaves_can_be_ended_and_come_back(ray_session):
+    import ray.data
+
+    def left():
+        found = ray.util.list_named_actors(all_namespaces=True)
+        return {actor["namespace"] for actor in found} & set(LEFT_BY_RAY_DATA)
+
+    release_workers()  # Ray Data waits for their CPUs
+    for _ in range(2):
+        assert len(ray.data.range(3).map(lambda row: row).take_all()) == 3
+        assert left()
+        end_idle_actors()
+        assert not left()
+
+
+def test_a_second_start_computes_only_what_is_missing(ray_session, tmp_path):
+    parts = execute(tmp_path, make_square)
+    parts.path("u005").unlink()
+    execute(tmp_path, make_square)
+    assert traces(tmp_path) == sorted([*map(str, range(8)), "5"])
+
+
+def test_a_killed_worker_costs_its_unfinished_units_only(ray_session, tmp_path):
+    parts = execute(tmp_path, make_deadly)
+    assert all(parts.has(u.name) for u in units())
+    assert traces(tmp_path) == [str(i) for i in range(8)]
+
+
+def test_a_unit_that_kills_its_worker_three_times_fails_and_the_rest_is_kept(ray_session, tmp_path):
+    with pytest.raises(ShardFailedError, match=r"u003 \(item 3\)"):
+        execute(tmp_path, make_suicidal, num_actors=1)
+    parts = PartStore(tmp_path / "parts", run_id="r1")
+    kept = [u.name for u in units() if parts.has(u.name)]
+    assert kept == [u.name for u in units() if u.name != "u003"]  # units behind it are not blamed
+
+
+def test_a_failing_unit_is_named_with_its_error_and_the_rest_is_kept(ray_session, tmp_path):
+    with pytest.raises(ShardFailedError, match=r"u002 \(item 2\).*item seven has no square"):
+        execute(tmp_path, make_faulty)
+    parts = PartStore(tmp_path / "parts", run_id="r1")
+    assert [u.name for u in units() if not parts.has(u.name)] == ["u002"]
+
+
+def test_a_users_mistake_inside_a_worker_stays_one_line(ray_session, tmp_path):
+    with pytest.raises(CasemateError, match="is not a model; train one") as caught:
+        execute(tmp_path, make_mistaken)
+    assert "\n" not in str(caught.value)

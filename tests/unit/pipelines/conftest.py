@@ -1,0 +1,145 @@
+"""A trained tiny transformer on digits, and the attack stage without Ray around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from components.data.prepared import PreparedDataset
+from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
+from components.data.sources import Fitting, open_source
+from components.data.splits import SPLITS, assign_splits
+from components.models.checkpoint import save_model
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
+from pipelines.recipe.load import parse
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.shards import _Counted, _kept, _missing
+from pipelines.stages.attack import stage as attack
+
+EPS = 0.1
+NUM_ITEMS = 40
+OPTIONS = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory) -> Path:
+    """Digits in the prepared format, written by the real writers."""
+    folder = tmp_path_factory.mktemp("digits")
+    source = open_source("digits", path=None)
+    splits = assign_splits(
+        source.entries(), classes=source.classes, seed=3, val_fraction=0.1, test_fraction=0.2,
+        limits={"train": 800, "val": 20, "test": NUM_ITEMS},
+    )  # fmt: skip
+    plans = plan_shards(splits, shard_size=1024)
+    entries = [entry for plan in plans for entry in plan.entries]
+    job = open_job(source, entries, folder=folder, fitting=Fitting(), on_error="fail")
+    text = describe_dataset(
+        [write_shard(job, plan) for plan in plans], classes=source.classes, shape=job.shape,
+        split_names=SPLITS, source={"name": "digits"},
+    )  # fmt: skip
+    (folder / "dataset.json").write_text(text)
+    return folder
+
+
+def train(prepared: Path, *, seed: int, eps: float) -> PixelModel:
+    """A few epochs of (FGSM) training: half of the items stand a PGD of `EPS`."""
+    torch.manual_seed(seed)
+    spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS)
+    model, split = PixelModel(spec), PreparedDataset.open(prepared).load("train")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for _ in range(10):
+        for rows in torch.randperm(len(split)).split(50):
+            x, y = split.pixels(rows), split.labels[rows]
+            if eps:
+                x = (x + eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1).requires_grad_()
+                (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
+                x = (x + eps * slope.sign()).clamp(0, 1).detach()
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory, prepared) -> dict[str, Path]:
+    """Folders as training leaves them: `model/` inside."""
+    root = tmp_path_factory.mktemp("models")
+    for name, seed, eps in (("main", 0, EPS / 2), ("plain", 1, 0.0)):
+        save_model(root / name / "model", train(prepared, seed=seed, eps=eps), recipe_digest="")
+    return {name: root / name for name in ("main", "plain")}
+
+
+@dataclass
+class FakeRun:
+    """What MLflow would have been told."""
+
+    logged: dict[str, float] = field(default_factory=dict)
+    tagged: dict[str, object] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    registered: list[dict[str, Any]] = field(default_factory=list)
+
+    def metrics(self, values: dict[str, float]) -> None:
+        self.logged |= values
+
+    def tags(self, values: dict[str, object]) -> None:
+        self.tagged |= values
+
+    def artifacts(self, *paths: Path) -> None:
+        self.files += [path.name for path in paths]
+
+    def register_smoothed(self, **model: Any) -> None:
+        self.registered.append(model)
+
+
+class InProcess:
+    """The executor's contract without Ray: missing units in any order, each a durable part."""
+
+    def __init__(self, order: Callable[[list[Any]], list[Any]] = list, *, room: int = 1) -> None:
+        self.order, self.room, self.done = order, room, []  # room: units asked for at once
+        self.stop_after: int | None = None
+
+    def __call__(self, units, *, make, config, parts, cluster, label, source=None) -> None:
+        source = source or _Counted(units)
+        todo = self.order([unit for unit in units if not _kept(unit, parts, source)])
+        work = make(config)
+        while todo := todo + self.order(_missing(source, parts, room=self.room - len(todo))):
+            unit = todo.pop(0)
+            if self.stop_after is not None and len(self.done) >= self.stop_after:
+                raise KeyboardInterrupt
+            table = work(unit.payload)
+            parts.save(unit.name, table)
+            source.keep(unit, table)
+            self.done.append(unit.name)
+
+
+@pytest.fixture(scope="session")
+def run_attack(prepared, models, tmp_path_factory):
+    """The stage on these models, or on `folders`; returns its folder and what was logged."""
+
+    def run(section: dict, *, out: Path | None = None, executor=None, folders=None) -> StageDir:
+        recipe = parse(
+            {
+                "name": "x",
+                "seed": 5,
+                "data": {"source": "digits"},
+                "train": {"variants": {"plain": {"objective": {"kind": "standard"}}}},
+                "attack": {"a": {"eps": EPS, "sanity": None, **section}},
+            },
+            source="x",
+        )
+        steps = {f"train.{m}": path for m, path in (folders or models).items()}
+        inputs = {"prepare": prepared, **steps}
+        place = out or tmp_path_factory.mktemp("attack")
+        folder = StageDir(place, "attack.a", "f" * 64, FakeRun(), inputs)
+        with mock.patch.object(attack, "run_units", executor or InProcess()):
+            attack.run(recipe, inputs, folder)
+        return folder
+
+    return run

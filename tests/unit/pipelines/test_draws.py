@@ -1,0 +1,336 @@
+"""l2 certificates through the stage, without Ray: every method, any order, kills and resumes."""
+
+import json
+from unittest import mock
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
+
+from components.certify.certificate import write_certificate
+from components.certify.l2.claims import certified_radius
+from components.certify.l2.evidence import declare, plan_of
+from components.certify.l2.noise import predict_block
+from components.certify.l2.sequential import anytime_interval, certify_prefix, choose_class
+from components.certify.verify import verify
+from components.certify.votes import VoteRow, read_votes, write_votes
+from components.core.digests import digest_json
+from components.core.errors import CasemateError
+from components.core.seeding import noise_impl, noise_stream
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import load_model, save_model
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
+from pipelines.recipe.load import parse
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.parts import PartStore
+from pipelines.stages.certify import challenge
+from pipelines.stages.certify import stage as certify
+from pipelines.stages.certify.draws import DrawLedger
+from pipelines.stages.certify.resample import resample
+from pipelines.stages.certify.worker import block_stop
+
+SIGMA, NUM_ITEMS, SEED = 0.3, 6, 5
+SECTION = {
+    "kind": "gaussian", "sigma": SIGMA, "num_items": NUM_ITEMS, "num_select": 40,
+    "num_estimate": 400, "block_size": 80, "micro_batch": 20, "radii": [0.2, 0.4],
+}  # fmt: skip
+SEQUENTIAL = {**SECTION, "method": "sequential", "look_every": 32}
+FILES = ("votes.parquet", "certificates.parquet", "certificate.json")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, prepared):
+    """Trained under the noise: some items are certified, some given up, some close."""
+    torch.manual_seed(0)
+    spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS)
+    net, split = PixelModel(spec), PreparedDataset.open(prepared).load("train")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=4e-3)
+    for _ in range(7):
+        for rows in torch.randperm(len(split)).split(50):
+            x = split.pixels(rows)
+            loss = F.cross_entropy(net(x + SIGMA * torch.randn_like(x)), split.labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    folder = tmp_path_factory.mktemp("noisy")
+    save_model(folder / "model", net.eval(), recipe_digest="")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(prepared, model, tmp_path_factory):
+    def certified(section, *, executor=None, place=None):
+        recipe = parse(
+            {"name": "x", "seed": SEED, "data": {"source": "digits"}, "train": {},
+             "certify": {"p": section}},
+            source="x",
+        )  # fmt: skip
+        inputs = {"prepare": prepared, "train.main": model}
+        place = place or tmp_path_factory.mktemp("certify")
+        out = StageDir(place, "certify.p", "f" * 64, FakeRun(), inputs)
+        work = executor or InProcess()
+        with (
+            mock.patch.object(certify, "run_units", work),
+            mock.patch.object(challenge, "run_units", work),
+        ):
+            certify.run(recipe, inputs, out)
+        return out
+
+    return certified
+
+
+@pytest.fixture(scope="module")
+def sequential(run):
+    executor = InProcess()
+    out = run(SEQUENTIAL, executor=executor)
+    return out, executor.done
+
+
+@pytest.fixture(scope="module")
+def fixed(run):
+    return run(SECTION)
+
+
+def document(out):
+    return json.loads((out.path / "certificate.json").read_text())
+
+
+def claims(out):
+    return pq.read_table(out.path / "certificates.parquet").to_pylist()
+
+
+def same_bytes(a, b):
+    return all((a.path / name).read_bytes() == (b.path / name).read_bytes() for name in FILES)
+
+
+def first_items(self, name):
+    return self.load(name, limit=NUM_ITEMS)
+
+
+def test_votes_are_the_draws_up_to_the_deciding_look(sequential, model, prepared):
+    votes = read_votes(sequential[0].path / "votes.parquet")
+    net, test = load_model(model / "model"), PreparedDataset.open(prepared).load("test", limit=3)
+    stored = {item.item_id: item.streams for item in votes.items()}
+    for i, item_id in enumerate(test.item_ids):
+        drawn = {
+            stream: predict_block(
+                net, test.pixels()[i], sigma=SIGMA, run_seed=SEED, item_id=item_id,
+                stream=noise_stream("sequential", stream),
+                start=0, stop=stop, micro_batch=20, device="cpu",
+            )
+            for stream, stop in (("select", 40), ("estimate", 400))
+        }  # fmt: skip
+        choice = choose_class(drawn["select"], num_classes=10, num_select=40)
+        claim = certify_prefix(drawn["estimate"], plan_of(votes.header), chosen=choice.chosen)
+        assert stored[item_id]["select"].tolist() == drawn["select"][: choice.n0].tolist()
+        assert stored[item_id]["estimate"].tolist() == drawn["estimate"][: claim.n].tolist()
+
+
+def test_verdicts_are_those_of_all_draws_but_for_borderline_items(sequential, fixed):
+    differing = [
+        (a["k"] / a["n"], b["n"])
+        for a, b in zip(claims(fixed), claims(sequential[0]), strict=True)
+        for r in SECTION["radii"]
+        if (a["radius"] >= r) != (b["radius"] >= r)
+    ]
+    assert len(differing) <= 2
+    assert all(n > 150 for _, n in differing)  # those that took long
+    held = document(sequential[0])["summary"]["certified"][0]["accuracy"]["value"]
+    assert 0.2 < held < 1
+
+
+def test_decided_items_draw_no_more(sequential, prepared):
+    out, done = sequential
+    used = {row["item_id"]: row["n"] for row in claims(out)}
+    assert len(set(used.values())) > 1
+    for index, item_id in enumerate(
+        PreparedDataset.open(prepared).load("test").item_ids[:NUM_ITEMS]
+    ):
+        starts = [int(name[-9:]) for name in done if name.startswith(f"item-{index:08d}-")]
+        assert max(starts) < used[item_id]  # the block before the last one had not decided
+    figures = document(out)["summary"]["draws_used"]
+    assert figures["total"] == sum(used.values()) < NUM_ITEMS * 400
+    assert out.run.logged["certify/p/draws_used"] == figures["mean"]
+
+
+def test_order_and_blocks_drawn_ahead_change_nothing(run, sequential):
+    backwards = InProcess(order=lambda units: units[::-1], room=20)
+    assert same_bytes(run(SEQUENTIAL, executor=backwards), sequential[0])
+    assert len(backwards.done) > len(sequential[1])  # some were drawn ahead in vain
+
+
+def test_kills_and_resumes_change_nothing(run, sequential, tmp_path):
+    killed = InProcess(order=lambda units: units[::-1], room=5)
+    for stop in (3, 8):
+        killed.stop_after = stop
+        with pytest.raises(KeyboardInterrupt):
+            run(SEQUENTIAL, executor=killed, place=tmp_path)
+    killed.stop_after = None
+    assert same_bytes(run(SEQUENTIAL, executor=killed, place=tmp_path), sequential[0])
+    assert len(killed.done) == len(set(killed.done))  # nothing is drawn twice
+
+
+def test_the_size_of_blocks_decides_nothing(run, sequential):
+    assert claims(run({**SEQUENTIAL, "block_size": 400})) == claims(sequential[0])
+
+
+def test_certificates_verify_and_votes_repeat(sequential, fixed, model, prepared):
+    places = {"model": model / "model", "data": prepared}
+    for out in (sequential[0], fixed):
+        assert verify(out.path).problems == []
+        with mock.patch.object(PreparedDataset, "open_split", first_items):
+            assert resample(out.path, count=3, **places) == []
+            shifted = mock.patch(
+                "pipelines.stages.certify.worker.predict_block",
+                lambda *a, **k: (predict_block(*a, **k) + 1) % 10,
+            )
+            with shifted:
+                assert "votes differ" in resample(out.path, count=1, **places)[0]
+
+
+def test_the_label_is_decided_where_radius_zero_is_declared(run, sequential):
+    out = run({**SEQUENTIAL, "radii": [0, 0.2, 0.4]})
+    answered, bare = (
+        document(o)["summary"]["standard_accuracy"]["value"] for o in (out, sequential[0])
+    )
+    assert answered >= bare
+    assert document(out)["summary"]["certified"][0]["accuracy"]["value"] == answered
+    assert verify(out.path).problems == []
+
+
+@pytest.fixture(scope="module")
+def randomized(run):
+    return run({**SECTION, "method": "randomized"})
+
+
+def test_randomised_radii_are_never_smaller(randomized):
+    for lucky in claims(randomized):
+        plain = certified_radius(lucky["k"], lucky["n"], sigma=SIGMA, failure_prob=0.001)
+        assert plain <= lucky["radius"]
+    assert verify(randomized.path).problems == []
+    assert randomized.run.logged["certify/p/prediction_accuracy"] > 0.2
+
+
+def forged(out, place, *, method):
+    """The votes of `out` as another method's, with header and certificate to match."""
+    votes = read_votes(out.path / "votes.parquet")
+    settings = {key: v for key, v in votes.header["settings"].items() if key != "declared"}
+    if method == "sequential":
+        settings["declared"] = declare(
+            radii=[0.2, 0.4], failure_prob=0.001, look_every=32, futility_prob=0.01
+        )
+    header = votes.header | {
+        "settings": settings | {"method": method}, "noise_impl": noise_impl(method)
+    }  # fmt: skip
+    rows = []
+    for item in votes.items():
+        streams = dict(item.streams)
+        if method == "sequential":
+            choice = choose_class(streams["select"], num_classes=10, num_select=40)
+            claim = certify_prefix(streams["estimate"], plan_of(header), chosen=choice.chosen)
+            streams["select"] = streams["select"][: choice.n0]
+            streams["estimate"] = streams["estimate"][: claim.n]
+        rows += [
+            VoteRow(item.item_id, item.label, item.image_sha256, name, 0, len(found), found)
+            for name, found in streams.items()
+        ]
+    place.mkdir()
+    again = write_votes(place / "votes.parquet", rows, header)
+    write_certificate(place, again, {"failure_prob": 0.001, "radii": [0.2, 0.4]})
+    return place
+
+
+@pytest.mark.parametrize("method", ["randomized", "sequential"])
+def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
+    fixed, method, model, prepared, tmp_path
+):
+    folder = forged(fixed, tmp_path / "forged", method=method)
+    assert verify(folder).problems == []  # consistent in itself
+    with mock.patch.object(PreparedDataset, "open_split", first_items):
+        found = resample(folder, count=NUM_ITEMS, model=model / "model", data=prepared)
+    assert found == [
+        f"votes.parquet: its draws are those of method fixed, not of {method}: a method that is "
+        "chosen when draws are known voids the failure probability"
+    ]
+
+
+def test_randomised_votes_cannot_pass_for_fixed_ones(randomized, model, prepared, tmp_path):
+    honest, places = randomized.path, {"model": model / "model", "data": prepared}
+    with mock.patch.object(PreparedDataset, "open_split", first_items):
+        assert resample(honest, count=3, **places) == []
+        folder = forged(randomized, tmp_path / "forged", method="fixed")
+        (found,) = resample(folder, count=NUM_ITEMS, **places)
+    assert "those of method randomized, not of fixed" in found
+    header = read_votes(folder / "votes.parquet").header
+    write_votes(  # a header whose method alone was changed does not even get that far
+        folder / "votes.parquet",
+        [VoteRow(**{**r, "predictions": np.array(r["predictions"], np.uint16)})
+         for r in read_votes(folder / "votes.parquet").table.to_pylist()],
+        header | {"settings": header["settings"] | {"method": "randomized"}},
+    )  # fmt: skip
+    votes = read_votes(folder / "votes.parquet")
+    write_certificate(folder, votes, {"failure_prob": 0.001, "radii": [0.2, 0.4]})
+    (found,) = verify(folder).problems
+    assert "noise_impl is 'certv1-philox-numpy', method randomized draws by" in found
+
+
+def test_challenges_judge_sequential_claims(run):
+    settings = {"eps": 0.2, "num_items": 3, "num_steps": 1, "num_draws": 2, "num_predict": 40}
+    out = run({**SEQUENTIAL, "challenge": settings})
+    assert json.loads((out.path / "challenge.json").read_text())["broken_certified"] == 0
+
+
+def test_a_radius_out_of_reach_is_refused_before_any_draw(run):
+    nobody = mock.Mock(side_effect=AssertionError("drew"))
+    for method in ("fixed", "sequential", "randomized"):
+        with pytest.raises(CasemateError, match=r"certify\.p: radii: 0.9 is above"):
+            run({**SECTION, "method": method, "radii": [0.2, 0.9]}, executor=nobody)
+
+
+@pytest.fixture
+def section():
+    values = {"name": "x", "data": {"source": "digits"}, "train": {}, "certify": {"p": SEQUENTIAL}}
+    return parse(values, source="x").certify["p"]
+
+
+def test_blocks_grow_from_one_micro_batch(section):
+    stops = [0]
+    while stops[-1] < 400:
+        stops.append(block_stop(section, stops[-1]))
+    assert stops == [0, 20, 40, 80, 160, 240, 320, 400]
+
+
+def test_the_live_band_holds_and_ends_at_the_share(sequential, section):
+    """Replayed block by block: the band covers what comes out at the end."""
+    out, done = sequential
+    header = read_votes(out.path / "votes.parquet").header
+    ledger, parts = (
+        DrawLedger(section, header),
+        PartStore(out.scratch / "votes", run_id=digest_json(header)),
+    )
+    final = 100 * document(out)["summary"]["certified"][0]["accuracy"]["value"]
+    assert ledger.standing() == ""
+    while units := ledger.next(1):
+        for unit in units:
+            ledger.keep(unit, parts.load(unit.name))
+        if said := ledger.standing():
+            assert said.startswith("certified at 0.2: ")
+            low, high = map(float, said.split("band ")[1].split(" to "))
+            assert low - 0.06 <= final <= high + 0.06  # printed with one decimal
+    assert f"{final:.1f}% of the first {NUM_ITEMS}" in ledger.standing()
+    assert ledger.standing().endswith(f"band {final:.1f} to {final:.1f}")
+    assert sum(item.asked > 0 for item in ledger.items) == NUM_ITEMS <= len(done)
+
+
+def test_the_band_is_a_confidence_sequence():
+    """At level 0.05 at most one stream in twenty is ever left outside, peeking at every item."""
+    rng, missed, share, length = np.random.default_rng(1), 0, 0.6, 60
+    for _ in range(100):
+        held = np.cumsum(rng.random(length) < share)
+        bands = [anytime_interval(int(held[t - 1]), t, 0.05) for t in range(5, length + 1, 5)]
+        missed += any(not low <= share <= high for low, high in bands)
+    assert missed <= 13  # 99.9% quantile of Bin(100, 0.05)
