@@ -41,7 +41,7 @@ def ray_session():
     """One Ray for every test that needs one."""
     import ray
 
-    from pipelines.recipe.schema import ClusterSection
+    from pipelines.recipe.schema.place import ClusterSection
     from pipelines.runtime.cluster import connect
 
     connect(ClusterSection(num_cpus=2, object_store_mb=256), address=None)

@@ -15,6 +15,7 @@ import torch
 
 from components.certify.l2.noise import noisy_draws
 from components.certify.votes import VOTES_NAME, read_votes
+from components.core.settings import plain
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import load_denoised, source_of
 from notebooks.replications.denoised_findings import REGIMES, SIGMAS, STEP
@@ -22,7 +23,8 @@ from notebooks.replications.denoised_page import TUNING_EPOCHS, draw, render
 from notebooks.replications.runs import Line, Study, certificates, command, finished
 from pipelines.flow.plan import PlannedStep, plan
 from pipelines.flow.run import run_flow
-from pipelines.recipe.load import Recipe, load
+from pipelines.recipe.load import load, with_values
+from pipelines.recipe.schema.recipe import Recipe
 
 RECIPE = "dds-mnist5k-mini"
 
@@ -40,20 +42,20 @@ def full_recipe(seed: int, storage: Path) -> Recipe:
     base = base_recipe(seed)
     steps = {step.name: step for step in plan(base, storage)}
     start = {"pretrained": str(finished(steps["train.main"]) / "model")}
-    further = {"epochs": TUNING_EPOCHS, "model": base.model.model_dump(mode="json") | start}
+    further = {"epochs": TUNING_EPOCHS, "model": plain(base.model) | start}
     values: dict[str, Any] = {
         "train.variants.longer": further | {"objective": {"kind": "standard"}},
     }
     for end, sigma in SIGMAS.items():
         objective = {"kind": "denoised", "sigma": sigma, "denoiser": "full"}
-        plain = base.certify[f"plain-{end}"].model_dump(mode="json")
+        plain = plain(base.certify[f"plain-{end}"])
         values |= {
             f"train.variants.tuned{end}": further | {"objective": objective},
             f"certify.tuned-{end}": plain | {"model": f"tuned{end}"},
             f"certify.bare-{end}": plain | {"denoiser": None},
         }
-    plain = base.certify["plain-050"].model_dump(mode="json")
-    return base.with_values(values | {"certify.longer-050": plain | {"model": "longer"}})
+    plain = plain(base.certify["plain-050"])
+    return with_values(base, values | {"certify.longer-050": plain | {"model": "longer"}})
 
 
 def run(storage: Path, seed: int) -> None:

@@ -18,7 +18,8 @@ from notebooks.replications.experiments import Contrast, Experiment
 from notebooks.replications.runs import Line, Study, certificates, command
 from notebooks.replications.statistics import Estimate, paired
 from pipelines.flow.run import run_flow
-from pipelines.recipe.load import Recipe, load
+from pipelines.recipe.load import load
+from pipelines.recipe.schema.recipe import Recipe
 
 RECIPE = "svit-mnist5k-mini"
 TRAINED_SIZE, PATCH, NUM_PIXELS = 3, 2, 16 * 16

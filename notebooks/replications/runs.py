@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from components.core.errors import CasemateError
 from notebooks.replications import page
 from pipelines.flow.plan import PlannedStep, plan
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 SEEDS = (0, 1, 2)

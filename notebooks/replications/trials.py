@@ -16,12 +16,12 @@ import torch
 
 from components.core.digests import digest_json
 from components.data.prepared import PreparedDataset
+from components.data.settings import DataSettings
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources import Fitting, open_source
 from notebooks.replications.arms import ARMS, Size, values_of
 from notebooks.replications.measures import MEASURES
 from pipelines.recipe.load import parse
-from pipelines.recipe.schema import DataSection
 from pipelines.stages.prepare.stage import list_splits
 from pipelines.stages.train.stage import make_session
 
@@ -73,7 +73,7 @@ def tidy(path: Path, results: Results) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def prepare(data: DataSection, folder: Path) -> PreparedDataset:
+def prepare(data: DataSettings, folder: Path) -> PreparedDataset:
     """The dataset as `casemate prepare` writes it; too small to start Ray for it."""
     source = open_source(data.source, path=None)
     splits = list_splits(data, source, None)

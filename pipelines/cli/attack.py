@@ -20,7 +20,7 @@ from pipelines.cli.show import run_and_show
 
 if TYPE_CHECKING:
     from components.models.spec import ModelSpec
-    from pipelines.recipe.load import Recipe
+    from pipelines.recipe.schema.recipe import Recipe
 
 EXAMPLE = (
     "Example: casemate attack demo   Without a recipe: casemate attack --model models/deit-s "

@@ -61,7 +61,7 @@ def _page(facts: dict[str, Any]) -> str:
 def _prepared(folder: Path) -> dict[str, Any]:
     """What a prepared dataset holds: every shard is read, by Ray, with bounded memory."""
     from components.data.prepared import PreparedDataset
-    from pipelines.recipe.schema import ClusterSection
+    from pipelines.recipe.schema.place import ClusterSection
     from pipelines.runtime.cluster import ray_cluster
     from pipelines.runtime.streams import dataset_statistics
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from components.core.errors import CasemateError
 
 if TYPE_CHECKING:
-    from pipelines.recipe.load import Recipe
+    from pipelines.recipe.schema.recipe import Recipe
 
 
 def run_and_show(

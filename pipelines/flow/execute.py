@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines.flow.plan import PlannedStep
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus

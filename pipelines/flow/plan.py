@@ -5,10 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from components.certify.l2.settings import GaussianSettings
+from components.certify.settings import CertificateSettings
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from pipelines.recipe import schema as s
-from pipelines.recipe.load import MAIN, Recipe
+from components.core.settings import changed_fields, plain
+from components.denoising.settings import is_on_disk
+from components.models.settings import ModelSettings
+from components.train.objectives.settings import DenoisedTrainingSettings, ObjectiveSettings
+from pipelines.recipe.schema.place import ReportSection
+from pipelines.recipe.schema.recipe import MAIN, Recipe
 from pipelines.runtime.artifacts import is_finished
 
 STAGES = ("prepare", "train", "tune", "attack", "certify", "report")
@@ -77,7 +83,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
         steps.append(Step("model", MAIN, identity={"digest": _model_digest(given)}))
     shared = {"model": _model_identity(recipe.model), "seed": recipe.seed}
     if recipe.train:
-        common = recipe.train.model_dump(mode="json", exclude={"objective", "variants", "epochs"})
+        common = plain(recipe.train, exclude={"objective", "variants", "epochs"})
         # what is trained behind a denoiser of the recipe comes after all that is not
         for model in sorted(recipe.model_names(), key=lambda m: recipe.denoiser_of(m) is not None):
             own = {
@@ -89,7 +95,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
             needs = ("prepare", *([f"train.{behind}"] if behind else []))
             steps.append(Step("train", model, needs, {**shared, "train": common, **own}))
     if recipe.tune:
-        train = recipe.train.model_dump(mode="json", exclude={"variants"}) if recipe.train else None
+        train = plain(recipe.train, exclude={"variants"}) if recipe.train else None
         identity = {**shared, "train": train, "tune": recipe.tune.model_dump(mode="json")}
         steps.append(Step("tune", "", ("prepare",), identity))
     for name, attack in recipe.attack.items():
@@ -124,10 +130,10 @@ def model_step(recipe: Recipe, model: str) -> str:
     return f"model.{model}" if recipe.given_model() else f"train.{model}"
 
 
-def denoiser_on_disk(section: s.Certify) -> str | None:
+def denoiser_on_disk(section: CertificateSettings) -> str | None:
     """The folder of a denoiser that a certificate names, with the word for its format."""
-    named = section.denoiser if isinstance(section, s.GaussianCertify) else None
-    return named if named is not None and s.is_on_disk(named) else None
+    named = section.denoiser if isinstance(section, GaussianSettings) else None
+    return named if named is not None and is_on_disk(named) else None
 
 
 def stages_of(recipe: Recipe) -> list[str]:
@@ -141,24 +147,24 @@ def stages_of(recipe: Recipe) -> list[str]:
     return [stage for stage in STAGES if asked.get(stage, True)]
 
 
-def _certify_identity(section: s.Certify) -> dict[str, Any]:
+def _certify_identity(section: CertificateSettings) -> dict[str, Any]:
     """The certify section; keys that came later count only where they are used.
 
     Certificates made before those keys existed keep their fingerprints, and so their bytes.
     """
     from components.core.seeding import noise_impl
 
-    values, used = section.model_dump(mode="json"), section.model_dump(exclude_defaults=True)
+    values, used = plain(section), changed_fields(section)
     if source := denoiser_on_disk(section):
         values["denoiser"] = _source_digest(source)
-    if isinstance(section, s.GaussianCertify):
+    if isinstance(section, GaussianSettings):
         values["bound"] = L2_BOUND_VERSION
         if section.method != "fixed":  # which had its draws from the first
             values["noise_impl"] = noise_impl(section.method)
     return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 
-def _report_identity(section: s.ReportSection) -> dict[str, Any]:
+def _report_identity(section: ReportSection) -> dict[str, Any]:
     """The report section; tables to compare with count by their content, not by their place."""
     from components.core.digests import digest_file
 
@@ -174,10 +180,10 @@ def _report_identity(section: s.ReportSection) -> dict[str, Any]:
     return values
 
 
-def _objective_identity(objective: s.Objective) -> dict[str, Any]:
+def _objective_identity(objective: ObjectiveSettings) -> dict[str, Any]:
     """The objective section; a denoiser on disk counts by its content, not by its place."""
-    values = objective.model_dump(mode="json")
-    if isinstance(objective, s.DenoisedObjective) and s.is_on_disk(objective.denoiser):
+    values: dict[str, Any] = plain(objective)
+    if isinstance(objective, DenoisedTrainingSettings) and is_on_disk(objective.denoiser):
         values["denoiser"] = _source_digest(objective.denoiser)
     return values
 
@@ -189,11 +195,11 @@ def _source_digest(source: str) -> str:
     return source_digest(source)
 
 
-def _model_identity(section: s.ModelSection) -> dict[str, Any]:
+def _model_identity(section: ModelSettings) -> dict[str, Any]:
     """The model section; a folder of pretrained weights counts by its digest, not by its place."""
-    values = section.model_dump(mode="json")
+    values: dict[str, Any] = plain(section)
     start = section.pretrained
-    if start and s.is_on_disk(start):
+    if start and is_on_disk(start):
         values["pretrained"] = _source_digest(start)
     elif start and start != "timm":
         values["pretrained"] = _model_digest(Path(start).expanduser())
@@ -216,7 +222,7 @@ def _data_identity(recipe: Recipe, prepared: Path | None) -> dict[str, Any]:
         from components.data.stream import read_page
 
         return {"digest": read_page(prepared / "dataset.json")["digest"]}
-    values = recipe.data.model_dump(mode="json")  # shard_size too: it orders streamed training
+    values: dict[str, Any] = plain(recipe.data)  # shard_size too: it orders streamed training
     parts = [values, values["synthetic"]] if values["synthetic"] else [values]
     for part in parts:
         part |= _content(part["source"], part.pop("path"), part.pop("options"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from components.core.digests import digest_json
 from pipelines.flow.plan import PlannedStep, plan, select
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import exclusive, is_made_from, prepare_storage
 

@@ -14,11 +14,15 @@ from torch import nn
 from components.attacks.aas import ScaledAttack
 from components.attacks.interface import Attack, Items
 from components.attacks.scales import Scales, ScaleSearch, global_scales
+from components.attacks.settings import AasSettings, AttackSettings, AutoAttackSettings
 from components.attacks.suite import autoattack, make_attack
 from components.core.errors import CasemateError
+from components.core.settings import plain
 from components.data.augment import Augmentation, Mixing
 from components.data.prepared import PreparedDataset
+from components.data.settings import AugmentSettings
 from components.denoising.samplers import OneShot
+from components.denoising.settings import is_on_disk
 from components.models.pretrained import TIMM, check_descent, read_parent
 from components.models.spec import ModelSpec
 from components.train.averaging import AverageSettings
@@ -33,15 +37,31 @@ from components.train.objectives.inner import AdversarialObjective, InnerAttack
 from components.train.objectives.leak import LeakDetector
 from components.train.objectives.mart import Mart
 from components.train.objectives.noise import DenoisedFineTuning, GaussianNoise
+from components.train.objectives.settings import (
+    AblationTrainingSettings,
+    AdversarialSettings,
+    ColumnsTrainingSettings,
+    DenoisedTrainingSettings,
+    DenoiserTrainingSettings,
+    FgsmTrainingSettings,
+    GaussianTrainingSettings,
+    MartSettings,
+    PgdTrainingSettings,
+    StandardSettings,
+    TradesSettings,
+)
 from components.train.objectives.standard import Standard
 from components.train.objectives.trades import Trades
 from components.train.optim import OptimizerSettings
 from components.train.schedules import RateSchedule, epsilon_at, peak_rate
 from components.train.selection import Selection
+from components.train.settings import StepSettings, TrainSettings
 from components.train.validation import TrainingAttack, ValidationAttack
 from pipelines.recipe import denoisers
-from pipelines.recipe import schema as s
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.load import with_values
+from pipelines.recipe.schema.attack import AttackSection
+from pipelines.recipe.schema.place import ClusterSection
+from pipelines.recipe.schema.recipe import Recipe
 
 
 def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpec:
@@ -104,15 +124,15 @@ def on_this_machine(recipe: Recipe, inputs: Mapping[str, Path] = MappingProxyTyp
         objectives = [("train.objective", recipe.train.objective)]
         objectives += [(f"train.variants.{name}.objective", v.objective) for name, v in variants]
     for key, section in parts:
-        if section.pretrained and s.is_on_disk(section.pretrained):
+        if section.pretrained and is_on_disk(section.pretrained):
             changes[f"{key}.pretrained"] = denoisers.placed(section.pretrained, {})
         elif section.pretrained not in (None, TIMM):
             start = Path(section.pretrained).expanduser().absolute()
             changes[f"{key}.pretrained"] = str(start)
     for key, section in objectives:
-        if isinstance(section, s.DenoisedObjective):
+        if isinstance(section, DenoisedTrainingSettings):
             changes[f"{key}.denoiser"] = denoisers.placed(section.denoiser, inputs)
-    return recipe.with_values(changes) if changes else recipe
+    return with_values(recipe, changes) if changes else recipe
 
 
 def objective(recipe: Recipe, model: str) -> Objective:
@@ -120,38 +140,38 @@ def objective(recipe: Recipe, model: str) -> Objective:
     assert recipe.train is not None
     smoothing = recipe.train.label_smoothing
     match recipe.objective_of(model):
-        case s.AdversarialSection() as o:
+        case AdversarialSettings() as o:
             return _with_wrappers(adversarial_objective(o, smoothing), o)
-        case s.ColumnsObjective() as o:
+        case ColumnsTrainingSettings() as o:
             return AblationTraining(o.band, smoothing)
-        case s.AblationObjective() as o:
+        case AblationTrainingSettings() as o:
             return AblationTraining(o.size, smoothing, o.shape, o.position)
-        case s.GaussianObjective() as o:
+        case GaussianTrainingSettings() as o:
             return GaussianNoise(o.sigma, smoothing)
-        case s.DenoiserObjective() as o:
+        case DenoiserTrainingSettings() as o:
             known = denoisers.diffusion(o, denoisers.start_of(recipe, model))
             return DenoiserTraining(known, tuple(o.sigmas), o.range, o.sampling)
-        case s.DenoisedObjective() as o:
+        case DenoisedTrainingSettings() as o:
             return DenoisedFineTuning(OneShot(denoisers.denoiser(o)), o.sigma, smoothing)
-        case s.StandardObjective() as o:
+        case StandardSettings() as o:
             return Standard(smoothing, o.criterion)
 
 
-def adversarial_objective(o: s.AdversarialSection, smoothing: float) -> AdversarialObjective:
+def adversarial_objective(o: AdversarialSettings, smoothing: float) -> AdversarialObjective:
     """An objective with a training attack, without what may be wrapped around it."""
     match o:
-        case s.FgsmObjective() | s.PgdObjective():
+        case FgsmTrainingSettings() | PgdTrainingSettings():
             return AdversarialTraining(
                 inner_attack(o), smoothing, o.attack_target, o.clean_forward, o.clean_every
             )
-        case s.TradesObjective():
+        case TradesSettings():
             return Trades(inner_attack(o), o.beta, smoothing, o.passes)
-        case s.MartObjective():
+        case MartSettings():
             return Mart(inner_attack(o), o.beta, o.passes)
     raise ValueError(f"no objective is built from {type(o).__name__}")
 
 
-def inner_attack(section: s.AdversarialSection) -> InnerAttack:
+def inner_attack(section: AdversarialSettings) -> InnerAttack:
     """The training attack of an objective, with its rise of epsilon."""
     return InnerAttack(
         eps=section.eps,
@@ -170,28 +190,28 @@ def inner_attack(section: s.AdversarialSection) -> InnerAttack:
     )
 
 
-def _with_wrappers(plain: Objective, section: s.AdversarialSection) -> Objective:
+def _with_wrappers(inner: Objective, section: AdversarialSettings) -> Objective:
     """Perturbed weights next to the objective, attention scales around both."""
     if section.awp:
-        plain = Awp(plain, section.awp.gamma, section.awp.start_epoch)
+        inner = Awp(inner, section.awp.gamma, section.awp.start_epoch)
     if section.aas:
-        search = ScaleAscent(**section.aas.model_dump(exclude={"every", "mode", "max_batches"}))
-        plain = AasTraining(
-            plain, section.aas.every, section.aas.mode, section.aas.max_batches, search
+        search = ScaleAscent(**plain(section.aas, exclude={"every", "mode", "max_batches"}))
+        inner = AasTraining(
+            inner, section.aas.every, section.aas.mode, section.aas.max_batches, search
         )
-    return plain
+    return inner
 
 
 def leak_detector(recipe: Recipe, model: str) -> LeakDetector | None:
     """What stops a training on attacked images that are easier than clean ones."""
     assert recipe.train is not None
     own = recipe.objective_of(model)
-    if recipe.train.stop_on_leak and isinstance(own, s.FgsmObjective | s.PgdObjective):
+    if recipe.train.stop_on_leak and isinstance(own, FgsmTrainingSettings | PgdTrainingSettings):
         return LeakDetector(num_steps=own.num_steps)
     return None
 
 
-def augmentation(section: s.AugmentSection, *, size: int) -> Augmentation:
+def augmentation(section: AugmentSettings, *, size: int) -> Augmentation:
     """Per-item changes of training images that end at the side `size`."""
     return Augmentation(
         size=size,
@@ -209,7 +229,7 @@ def augmentation(section: s.AugmentSection, *, size: int) -> Augmentation:
     )
 
 
-def mixing(section: s.AugmentSection) -> Mixing | None:
+def mixing(section: AugmentSettings) -> Mixing | None:
     """MixUp and CutMix, where one of them is on."""
     if not section.mixup and not section.cutmix:
         return None
@@ -245,18 +265,18 @@ def epoch_settings(recipe: Recipe, model: str, dataset: PreparedDataset) -> Epoc
     )
 
 
-def rate_schedule(section: s.TrainSection, *, epochs: int) -> RateSchedule:
+def rate_schedule(section: TrainSettings, *, epochs: int) -> RateSchedule:
     """The shape of the learning rate over the epochs of one model."""
-    own = section.schedule.model_dump(exclude={"every", "milestones"})
-    if isinstance(section.schedule, s.StepSchedule):
+    own = plain(section.schedule, exclude={"every", "milestones"})
+    if isinstance(section.schedule, StepSettings):
         every = section.schedule.every
         given = section.schedule.milestones if every is None else range(every, epochs, every)
         own["milestones"] = tuple(given)
     return RateSchedule(warmup_start=section.warmup_start, **own)
 
 
-def optimizer_settings(section: s.TrainSection) -> OptimizerSettings:
-    return OptimizerSettings(weight_decay=section.weight_decay, **section.optimizer.model_dump())
+def optimizer_settings(section: TrainSettings) -> OptimizerSettings:
+    return OptimizerSettings(weight_decay=section.weight_decay, **plain(section.optimizer))
 
 
 def session_settings(recipe: Recipe, model: str, dataset: PreparedDataset) -> dict[str, Any]:
@@ -268,7 +288,7 @@ def session_settings(recipe: Recipe, model: str, dataset: PreparedDataset) -> di
         "optimizer": optimizer_settings(t),
         "val_items": t.val_items,
         "val_attack": validation_attack(recipe, model),
-        "average": AverageSettings(**t.average.model_dump()) if t.average else None,
+        "average": AverageSettings(**plain(t.average)) if t.average else None,
         "selection": Selection(t.select, t.patience),
         "leak": leak_detector(recipe, model),
         "checkpoint_steps": recipe.cluster.checkpoint_steps,
@@ -279,7 +299,7 @@ def validation_eps(recipe: Recipe, model: str) -> float | None:
     """Epsilon of the validation attack: as written, else the objective's own, else no attack."""
     assert recipe.train is not None
     own = recipe.objective_of(model)
-    return recipe.train.val_eps or (own.eps if isinstance(own, s.AdversarialSection) else None)
+    return recipe.train.val_eps or (own.eps if isinstance(own, AdversarialSettings) else None)
 
 
 def validation_attack(recipe: Recipe, model: str) -> ValidationAttack | TrainingAttack | None:
@@ -292,9 +312,9 @@ def validation_attack(recipe: Recipe, model: str) -> ValidationAttack | Training
     if train.val_attack != "train":
         return ValidationAttack(eps, train.val_steps, train.val_attack)
     own = recipe.objective_of(model)
-    assert isinstance(own, s.AdversarialSection)  # a train section of others is refused
-    full = {"eps": eps, "eps_warmup_epochs": 0, "eps_zero_epochs": 0}
-    return TrainingAttack(adversarial_objective(own.model_copy(update=full), 0.0))
+    assert isinstance(own, AdversarialSettings)  # a train section of others is refused
+    full: dict[str, Any] = {"eps": eps, "eps_warmup_epochs": 0, "eps_zero_epochs": 0}
+    return TrainingAttack(adversarial_objective(replace(own, **full), 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +324,10 @@ class ListedAttack:
     name: str
     entry: str
     attack: Attack  # where attention is scaled: the attack inside
-    scaling: s.AasAttack | None = None
+    scaling: AasSettings | None = None
 
 
-def attack_list(section: s.AttackSection) -> list[ListedAttack]:
+def attack_list(section: AttackSection) -> list[ListedAttack]:
     """The attacks of a section in their order, ensembles as their members.
 
     What ran before is left out: with the same random numbers it finds the same points again.
@@ -324,25 +344,25 @@ def attack_list(section: s.AttackSection) -> list[ListedAttack]:
     return listed
 
 
-def _listed(entry: s.AttackEntry, section: s.AttackSection) -> list[ListedAttack]:
-    if isinstance(entry, s.AutoAttack):
+def _listed(entry: AttackSettings, section: AttackSection) -> list[ListedAttack]:
+    if isinstance(entry, AutoAttackSettings):
         label = f"autoattack-{entry.version}"
         members = _ensemble(entry, section)
         return [ListedAttack(attack.name, label, attack) for attack in members]
-    if isinstance(entry, s.AasAttack):
+    if isinstance(entry, AasSettings):
         inner = _plain(entry.inner, section)
         return [ListedAttack(f"aas-{inner.name}", f"aas-{inner.name}", inner, entry)]
     attack = _plain(entry, section)
     return [ListedAttack(attack.name, attack.name, attack)]
 
 
-def _plain(entry: s.Section, section: s.AttackSection) -> Attack:
-    settings = entry.model_dump()
+def _plain(entry: AttackSettings, section: AttackSection) -> Attack:
+    settings = plain(entry)
     eps = 1.0 if section.eps is None else section.eps  # spatial: any pixel may take any value
     return make_attack(settings.pop("kind"), norm=section.norm, eps=eps, **settings)
 
 
-def _ensemble(entry: s.AutoAttack, section: s.AttackSection) -> list[Attack]:
+def _ensemble(entry: AutoAttackSettings, section: AttackSection) -> list[Attack]:
     """AutoAttack as published, or with the numbers of steps and queries that the recipe sets."""
     assert section.eps is not None
     changes = {"num_steps": entry.num_steps, "num_queries": entry.num_queries}
@@ -358,12 +378,12 @@ def _settings(attack: Any) -> set[str]:
 
 
 def attention_scales(
-    entry: s.AasAttack, model: nn.Module, net: nn.Module, reference: Items
+    entry: AasSettings, model: nn.Module, net: nn.Module, reference: Items
 ) -> list[Scales]:
     """The candidates of a scaled attack. Hold `attack_mode(model)` around the call."""
     found = [global_scales(net, scale) for scale in entry.scales]
     if entry.search:
-        settings = entry.search.model_dump(exclude={"num_items"})
+        settings = plain(entry.search, exclude={"num_items"})
         found += ScaleSearch(**settings)(model, net, reference)
     return found
 
@@ -382,7 +402,7 @@ def model_folder(inputs: Mapping[str, Path], model: str) -> Path:
     return given or inputs[f"train.{model}"] / "model"
 
 
-def actor_device(cluster: s.ClusterSection) -> str:
+def actor_device(cluster: ClusterSection) -> str:
     """Where a worker computes: the GPU it was given, else the CPU."""
     if not cluster.gpus_per_worker:
         return "cpu"

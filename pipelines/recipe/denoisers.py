@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from components.certify.l2.settings import GaussianSettings
+from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
+from components.core.settings import default_of, plain
 from components.denoising import pretrained
 from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
@@ -20,11 +23,17 @@ from components.denoising.loading import (
     source_of,
 )
 from components.denoising.samplers import check_variance, timesteps_below
-from pipelines.recipe import schema as s
-from pipelines.recipe.load import Recipe
+from components.denoising.settings import AncestralSettings, HeunSettings, is_on_disk
+from components.models.settings import ModelSettings
+from components.train.objectives.settings import (
+    DenoisedTrainingSettings,
+    DenoiserTrainingSettings,
+    ObjectiveSettings,
+)
+from pipelines.recipe.schema.recipe import Recipe
 
 
-def diffusion(section: s.DenoiserObjective, start: str | None = None) -> Diffusion:
+def diffusion(section: DenoiserTrainingSettings, start: str | None = None) -> Diffusion:
     """The noise levels of a denoiser that a recipe trains; from weights on disk, those of `start`.
 
     What these predict, and how times are fed, is theirs; levels that the objective writes down must
@@ -50,9 +59,9 @@ def diffusion(section: s.DenoiserObjective, start: str | None = None) -> Diffusi
     return known
 
 
-def _check_number(section: s.DenoiserObjective, found: int, start: str) -> None:
+def _check_number(section: DenoiserTrainingSettings, found: int, start: str) -> None:
     """Refuse a number of timesteps that the weights do not have; the default says nothing."""
-    unsaid = type(section).model_fields["num_timesteps"].default
+    unsaid = default_of(DenoiserTrainingSettings, "num_timesteps")
     if section.num_timesteps not in (unsaid, found):
         remedy = f"is not the number of {start}, {found}; leave it out beside schedule: pretrained"
         raise CasemateError("train.objective.num_timesteps", section.num_timesteps, remedy)
@@ -69,19 +78,19 @@ def _in_words(known: Diffusion) -> str:
 def start_of(recipe: Recipe, name: str) -> str | None:
     """The weights on disk from which a denoiser of the recipe is trained."""
     start = recipe.model_of(name).pretrained
-    return start if start and s.is_on_disk(start) else None
+    return start if start and is_on_disk(start) else None
 
 
-def network_of(section: s.ModelSection) -> tuple[str, Mapping[str, Any]]:
+def network_of(section: ModelSettings) -> tuple[str, Mapping[str, Any]]:
     """Architecture and options of a denoiser; without any written, those of its weights on disk."""
-    if section.pretrained and s.is_on_disk(section.pretrained) and not section.options:
+    if section.pretrained and is_on_disk(section.pretrained) and not section.options:
         return pretrained.network_of(section.pretrained)
     return section.architecture, section.options
 
 
-def denoiser(section: s.DenoisedObjective) -> Denoiser:
+def denoiser(section: DenoisedTrainingSettings) -> Denoiser:
     """The denoiser that a classifier is trained behind, once `placed` has named its folder."""
-    if not s.is_on_disk(section.denoiser):
+    if not is_on_disk(section.denoiser):
         remedy = "is not trained yet; name a denoiser on disk: diffusers:PATH or model:PATH"
         raise CasemateError("train.objective.denoiser", section.denoiser, remedy)
     loaded = load_denoiser(section.denoiser)
@@ -91,35 +100,37 @@ def denoiser(section: s.DenoisedObjective) -> Denoiser:
 
 def placed(name: str, inputs: Mapping[str, Path]) -> str:
     """A denoiser by the absolute path of its folder, if it is on disk or among the inputs."""
-    if s.is_on_disk(name):
+    if is_on_disk(name):
         kind, _, path = name.partition(":")
         return f"{kind}:{Path(path).expanduser().absolute()}"
     trained = inputs.get(f"train.{name}")
     return f"model:{(trained / 'model').absolute()}" if trained else name
 
 
-def trained_for(section: s.Objective, start: str | None = None) -> dict[str, Any]:
+def trained_for(section: ObjectiveSettings, start: str | None = None) -> dict[str, Any]:
     """What a model remembers of its objective: no place on disk, and the levels of a denoiser."""
-    values = section.model_dump()
-    if isinstance(section, s.DenoiserObjective):
+    values: dict[str, Any] = plain(section)
+    if isinstance(section, DenoiserTrainingSettings):
         values["diffusion"] = diffusion(section, start).to_dict()
-    if isinstance(section, s.DenoisedObjective) and s.is_on_disk(section.denoiser):
+    if isinstance(section, DenoisedTrainingSettings) and is_on_disk(section.denoiser):
         values["denoiser"] = source_digest(section.denoiser)
     return values
 
 
-def of_certificate(section: s.Certify, part: str, inputs: Mapping[str, Path]) -> str | None:
+def of_certificate(
+    section: CertificateSettings, part: str, inputs: Mapping[str, Path]
+) -> str | None:
     """The source of the denoiser in front of a certified model, from the folders of its inputs."""
-    if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
+    if not isinstance(section, GaussianSettings) or section.denoiser is None:
         return None
-    if s.is_on_disk(section.denoiser):
+    if is_on_disk(section.denoiser):
         return source_of(inputs[f"denoiser.{part}"])
     return placed(section.denoiser, inputs)
 
 
 def folder_behind(recipe: Recipe, name: str) -> str | None:
     """What must be on disk to know a denoiser: itself, or the weights that it starts from."""
-    return name if s.is_on_disk(name) else start_of(recipe, name)
+    return name if is_on_disk(name) else start_of(recipe, name)
 
 
 def is_here(source: str) -> bool:
@@ -132,10 +143,10 @@ def describe(recipe: Recipe, name: str) -> Description | None:
     source = folder_behind(recipe, name)
     if source and not is_here(source):
         return None
-    if s.is_on_disk(name):
+    if is_on_disk(name):
         return describe_source(name)
     objective = recipe.objective_of(name)
-    assert isinstance(objective, s.DenoiserObjective)
+    assert isinstance(objective, DenoiserTrainingSettings)
     channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
     start, (architecture, options) = start_of(recipe, name), network_of(recipe.model_of(name))
     return Description(diffusion(objective, start), channels, architecture, options)
@@ -144,18 +155,18 @@ def describe(recipe: Recipe, name: str) -> Description | None:
 def check_certificates(recipe: Recipe, *, channels: int | None, side: int | None = None) -> None:
     """Refuse denoisers that do not suit their certificates, before any training."""
     for name, section in recipe.certify.items():
-        if not isinstance(section, s.GaussianCertify) or section.denoiser is None:
+        if not isinstance(section, GaussianSettings) or section.denoiser is None:
             continue
         key = f"certify.{name}"
         found = check_use(recipe, key, section, channels=channels, side=side)
-        if found and isinstance(section.sampler, s.AncestralSampler):
+        if found and isinstance(section.sampler, AncestralSettings):
             _check_ancestral(f"{key}.sampler", section.denoiser, found)
 
 
 def check_use(
     recipe: Recipe,
     key: str,
-    section: s.GaussianCertify | s.DenoisedObjective,
+    section: GaussianSettings | DenoisedTrainingSettings,
     *,
     channels: int | None,
     side: int | None,
@@ -166,7 +177,7 @@ def check_use(
     """
     name = section.denoiser
     assert name is not None
-    on_disk = s.is_on_disk(name)
+    on_disk = is_on_disk(name)
     with by_key(f"{key}.denoiser", name) if on_disk else nullcontext():
         found = describe(recipe, name)
     if found is None:
@@ -226,12 +237,12 @@ def check_channels(key: str, channels: int, wanted: int | None) -> None:
         raise CasemateError(key, channels, remedy)
 
 
-def num_passes(section: s.GaussianCertify, known: Diffusion) -> int:
+def num_passes(section: GaussianSettings, known: Diffusion) -> int:
     """How often the network is asked for each noisy copy."""
     match section.sampler:
-        case s.HeunSampler() as sampler:
+        case HeunSettings() as sampler:
             return 2 * sampler.num_levels - 1
-        case s.AncestralSampler() as sampler:
+        case AncestralSettings() as sampler:
             below = timesteps_below(known.schedule, section.sigma, num_steps=sampler.num_steps)
             leaves_lower = sampler.start == "reference" and bool(below)
             return len(below) + (not leaves_lower)

@@ -1,89 +1,165 @@
-"""What is wrong in a recipe, in words of its keys: pydantic knows neither files nor hints."""
+"""What is wrong in a recipe, in words of its keys: pydantic knows neither files nor hints.
 
-import re
-from collections.abc import Mapping
-from copy import deepcopy
-from typing import Any
+A pydantic error has a location (keys, list positions and union tags). It is followed here through
+the type hints of the schema and the values of the file together, so that tags are told from keys
+and every place knows which keys and kinds it may hold.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from components.core.hints import did_you_mean
+from components.core.registry import KIND
+from components.core.settings import Hint, Problem, SettingError, hints_of
 
-Mistake = tuple[str, str, str]  # key path, value, remedy
-
-# Errors about several keys at once: their message names the keys itself.
-RULES = (
-    *("path", "fractions", "hopeless", "blocks", "main", "tune", "certify", "model"),
-    *("scales", "curves", "threat", "train"),
+UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+WRONG_KIND = (
+    *("union_tag_not_found", "union_tag_invalid"),
+    *("model_attributes_type", "dataclass_type", "model_type"),
 )
-KIND = "kind"  # of a section that there are several of
+RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
-def explain(
-    model: type[BaseModel], values: Mapping[str, Any], error: ValidationError
-) -> list[Mistake]:
+def explain(model: type[BaseModel], values: Any, error: ValidationError) -> list[Problem]:
     """All mistakes that `model` found in plain values."""
-    found = error.errors(include_url=False)
-    # Where a default follows from other values, and one of those is wrong: the latter is told.
-    found = [e for e in found if e["type"] != "default_factory_not_called"]
-    return [_mistake(values, e["loc"], _with_kinds(model, values, e)) for e in found]
+    return [
+        problem
+        for found in error.errors(include_url=False)
+        for problem in _problems(Place(model, values), found)
+    ]
 
 
-def _mistake(values: Any, loc: tuple[int | str, ...], error: Any) -> Mistake:
-    """(key path, value, remedy) of one pydantic error, without pydantic's union tags."""
+def _problems(place: "Place", error: Any) -> Iterator[Problem]:
     path: list[str] = []
-    for part in loc:
-        if _holds(values, part):
-            values = values[part]
-        elif error["type"] != "missing" or part != loc[-1]:
-            continue  # the tag of a union, not a key
-        path.append(str(part))
-    if error["type"] == "unknown_key":
-        unknown = error["ctx"]["key"]  # as text; YAML also makes keys like `on` into True
-        value = next(v for k, v in values.items() if str(k) == unknown)
-        return ".".join([*path, unknown]), repr(value), error["msg"]
-    if error["type"] == "missing":
-        return ".".join(path), "", "is missing; write it"
-    key = ".".join(path)
-    if kinds := error.get("kinds"):
-        if not isinstance(values, Mapping):
-            kind = values if values in kinds else kinds[0]
-            return key, repr(values), f"is no section; write e.g. {{{KIND}: {kind}}}"
-        if KIND not in values:
-            return f"{key}.{KIND}", "", f"is missing; choose one of {', '.join(kinds)}"
-        return f"{key}.{KIND}", repr(values[KIND]), did_you_mean(str(values[KIND]), kinds)
-    if error["type"] in RULES:
-        if not key:  # of the whole recipe: the message begins with the key it is about
-            key, _, remedy = error["msg"].partition(": ")
-            return key, "", remedy
-        return key, "", error["msg"]
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return key, repr(values), message if message.startswith("is ") else f"is wrong: {message}"
+    above = place
+    for part in error["loc"]:
+        if place.is_tag(part):
+            place = place.of_kind(part)
+        elif part != "[key]":  # pydantic's word for "the key itself"
+            above, place = place, place.below(part)
+            path.append(str(part))
+    key, cause = ".".join(path), error.get("ctx", {}).get("error")
+    if isinstance(cause, SettingError):  # raised by the settings, which know the field
+        for p in cause.problems:
+            yield Problem(".".join(filter(None, [key, p.field])), p.value, p.remedy)
+    elif error["type"] in UNKNOWN:
+        yield Problem(key, repr(error["input"]), did_you_mean(path[-1], above.keys()))
+    elif error["type"] == "invalid_key":  # YAML reads `on:` as True
+        named = ".".join([*path[:-1], str(error["input"])])
+        yield Problem(named, "", f"is not a word; put the key in quotes. {_allowed(above)}")
+    elif error["type"] == "missing":
+        yield Problem(key, "", "is missing; write it")
+    elif error["type"] in WRONG_KIND:
+        yield _wrong_section(place, key, error["input"])
+    else:
+        yield Problem(key, repr(place.value), _in_words(place, error, cause))
 
 
-def _with_kinds(model: type[BaseModel], values: Mapping[str, Any], error: Any) -> Any:
-    """An error about a section's `kind` with all kinds that there are, as pydantic tells them."""
-    if error["type"] == "union_tag_invalid":
-        return error | {"kinds": re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])}
-    if error["type"] not in ("union_tag_not_found", "model_attributes_type"):
-        return error
-    probe: Any = deepcopy(dict(values))
-    place, (*above, last) = probe, error["loc"]
-    for part in above:
-        place = place[part] if _holds(place, part) else place
-    if not _holds(place, last):
-        return error
-    place[last] = {KIND: ""}  # of no kind: pydantic then says which ones it knows
-    try:
-        model.model_validate(probe)
-    except ValidationError as told:
-        for e in told.errors(include_url=False):
-            if e["loc"] == error["loc"] and e["type"] == "union_tag_invalid":
-                return _with_kinds(model, probe, e)
-    return error
+def _allowed(place: "Place") -> str:
+    return f"Allowed: {', '.join(sorted(place.keys()))}"
 
 
-def _holds(values: Any, part: int | str) -> bool:
+def _wrong_section(place: "Place", key: str, given: Any) -> Problem:
+    """Not a mapping, without a kind, or of an unknown one."""
+    kinds = place.kinds()
+    if not isinstance(given, Mapping):
+        first = given if isinstance(given, str) and given in kinds else next(iter(kinds), "")
+        example = f"{{{KIND}: {first}}}" if kinds else "{" + next(iter(place.keys()), "") + ": ...}"
+        return Problem(key, repr(given), f"is not a section; write e.g. {example}")
+    if KIND not in given:
+        return Problem(f"{key}.{KIND}", "", f"is missing; choose one of {', '.join(kinds)}")
+    return Problem(f"{key}.{KIND}", repr(given[KIND]), did_you_mean(str(given[KIND]), kinds))
+
+
+def _in_words(place: "Place", error: Any, cause: Exception | None) -> str:
+    """What pydantic says, or what the settings say of values out of their range."""
+    text = str(cause) if cause else error["msg"][0].lower() + error["msg"][1:]
+    text = (error["type"] in RANGES and place.remedy()) or text
+    return text if text.startswith(("is ", "names ", "lists ")) else f"is wrong: {text}"
+
+
+class Place(NamedTuple):
+    """A type hint of the schema and the value that stands there."""
+
+    hint: Any
+    value: Any
+
+    def remedy(self) -> str | None:
+        """What the settings say of values outside their range."""
+        hints = (self.hint, *get_args(self.hint))
+        marks = [mark for hint in hints for mark in getattr(hint, "__metadata__", ())]
+        return next((mark.remedy for mark in marks if isinstance(mark, Hint)), None)
+
+    def bare(self) -> Any:
+        """The hint without its annotations."""
+        hint = self.hint
+        while get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+        return hint
+
+    def members(self) -> list[Any]:
+        """The types that this place may hold."""
+        bare = self.bare()
+        if get_origin(bare) in (Union, UnionType):
+            return [m for arg in get_args(bare) for m in Place(arg, None).members()]
+        return [bare]
+
+    def kinds(self) -> dict[str, Any]:
+        """The classes that this place may hold, by their `kind`."""
+        found = {}
+        for member in self.members():
+            hint = _hints(member).get(KIND)
+            for name in get_args(hint):
+                found[name] = member
+        return found
+
+    def is_tag(self, part: Any) -> bool:
+        """Whether a part of a location is the tag of a union, not a key."""
+        several = len([m for m in self.members() if m is not NoneType]) > 1
+        if several and part == "list":  # a tune axis that is a list of values
+            return True
+        return several and part in self.kinds()
+
+    def of_kind(self, part: str) -> "Place":
+        """The same place as one of its kinds."""
+        return self._replace(hint=self.kinds().get(part, self.hint))
+
+    def keys(self) -> list[str]:
+        """The keys that may stand here."""
+        return [k for m in self.members() for k in (*_hints(m), *getattr(m, "further_keys", ()))]
+
+    def below(self, part: Any) -> "Place":
+        """The place that a key or a list position leads to."""
+        value = self.value[part] if _holds(self.value, part) else None
+        for member in self.members():
+            origin, args = get_origin(member), get_args(member)
+            if origin in (list, tuple, set) and args:
+                return Place(args[0], value)
+            if origin in (dict, Mapping) and args:
+                return Place(args[1], value)
+            if part in _hints(member):
+                return Place(_hints(member)[part], value)
+        return Place(Any, value)
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """The type hints of a section's or settings class's fields."""
+    if not isinstance(cls, type):
+        return {}
+    if issubclass(cls, BaseModel):
+        hints = hints_of(cls)
+        return {name: hints[name] for name in cls.model_fields}
+    if is_dataclass(cls):
+        hints = hints_of(cls)
+        return {f.name: hints[f.name] for f in fields(cls)}
+    return {}
+
+
+def _holds(values: Any, part: Any) -> bool:
     if isinstance(values, list):
         return isinstance(part, int) and part < len(values)
     return isinstance(values, Mapping) and part in values

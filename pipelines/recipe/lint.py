@@ -3,13 +3,32 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from components.attacks.settings import (
+    AasSettings,
+    ApgdSettings,
+    AttackSettings,
+    AutoAttackSettings,
+    FgsmSettings,
+    GamaSettings,
+    PgdSettings,
+)
+from components.certify.l2.settings import GaussianSettings
+from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
 from components.core.errors import CasemateError
-from pipelines.recipe import schema as s
+from components.train.objectives.settings import (
+    AdversarialSettings,
+    DenoisedTrainingSettings,
+    DenoiserTrainingSettings,
+    GaussianTrainingSettings,
+    ObjectiveSettings,
+)
+from components.train.settings import TrainSettings
 from pipelines.recipe.check import check_recipe, denoisers_on_disk, known_side, trained_ablation
 from pipelines.recipe.denoisers import is_here
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 
 ABSENT = "is not on this machine: not checked"
+FEWEST_STEPS = {PgdSettings: 10, ApgdSettings: 20, GamaSettings: 20, AutoAttackSettings: 100}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +64,7 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
     for model in recipe.model_names():
         key = "train.objective" if model == "main" else f"train.variants.{model}.objective"
         objective, epochs = recipe.objective_of(model), recipe.epochs_of(model)
-        if isinstance(objective, s.AdversarialSection):
+        if isinstance(objective, AdversarialSettings):
             yield from _adversarial(key, objective, epochs)
         if recipe.train.stop_on_leak and getattr(objective, "clean_forward", "") == "none":
             yield LintWarning(f"{key}.clean_forward", "none: nobody watches for label leaking")
@@ -80,7 +99,7 @@ def _can_drop(recipe: Recipe) -> bool:
     return True
 
 
-def _adversarial(key: str, objective: s.AdversarialSection, epochs: int) -> Iterator[LintWarning]:
+def _adversarial(key: str, objective: AdversarialSettings, epochs: int) -> Iterator[LintWarning]:
     if objective.eps_warmup_epochs >= epochs:
         yield LintWarning(
             f"{key}.eps_warmup_epochs",
@@ -92,7 +111,7 @@ def _adversarial(key: str, objective: s.AdversarialSection, epochs: int) -> Iter
         yield LintWarning(f"{key}.aas.every", "the scales of attention are never searched")
 
 
-def _rates(train: s.TrainSection) -> Iterator[LintWarning]:
+def _rates(train: TrainSettings) -> Iterator[LintWarning]:
     from components.train.schedules import SAFE_RATE, peak_rate
 
     peak = peak_rate(train.learning_rate, batch_size=train.batch_size, rule=train.rate_rule)
@@ -109,7 +128,7 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.attack.items():
         for number, entry in enumerate(section.attacks):
             yield from _steps(f"attack.{name}.attacks.{number}", entry, section.eps)
-        if all(isinstance(entry, s.FgsmAttack) for entry in section.attacks):
+        if all(isinstance(entry, FgsmSettings) for entry in section.attacks):
             yield LintWarning(
                 f"attack.{name}.attacks", "FGSM alone overstates robustness; add pgd or apgd-ce"
             )
@@ -118,7 +137,7 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
         trained = {
             objective.eps
             for objective in map(recipe.objective_of, section.models if recipe.train else [])
-            if isinstance(objective, s.AdversarialSection)
+            if isinstance(objective, AdversarialSettings)
         }
         if section.norm == "linf" and trained and section.eps not in trained:
             yield LintWarning(
@@ -127,17 +146,19 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
             )
 
 
-def _steps(key: str, entry: s.AttackEntry, eps: float | None) -> Iterator[LintWarning]:
+def _steps(key: str, entry: AttackSettings, eps: float | None) -> Iterator[LintWarning]:
     """Too few steps, or steps too short to cross the ball."""
-    if isinstance(entry, s.AasAttack):
+    if isinstance(entry, AasSettings):
         yield from _steps(f"{key}.inner", entry.inner, eps)
-    few = {s.PgdAttack: 10, s.ApgdAttack: 20, s.GamaAttack: 20, s.AutoAttack: 100}.get(type(entry))
+    few = {PgdSettings: 10, ApgdSettings: 20, GamaSettings: 20, AutoAttackSettings: 100}.get(
+        type(entry)
+    )
     steps = getattr(entry, "num_steps", None)
     if few and steps and steps < few:
         yield LintWarning(
             f"{key}.num_steps", f"{steps} steps overstate robustness; use {few} or more"
         )
-    if isinstance(entry, s.PgdAttack) and eps:
+    if isinstance(entry, PgdSettings) and eps:
         step = entry.step_size or eps / 4
         if step * entry.num_steps < 2 * eps:
             yield LintWarning(
@@ -151,23 +172,23 @@ def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
         if recipe.train is None:  # a given model: its folder says what it was trained for
             continue
         objective = recipe.objective_of(section.model)
-        if isinstance(section, s.GaussianCertify):
+        if isinstance(section, GaussianSettings):
             if behind := recipe.certified_behind(section):
                 yield from _levels(key, section, recipe.objective_of(behind))
             yield from _gaussian(key, section, objective)
-        elif isinstance(section, s.AblationCertify):
+        elif isinstance(section, AblationSettings):
             yield from _ablations(key, section, objective)
             yield from _strides(key, section, recipe.data.image_size)
             yield from _early_stops(key, section, known_side(recipe.data))
         else:
             yield from _pairs(key, section, objective)
-        if isinstance(section, s.PatchCertify):
+        if isinstance(section, PatchSettings):
             trained = recipe.model_of(section.model).token_policy
             yield from _tokens(key, section, trained)
 
 
 def _gaussian(
-    key: str, section: s.GaussianCertify, objective: s.Objective
+    key: str, section: GaussianSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
     yield from _noise_seen(key, section, objective)
     if section.challenge and section.challenge.eps > section.reach:
@@ -177,19 +198,19 @@ def _gaussian(
 
 
 def _noise_seen(
-    key: str, section: s.GaussianCertify, objective: s.Objective
+    key: str, section: GaussianSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
     """A classifier that is shown other images than those it was trained on."""
     name, behind = section.model, section.denoiser is not None
-    if not isinstance(objective, s.GaussianObjective | s.DenoisedObjective):
+    if not isinstance(objective, GaussianTrainingSettings | DenoisedTrainingSettings):
         if not behind:
             yield LintWarning(
                 f"{key}.model",
                 f"{name} was not trained on Gaussian noise: expect many abstentions",
             )
-    elif isinstance(objective, s.DenoisedObjective) and not behind:
+    elif isinstance(objective, DenoisedTrainingSettings) and not behind:
         yield LintWarning(f"{key}.denoiser", f"is none, but {name} was trained behind one")
-    elif isinstance(objective, s.GaussianObjective) and behind:
+    elif isinstance(objective, GaussianTrainingSettings) and behind:
         yield LintWarning(f"{key}.denoiser", f"takes away the noise that {name} was trained on")
     elif objective.sigma != section.sigma:
         yield LintWarning(
@@ -197,9 +218,11 @@ def _noise_seen(
         )
 
 
-def _levels(key: str, section: s.GaussianCertify, objective: s.Objective) -> Iterator[LintWarning]:
+def _levels(
+    key: str, section: GaussianSettings, objective: ObjectiveSettings
+) -> Iterator[LintWarning]:
     """Noise that the schedule knows, but that the denoiser was not trained on."""
-    assert isinstance(objective, s.DenoiserObjective)
+    assert isinstance(objective, DenoiserTrainingSettings)
     low, high = objective.range or (0.0, 0.0)
     known = objective.full or section.sigma in objective.sigmas or low <= section.sigma <= high
     if not known:
@@ -209,7 +232,7 @@ def _levels(key: str, section: s.GaussianCertify, objective: s.Objective) -> Ite
 
 
 def _ablations(
-    key: str, section: s.AblationCertify, objective: s.Objective
+    key: str, section: AblationSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
     shape, size = trained_ablation(objective) or (None, None)
     if shape != section.kind:
@@ -227,7 +250,7 @@ def _ablations(
         )
 
 
-def _strides(key: str, section: s.AblationCertify, width: int | None) -> Iterator[LintWarning]:
+def _strides(key: str, section: AblationSettings, width: int | None) -> Iterator[LintWarning]:
     swept = section.sweep.stride if section.sweep else []
     for stride in swept or [section.stride]:
         if width and width % stride:
@@ -237,7 +260,7 @@ def _strides(key: str, section: s.AblationCertify, width: int | None) -> Iterato
             )
 
 
-def _early_stops(key: str, section: s.AblationCertify, side: int | None) -> Iterator[LintWarning]:
+def _early_stops(key: str, section: AblationSettings, side: int | None) -> Iterator[LintWarning]:
     """Votes stop between micro-batches: one that holds them all has nothing to leave out."""
     from components.data.ablation import Ablations
 
@@ -256,7 +279,7 @@ def _early_stops(key: str, section: s.AblationCertify, side: int | None) -> Iter
 
 
 def _pairs(
-    key: str, section: s.DoubleMaskingCertify, objective: s.Objective
+    key: str, section: DoubleMaskingSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
     if trained_ablation(objective):
         yield LintWarning(
@@ -265,7 +288,7 @@ def _pairs(
         )
 
 
-def _tokens(key: str, section: s.PatchCertify, trained: str) -> Iterator[LintWarning]:
+def _tokens(key: str, section: PatchSettings, trained: str) -> Iterator[LintWarning]:
     """Refusals come before training, not after it."""
     if section.token_policy in ("as_trained", trained):
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 from components.certify.l2.reach import draws_to_reach, reach
 from components.data.sources import find_source
-from pipelines.recipe.schema import is_on_disk
+from components.denoising.settings import is_on_disk
 
 Values = dict[str, Any]
 

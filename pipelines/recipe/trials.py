@@ -9,10 +9,20 @@ import numpy as np
 
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
+from components.train.objectives.settings import AdversarialSettings
 from pipelines.recipe import build
-from pipelines.recipe import schema as s
 from pipelines.recipe.check import check_recipe
-from pipelines.recipe.load import MAIN, Recipe
+from pipelines.recipe.load import with_values
+from pipelines.recipe.schema.recipe import MAIN, Recipe
+from pipelines.recipe.schema.tune import (
+    Axis,
+    ChangeSection,
+    IntegersAxis,
+    LogUniformAxis,
+    PbtScheduler,
+    TuneSection,
+    UniformAxis,
+)
 
 Values = dict[str, Any]
 
@@ -28,10 +38,10 @@ def trial_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
     epochs = {"train.epochs": section.epochs} if section.epochs else {}
     # Values are set one level after the other: a section first, then keys inside it.
     ordered = dict(sorted(values.items(), key=lambda item: item[0].count(".")))
-    return recipe.with_values({**epochs, **measured, **ordered})
+    return with_values(recipe, {**epochs, **measured, **ordered})
 
 
-def tuned(recipe: Recipe) -> s.TuneSection:
+def tuned(recipe: Recipe) -> TuneSection:
     """The tune section of a recipe that has one."""
     assert recipe.tune is not None
     return recipe.tune
@@ -49,12 +59,12 @@ def fixed_points(recipe: Recipe) -> list[Values] | None:
     return None
 
 
-def grid(space: Mapping[str, s.Axis]) -> list[Values]:
+def grid(space: Mapping[str, Axis]) -> list[Values]:
     """Every combination of the listed values, in the order they are written."""
     return [dict(zip(space, values, strict=True)) for values in product(*space.values())]
 
 
-def chain(changes: list[s.ChangeSection]) -> list[Values]:
+def chain(changes: list[ChangeSection]) -> list[Values]:
     """The values of each step: its own changes on top of those of all steps before it.
 
     A step that sets a whole section leaves nothing of what earlier ones set inside it.
@@ -68,7 +78,7 @@ def chain(changes: list[s.ChangeSection]) -> list[Values]:
     return points
 
 
-def draws(space: Mapping[str, s.Axis], *, num_trials: int, seed: int) -> list[Values]:
+def draws(space: Mapping[str, Axis], *, num_trials: int, seed: int) -> list[Values]:
     """Different random points; the n-th draw depends on seed and key alone, not on other keys."""
     size = math.prod(num_values(axis) for axis in space.values())
     if num_trials > size:
@@ -89,43 +99,43 @@ def generator(seed: int, key: str, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=stream_key(seed, "tune", key, index)))
 
 
-def draw(axis: s.Axis, rng: np.random.Generator) -> Any:
+def draw(axis: Axis, rng: np.random.Generator) -> Any:
     """One value of an axis."""
     match axis:
         case list():
             return axis[int(rng.integers(len(axis)))]
-        case s.LogUniformAxis():
+        case LogUniformAxis():
             return float(np.exp(rng.uniform(np.log(axis.low), np.log(axis.high))))
-        case s.UniformAxis(step=None):
+        case UniformAxis(step=None):
             return float(rng.uniform(axis.low, axis.high))
     return on_step(axis, axis.low + (axis.step or 1) * int(rng.integers(num_steps(axis) + 1)))
 
 
-def num_values(axis: s.Axis) -> float:
+def num_values(axis: Axis) -> float:
     """How many values an axis has; infinitely many between two ends without steps."""
     if isinstance(axis, list):
         return len(axis)
     return math.inf if getattr(axis, "step", None) is None else num_steps(axis) + 1
 
 
-def num_steps(axis: s.Axis) -> int:
+def num_steps(axis: Axis) -> int:
     """How many steps fit between the ends."""
-    assert isinstance(axis, s.UniformAxis | s.IntegersAxis)
+    assert isinstance(axis, UniformAxis | IntegersAxis)
     return math.floor((axis.high - axis.low) / (axis.step or 1) + 1e-9)  # 0.3 / 0.1 is 2.99...
 
 
-def on_step(axis: s.Axis, value: float) -> float:
+def on_step(axis: Axis, value: float) -> float:
     """The nearest value that the axis has, where it has steps."""
     step = getattr(axis, "step", None)
     if step is None or isinstance(axis, list):
         return value
     place = min(max(round((value - axis.low) / step), 0), num_steps(axis))
     found = round(axis.low + step * place, 12)
-    return int(found) if isinstance(axis, s.IntegersAxis) else found
+    return int(found) if isinstance(axis, IntegersAxis) else found
 
 
 def mutated(
-    section: s.TuneSection,
+    section: TuneSection,
     values: Mapping[str, Any],
     *,
     resample_prob: float,
@@ -243,7 +253,7 @@ def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
                 "trials may be stopped while they train on easier images",
             )
         )
-    if isinstance(recipe.tune.scheduler, s.PbtScheduler):
+    if isinstance(recipe.tune.scheduler, PbtScheduler):
         first = max(recipe.tune.scheduler.interval, warmup)
         if first >= epochs:
             message = f"the first change comes after {first} epochs, and trials have {epochs}"
@@ -254,7 +264,7 @@ def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
 def _plain_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Trials trained without attacks stand them best when they have hardly learned anything."""
     section = tuned(recipe)
-    plain = {not isinstance(v.objective_of(MAIN), s.AdversarialSection) for v in variants(recipe)}
+    plain = {not isinstance(v.objective_of(MAIN), AdversarialSettings) for v in variants(recipe)}
     if section.metric != "val_robust_accuracy" or plain == {False}:
         return
     if plain == {True}:

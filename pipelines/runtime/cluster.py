@@ -12,7 +12,7 @@ import ray
 
 from components.core.errors import CasemateError
 from pipelines import RAY_CAME_FIRST
-from pipelines.recipe.schema import ClusterSection
+from pipelines.recipe.schema.place import ClusterSection
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 NOT_CODE = [".git", ".venv", ".boot", "tests", "notebooks", "infra", "runs", "requirements.lock"]

@@ -19,7 +19,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.load import with_values
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
 
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
@@ -80,7 +81,7 @@ def submit(
     interpreter = python or (sys.executable if local else "python")  # `python` is the head's PATH
     env = {
         **WORKER_ENV,
-        RECIPE_ENV: recipe.with_values({"storage.root": storage}).to_yaml(),
+        RECIPE_ENV: with_values(recipe, {"storage.root": storage}).to_yaml(),
         FLAGS_ENV: "--force" if force else "",
         "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
     }

@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 
 from components.core.errors import CasemateError
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
 SUPERSEDED_TAG = "casemate.superseded"

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
+from components.certify.l2.settings import GaussianSettings
 from components.models.checkpoint import save_model
 from components.models.spec import ModelSpec
 from components.train.session import initial_model
 from pipelines.recipe import load as recipes
-from pipelines.recipe.schema import ClusterSection, GaussianCertify
+from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.parts import PartStore
@@ -46,7 +47,7 @@ def prepare_work(folder: Path, *, num_items: int = NUM_ITEMS, **options: int) ->
         options={**recipe.model.options, **options}, token_policy="drop",
     )  # fmt: skip
     save_model(folder / "model", initial_model(spec, seed=0), recipe_digest="bench")
-    section = GaussianCertify(
+    section = GaussianSettings(
         kind="gaussian", sigma=0.25, num_estimate=1000, num_items=num_items, block_size=1000
     )
     return VoteConfig(data, folder / "model", section, None, 0, "cpu")

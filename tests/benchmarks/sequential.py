@@ -21,9 +21,9 @@ import torch
 
 from components.certify.l2.claims import certify_counts
 from components.certify.l2.evidence import declare
+from components.certify.l2.settings import GaussianSettings
 from components.core.seeding import noise_impl
 from pipelines.recipe.load import load
-from pipelines.recipe.schema import GaussianCertify
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import _missing
 from pipelines.stages.certify.draws import DrawLedger
@@ -49,7 +49,7 @@ def train_demo(storage: Path) -> None:
     run_flow(load("demo", overrides=[*plain, variants]), storage=storage, until="train")
 
 
-def header_of(section: GaussianCertify, num_items: int) -> dict[str, Any]:
+def header_of(section: GaussianSettings, num_items: int) -> dict[str, Any]:
     declared = declare(
         radii=section.radii, failure_prob=section.failure_prob, look_every=section.look_every,
         futility_prob=section.futility_prob,
@@ -100,7 +100,7 @@ def main() -> int:
         if given.storage is None:
             train_demo(Path(name) / "runs")
         data, model = places(given.storage or Path(name) / "runs")
-        section = GaussianCertify(
+        section = GaussianSettings(
             kind="gaussian", sigma=SIGMA, method="sequential", radii=[RADIUS],
             num_estimate=DRAWS, micro_batch=64, block_size=1024,
         )  # fmt: skip

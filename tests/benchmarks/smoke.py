@@ -60,7 +60,7 @@ def main() -> None:
         os.environ.pop("RAY_ADDRESS", None)
         import ray  # after its settings
 
-        from pipelines.recipe.schema import ClusterSection
+        from pipelines.recipe.schema.place import ClusterSection
         from pipelines.runtime.cluster import connect
 
         connect(ClusterSection(num_cpus=POOL + TRAINING), address=None)

@@ -30,12 +30,14 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
+from components.certify.l2.settings import GaussianSettings
+from components.certify.patch.settings import AblationSettings
 from components.denoising.diffusion import Diffusion
 from components.denoising.importing import denoiser_spec
 from components.denoising.loading import source_of
 from components.models.checkpoint import save_model
 from components.train.session import initial_model
-from pipelines.recipe.schema import AblationCertify, ClusterSection, GaussianCertify
+from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, release_workers, run_units
@@ -77,7 +79,7 @@ def patch_votes(folder: Path) -> tuple[VoteConfig, list[Unit]]:
     """Votes over 32 column bands, 20 images a unit."""
     num_items = 20 * UNITS
     config = prepare_work(folder, num_items=num_items, embed_dim=192, num_heads=3, depth=12)
-    section = AblationCertify(kind="columns", patch_sizes=[1], num_items=num_items)
+    section = AblationSettings(kind="columns", patch_sizes=[1], num_items=num_items)
     config = replace(config, section=section, band=4)
     return config, plan_votes(config, num_items=num_items)
 
@@ -91,7 +93,7 @@ def noisy_votes(folder: Path) -> tuple[VoteConfig, list[Unit]]:
         options={"widths": [16, 32], "patch": 4}, diffusion=Diffusion.named("linear", 1000),
     )  # fmt: skip
     save_model(folder / "denoiser", initial_model(spec, seed=0), recipe_digest="bench")
-    section = GaussianCertify(
+    section = GaussianSettings(
         kind="gaussian", denoiser="cleaner", sigma=0.5, num_items=num_items,
         num_estimate=25_000, block_size=2_500,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from components.data.prepared import PreparedDataset
 from components.data.shards import open_job, plan_shards, write_shard
 from components.data.sources import Fitting, open_source
 from components.data.splits import assign_splits
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.prepare import stage as prepare
 
 pytestmark = pytest.mark.ray

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.ray.test_prepare import Folder, shard_bytes
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.data.sources import Fitting, open_source
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.streams import dataset_statistics, image_batches
 from pipelines.stages.prepare import stage as prepare
 from pipelines.stages.prepare.stage import SYNTHETIC
 from tests.e2e.cli import wait_until
+from tests.ray.test_prepare import Folder, shard_bytes
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,7 +180,7 @@ from ray._private.internal_api import memory_summary
 
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.streams import dataset_statistics, image_batches
-from pipelines.recipe.schema import ClusterSection
+from pipelines.recipe.schema.place import ClusterSection
 from tests.ray.test_prepare_larger import run_prepare
 
 root, data = Path(sys.argv[1]), json.loads(sys.argv[2])

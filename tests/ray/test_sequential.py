@@ -10,16 +10,17 @@ import pyarrow as pa
 import pytest
 
 from components.certify.l2.evidence import declare
+from components.certify.l2.settings import GaussianSettings
 from components.certify.votes import SCHEMA, write_votes
 from components.core.seeding import noise_impl
-from pipelines.recipe.schema import ClusterSection, GaussianCertify
+from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, release_workers, run_units
 from pipelines.stages.certify.draws import DrawLedger
 
 pytestmark = pytest.mark.ray
 TRUTH = (0.99, 0.9, 0.82, 0.5)  # easy, close, closer, hopeless at radius 0.25 of sigma 0.3
-SECTION = GaussianCertify(
+SECTION = GaussianSettings(
     kind="gaussian", sigma=0.3, method="sequential", radii=[0.25], num_estimate=2000,
     num_select=16, block_size=400, micro_batch=50,
 )  # fmt: skip

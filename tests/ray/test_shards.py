@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.recipe.schema import ClusterSection
+from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.cluster import LEFT_BY_RAY_DATA, end_idle_actors
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, Unit, release_workers, run_units

@@ -6,14 +6,15 @@ from typing import get_args
 import pytest
 
 from components.attacks.apgd import Apgd
+from components.attacks.settings import AttackSettings
 from components.attacks.suite import KINDS, autoattack
 from pipelines.recipe.build import attack_list
-from pipelines.recipe.schema import AttackEntry, AttackSection
+from pipelines.recipe.schema.attack import AttackSection
 
 DIAGNOSTIC = {"best_loss"}  # of training; no user's to choose
 ENTRIES = {
     kind: entry
-    for entry in get_args(get_args(AttackEntry)[0])
+    for entry in get_args(get_args(AttackSettings)[0])
     for kind in get_args(entry.model_fields["kind"].annotation)
 }
 

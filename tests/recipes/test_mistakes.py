@@ -3,7 +3,7 @@
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.recipe.load import load, loads
+from pipelines.recipe.load import load, loads, with_values
 
 BASE = """\
 name: x
@@ -299,7 +299,7 @@ def test_a_number_in_a_key_points_into_a_list():
     key = "attack.linf.attacks.1.num_steps"
     recipe = loads(LISTED, source="x", overrides=[f"{key}=7"])
     assert [entry.num_steps for entry in recipe.attack["linf"].attacks] == [1, 7]
-    assert recipe.with_values({key: 9}).attack["linf"].attacks[1].num_steps == 9
+    assert with_values(recipe, {key: 9}).attack["linf"].attacks[1].num_steps == 9
     message = mistake(LISTED, overrides=["attack.linf.attacks.2.num_steps=7"])
     assert message.endswith("7 cannot be set: there are 2 entries, numbered from 0")
     message = mistake(LISTED, overrides=["attack.linf.attacks.pgd=7"])

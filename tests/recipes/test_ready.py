@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pipelines.recipe.lint import ABSENT, warnings_of
-from pipelines.recipe.load import available, find, headline, load, loads
+from pipelines.recipe.load import available, find, headline, load, loads, with_values
 from pipelines.recipe.smoke import MADE_DENOISER
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -170,7 +170,7 @@ def test_searches_have_their_published_sizes_and_valid_points(name, size):
     trials = points(recipe.tune.space)
     assert len(trials) == size
     for values in trials:
-        recipe.with_values(values)
+        with_values(recipe, values)
 
 
 def test_the_chain_of_changes_ends_with_the_full_recipe():
@@ -179,7 +179,7 @@ def test_the_chain_of_changes_ends_with_the_full_recipe():
     values = {}
     for change in chain.tune.changes:
         values |= change.set
-    last = chain.with_values(values)
+    last = with_values(chain, values)
     assert last.model.architecture == full.model.architecture
     for key in ("objective", "augment", "weight_decay", "epochs", "learning_rate"):
         assert getattr(last.train, key) == getattr(full.train, key)

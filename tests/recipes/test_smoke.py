@@ -68,7 +68,7 @@ def datasets(tmp_path_factory):
     made: dict[str, PreparedDataset] = {}
 
     def get(recipe) -> PreparedDataset:
-        key = recipe.data.model_dump_json()
+        key = str(recipe.data)
         if key not in made:
             made[key] = prepare_here(recipe, tmp_path_factory.mktemp("data"))
         return made[key]

@@ -7,7 +7,7 @@ import pytest
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.lint import warnings_of
-from pipelines.recipe.load import loads, parse
+from pipelines.recipe.load import loads, parse, with_values
 from pipelines.stages.certify.cost import estimates_of
 
 RECIPE = """
@@ -22,7 +22,7 @@ certify:
 
 def swept(**changes):
     recipe = loads(RECIPE, source="swept")
-    return recipe.with_values({f"certify.p.{key}": value for key, value in changes.items()})
+    return with_values(recipe, {f"certify.p.{key}": value for key, value in changes.items()})
 
 
 def finer(recipe):

@@ -3,7 +3,7 @@
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.recipe.load import loads
+from pipelines.recipe.load import loads, with_values
 
 BASE = """\
 name: x
@@ -114,6 +114,6 @@ def test_a_mistake_is_one_line(section, message):
 
 def test_values_of_one_recipe_never_reach_into_those_of_another():
     given = {"train.objective": {"kind": "fgsm", "eps": 0.1}, "train.objective.num_steps": 3}
-    changed = loads("{name: a, data: {source: digits}, train: {}}", source="a").with_values(given)
+    changed = with_values(loads("{name: a, data: {source: digits}, train: {}}", source="a"), given)
     assert changed.train.objective.num_steps == 3
     assert given["train.objective"] == {"kind": "fgsm", "eps": 0.1}

@@ -1,79 +1,112 @@
-"""What every section shares: frozen, closed to unknown keys, pixels as fractions of full scale.
+"""The recipe's schema is built from the settings classes of the components.
 
-Epsilons and sigmas are pixels in [0, 1] and may be written as fractions (`8/255`).
+pydantic reads those frozen dataclasses as they are. Their markers are given a meaning here:
+fractions such as `8/255`, unions told apart by `kind`, names. `Section` is for what only
+pipelines know: which models, how many items, where the work runs.
 """
 
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from functools import cache
 from types import NoneType
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Self, Union, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import core_schema
 
-from components.core.hints import did_you_mean
+from components.core.registry import KIND, Registry
+from components.core.settings import (
+    ByKind,
+    Fractional,
+    Named,
+    Problem,
+    SettingError,
+    Settings,
+    default_of,
+    hints_of,
+)
+from components.denoising.settings import DenoiserReference
 
-
-def as_number(value: object) -> float:
-    """Plain numbers and fractions such as `8/255`."""
-    if isinstance(value, str):
-        try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
-            pass
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    raise PydanticCustomError("pixels", "is not a number or a fraction such as 8/255")
-
-
-def as_pixels(value: object) -> float:
-    """A number in [0, 1]; one above 1 is almost always a forgotten /255."""
-    pixels = as_number(value)
-    if not 0 <= pixels <= 1:
-        raise PydanticCustomError(
-            "pixels", "is outside [0, 1]; pixels are fractions of full scale, write e.g. 8/255"
-        )
-    return pixels
+FRACTION = core_schema.str_schema(pattern=r"^\s*[0-9.]+\s*/\s*[0-9.]+\s*$")
 
 
-Pixels = Annotated[float, BeforeValidator(as_pixels)]
-PositivePixels = Annotated[float, BeforeValidator(as_pixels), Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+def _read_fraction(self: Fractional, source: Any, handler: Any) -> core_schema.CoreSchema:
+    number = handler(source)
+    either = core_schema.union_schema([number, FRACTION])  # for editors
+    return core_schema.no_info_before_validator_function(
+        self.read, number, json_schema_input_schema=either
+    )
+
+
+def _read_reference(self: DenoiserReference, source: Any, handler: Any) -> core_schema.CoreSchema:
+    return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+
+def _read_name(self: Named, source: Any, handler: Any) -> core_schema.CoreSchema:
+    return core_schema.str_schema(pattern=self.PATTERN)
+
+
+def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
+    schema: core_schema.CoreSchema = handler.generate_schema(
+        Annotated[source, Field(discriminator=KIND)]
+    )
+    return schema
+
+
+# The markers are bare classes in components, which know nothing of pydantic.
+Fractional.__get_pydantic_core_schema__ = _read_fraction  # type: ignore[attr-defined]
+DenoiserReference.__get_pydantic_core_schema__ = _read_reference  # type: ignore[attr-defined]
+Named.__get_pydantic_core_schema__ = _read_name  # type: ignore[attr-defined]
+ByKind.__get_pydantic_core_schema__ = _by_kind  # type: ignore[attr-defined]
 
 
 class Section(BaseModel):
-    """A frozen part of a recipe that refuses unknown keys and says which ones it knows."""
+    """A frozen part of a recipe that refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
     further_keys: ClassVar[tuple[str, ...]] = ()  # understood before a section is made of the rest
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if key not in cls.model_fields:
-                    hint = did_you_mean(str(key), [*cls.model_fields, *cls.further_keys])
-                    raise PydanticCustomError(
-                        "unknown_key", "{hint}", {"key": str(key), "hint": hint}
-                    )
-        return values
+    def problems(self) -> Iterator[Problem]:
+        """Rules between fields that are broken; asked only when every field is in range."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _refuse_problems(self) -> Self:
+        if found := list(self.problems()):
+            raise SettingError(*found)
+        return self
+
+
+def union_of(registry: Registry) -> Any:
+    """The type of a section of any kind that the registry knows."""
+    return Annotated[Union[registry.classes()], Field(discriminator=KIND)]  # noqa: UP007
 
 
 @cache
 def keys_with_off() -> frozenset[str]:
     """Keys whose null switches something off that is on where the key is left out."""
+    found = {
+        field.name
+        for cls in _below(Settings)
+        if "__dataclass_fields__" in vars(cls)
+        for field in fields(cls)
+        if _is_optional(hints_of(cls)[field.name])
+        and default_of(cls, field.name) not in (None, MISSING)
+    }
+    for section in _below(Section):
+        for name, info in section.model_fields.items():
+            if _is_optional(info.annotation) and info.get_default() is not None:
+                found.add(name)
+    return frozenset(found)
 
-    def below(cls: type[Section]) -> Iterator[type[Section]]:
-        for child in cls.__subclasses__():
-            yield child
-            yield from below(child)
 
-    return frozenset(
-        name
-        for section in below(Section)
-        for name, field in section.model_fields.items()
-        if NoneType in get_args(field.annotation) and field.get_default() is not None
-    )
+def _below(cls: Any) -> Iterator[Any]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _below(child)
+
+
+def _is_optional(hint: Any) -> bool:
+    return NoneType in get_args(hint)

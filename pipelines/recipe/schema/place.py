@@ -4,19 +4,21 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipelines.recipe.schema.base import Count, Name, PositivePixels, Section
+from components.certify.l2.settings import GaussianSettings
+from components.core.settings import Count, Name, PositivePixels, default_of
+from pipelines.recipe.schema.base import Section
 
 
 class CompareSection(Section):
-    """Somebody's per-image l2 radii: a table with the columns of Cohen et al. 2019.
+    """Published per-image l2 radii: a table with the columns of Cohen et al. 2019.
 
-    With `sigma`, radii that so many draws of it could not have given are pointed out.
+    With `sigma`, radii that so many draws cannot certify are pointed out.
     """
 
     path: str
     sigma: PositivePixels | None = None
-    num_estimate: Count = 100_000
-    failure_prob: float = Field(default=0.001, gt=0, lt=1)
+    num_estimate: Count = default_of(GaussianSettings, "num_estimate")
+    failure_prob: float = Field(default=default_of(GaussianSettings, "failure_prob"), gt=0, lt=1)
 
 
 class ReportSection(Section):

@@ -1,15 +1,15 @@
 """Tuning: what is varied, how it is searched, when trials are stopped, what decides."""
 
 import math
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
-from pipelines.recipe.schema.base import Count, Section, as_number
+from components.core.settings import Count, Fractional, Problem
+from pipelines.recipe.schema.base import Section
 
-Number = Annotated[float, BeforeValidator(as_number)]
+Number = Annotated[float, Fractional()]
 
 # Keys that decide how trials are measured, or that trials do not look at.
 FIXED = {
@@ -27,11 +27,9 @@ class RangeAxis(Section):
     low: Number
     high: Number
 
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
+    def problems(self) -> Iterator[Problem]:
         if not self.low < self.high:
-            raise PydanticCustomError("tune", "low: must be below high")
-        return self
+            yield Problem("low", self.low, f"must be below high: {self.high}")
 
 
 class UniformAxis(RangeAxis):
@@ -69,15 +67,15 @@ def _choice_as_list(axis: Any) -> Any:
     if not isinstance(axis, dict) or axis.get("kind") != "choice":
         return axis
     if axis.keys() != {"kind", "values"}:
-        raise PydanticCustomError("axis", "is wrong: a choice has `values` and nothing else")
+        raise ValueError("is wrong: a choice has `values` and nothing else")
     return axis["values"]
 
 
 def _has_each_value_once(axis: Any) -> Any:
     if axis == []:
-        raise PydanticCustomError("axis", "is empty; write the values to try")
+        raise ValueError("is empty; write the values to try")
     if isinstance(axis, list) and any(value in axis[:i] for i, value in enumerate(axis)):
-        raise PydanticCustomError("axis", "is wrong: a value is listed twice")
+        raise ValueError("lists a value twice; keep one")
     return axis
 
 
@@ -89,7 +87,7 @@ Axis = Annotated[
     Discriminator(
         _axis_kind,
         custom_error_type="axis",
-        custom_error_message="is no list of values and no distribution; "
+        custom_error_message="is neither a list of values nor a distribution; "
         "write a list, or kind: uniform, loguniform, integers or choice",
     ),
     AfterValidator(_has_each_value_once),
@@ -182,46 +180,45 @@ class TuneSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_chain_stops_nobody(cls, values: Any) -> Any:
+    def _chains_run_to_the_end(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("changes"):
             return {"scheduler": {"kind": "none"}, **values}
         return values
 
-    @model_validator(mode="after")
-    def _space_or_changes(self) -> Self:
+    def problems(self) -> Iterator[Problem]:
         if bool(self.space) == bool(self.changes):
-            raise PydanticCustomError("tune", "space: give either a space or a list of changes")
-        if self.changes and (self.search.kind, self.scheduler.kind) != ("grid", "none"):
-            remedy = "are all trained to the end: leave search and scheduler out"
-            raise PydanticCustomError("tune", f"changes: {remedy}")
-        names = [change.name for change in self.changes]
-        if len(set(names)) < len(names):
-            raise PydanticCustomError("tune", "changes: two steps have the same name")
-        _check_keys(self.keys, epochs=self.epochs)
-        return self
-
-    @model_validator(mode="after")
-    def _search_fits(self) -> Self:
+            yield Problem("space", "", "give either a space or a list of changes")
+            return
+        yield from self._change_problems()
+        yield from _key_problems(self.keys, epochs=self.epochs)
         ranges = [key for key, axis in self.space.items() if not isinstance(axis, list)]
         if self.search.kind == "grid" and ranges:
             remedy = "is a distribution, which a grid cannot list; set search: {kind: random}"
-            raise PydanticCustomError("tune", f"space: {ranges[0]} {remedy}")
-        if self.scheduler.kind == "pbt" and self.search.kind == "optuna":
+            yield Problem(f"space.{ranges[0]}", "", remedy)
+        if self.scheduler.kind == "pbt":
+            yield from self._pbt_problems()
+
+    def _change_problems(self) -> Iterator[Problem]:
+        if self.changes and (self.search.kind, self.scheduler.kind) != ("grid", "none"):
+            yield Problem("changes", "", "train to the end: leave search and scheduler out")
+        names = [change.name for change in self.changes]
+        if len(set(names)) < len(names):
+            yield Problem("changes", names, "gives two steps the same name")
+
+    def _pbt_problems(self) -> Iterator[Problem]:
+        if self.search.kind == "optuna":
             remedy = "goes with search grid or random: it proposes values itself"
-            raise PydanticCustomError("tune", f"scheduler: pbt {remedy}")
-        if self.scheduler.kind == "pbt" and not self.mutable:
+            yield Problem("scheduler.kind", "pbt", remedy)
+        if not self.mutable:
             remedy = f"has nothing to change in the space; it may change {', '.join(MUTABLE)}"
-            raise PydanticCustomError("tune", f"scheduler: pbt {remedy}")
-        if self.scheduler.kind == "pbt" and "train.epochs" in self.space:
-            raise PydanticCustomError("tune", "space: pbt compares trials of equal train.epochs")
+            yield Problem("scheduler.kind", "pbt", remedy)
+        if "train.epochs" in self.space:
+            yield Problem("space.train.epochs", "", "pbt compares trials of equal train.epochs")
         decay = self.space.get("train.weight_decay", [])
-        if self.scheduler.kind == "pbt" and 0 in (
-            decay if isinstance(decay, list) else [decay.low]
-        ):
-            # Without decay an optimiser sorts its weights otherwise, and a copy would mix them up.
+        if 0 in (decay if isinstance(decay, list) else [decay.low]):
+            # Without decay an optimiser groups its weights otherwise, and a copy would mix them up.
             remedy = "cannot change from or to 0 while a model trains; begin with e.g. 1e-6"
-            raise PydanticCustomError("tune", f"space: train.weight_decay {remedy}")
-        return self
+            yield Problem("space.train.weight_decay", 0, remedy)
 
     @property
     def keys(self) -> list[str]:
@@ -236,7 +233,7 @@ class TuneSection(Section):
 
     @property
     def grace_epochs(self) -> float:
-        """How long no trial is stopped; without a scheduler that stops trials: for ever."""
+        """Epochs before a trial may be stopped; infinite without a scheduler that stops trials."""
         return self.scheduler.grace_epochs if self.scheduler.kind == "asha" else math.inf
 
 
@@ -256,12 +253,12 @@ def _is_numeric(axis: Any) -> bool:
     return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
-def _check_keys(keys: Iterable[str], *, epochs: int | None) -> None:
+def _key_problems(keys: Iterable[str], *, epochs: int | None) -> Iterator[Problem]:
     for key in keys:
         if not key.startswith(("train.", "model.")):
-            raise PydanticCustomError("tune", f"space: {key} does not begin with train. or model.")
+            yield Problem(f"space.{key}", "", "does not begin with train. or model.")
         for start, remedy in FIXED.items():
             if key.startswith(start):
-                raise PydanticCustomError("tune", f"space: {key} {remedy}")
+                yield Problem(f"space.{key}", "", remedy)
         if key == "train.epochs" and epochs:
-            raise PydanticCustomError("tune", "epochs: is set beside train.epochs in the space")
+            yield Problem("epochs", epochs, "is set beside train.epochs in the space")

@@ -15,7 +15,7 @@ from components.core.threats import UNIT
 from components.data.prepared import PreparedDataset
 from components.evaluate.accuracy import accuracy
 from pipelines.recipe.build import ListedAttack
-from pipelines.recipe.schema import AttackSection
+from pipelines.recipe.schema.attack import AttackSection
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.attack.worker import NUM_EXAMPLES
 

@@ -20,7 +20,7 @@ from components.attacks.sanity.outcomes import (
 )
 from components.models.attention.gaps import EDGES, GapHistogram
 from components.models.pixels import PixelModel
-from pipelines.recipe.schema import AttackSection
+from pipelines.recipe.schema.attack import AttackSection
 
 COARSE = 16  # fine bins of a gap histogram that make one of the report's: eight per decade
 

@@ -19,8 +19,9 @@ from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
 from components.models.spec import ModelSpec
 from pipelines.recipe import build
-from pipelines.recipe.load import Recipe
-from pipelines.recipe.schema import AttackSection, ClusterSection
+from pipelines.recipe.schema.attack import AttackSection
+from pipelines.recipe.schema.place import ClusterSection
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, run_units

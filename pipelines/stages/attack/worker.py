@@ -20,13 +20,14 @@ from components.attacks.interface import AttackResult, Items
 from components.attacks.pgd import in_fixed_batches
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
+from components.attacks.settings import AasSettings
 from components.core.types import Images, Labels, LogitsFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.fast import lean
 from components.models.pixels import PixelModel
 from pipelines.recipe import build
-from pipelines.recipe.schema import AasAttack, AttackSection
+from pipelines.recipe.schema.attack import AttackSection
 from pipelines.runtime.shards import WorkFn
 from pipelines.stages.attack import sanity
 
@@ -68,7 +69,7 @@ class ScalesTask:
     """The candidates of a scaled attack, found once per model."""
 
     model: str
-    entry: AasAttack
+    entry: AasSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class AttackWorker:
             }
         )
 
-    def scales(self, model: PixelModel, entry: AasAttack) -> pa.Table:
+    def scales(self, model: PixelModel, entry: AasSettings) -> pa.Table:
         num_items = min(entry.search.num_items if entry.search else 0, len(self.split))
         reference = self.items(range(num_items))
         found = build.attention_scales(entry, model, model.net, reference)

@@ -14,17 +14,20 @@ from components.attacks.smoothed import attack_smoothed_l2
 from components.certify.certificate import CERTIFICATES_NAME
 from components.certify.l2.noise import predict_block
 from components.certify.l2.predict import predict_counts
+from components.certify.l2.settings import GaussianSettings, L2ChallengeSettings
 from components.certify.patch.double_masking import certify_pairs
 from components.certify.patch.early_stop import UNSEEN
+from components.certify.patch.settings import AblationSettings, PatchSettings
+from components.certify.settings import CertificateSettings
 from components.certify.votes import Votes
 from components.core.seeding import generator_for
+from components.core.settings import plain
 from components.core.threats import UNIT, PatchThreat, describe
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 from components.evaluate.accuracy import accuracy
 from components.models.masked_votes import Masks
-from pipelines.recipe.load import Recipe
-from pipelines.recipe.schema import AblationCertify, Certify, GaussianCertify, PatchCertify
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, WorkFn, run_units
@@ -62,7 +65,7 @@ class PatchChallenger:
         self.config, self.items = config, load_items(config)
         self.voter: AblationVoter | PairVoter
         self.masks: Masks
-        if isinstance(config.section, AblationCertify):
+        if isinstance(config.section, AblationSettings):
             self.voter = AblationVoter(config)
             self.masks = self.voter.ablations
         else:
@@ -72,7 +75,7 @@ class PatchChallenger:
 
     def __call__(self, target: Target) -> pa.Table:
         section = self.config.section
-        assert isinstance(section, PatchCertify)
+        assert isinstance(section, PatchSettings)
         assert section.challenge is not None
         c, item = section.challenge, self.items.span(target.item, target.item + 1)
         item_id, image = item.item_ids[0], item.pixels()[0].to(self.config.device)
@@ -128,7 +131,7 @@ class L2Challenger:
 
     def __call__(self, target: Target) -> pa.Table:
         section = self.config.section
-        assert isinstance(section, GaussianCertify)
+        assert isinstance(section, GaussianSettings)
         assert section.challenge is not None
         c, item = section.challenge, self.items.span(target.item, target.item + 1)
         item_id, image, seed = item.item_ids[0], item.pixels()[0], self.config.seed
@@ -175,7 +178,7 @@ class L2Challenger:
 
 
 def make_challenger(config: VoteConfig) -> WorkFn:
-    gaussian = isinstance(config.section, GaussianCertify)
+    gaussian = isinstance(config.section, GaussianSettings)
     return L2Challenger(config) if gaussian else PatchChallenger(config)
 
 
@@ -188,7 +191,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
     }
     clean = (
         {}
-        if isinstance(section, GaussianCertify)
+        if isinstance(section, GaussianSettings)
         else {item.item_id: next(iter(item.streams.values())) for item in votes.items()}
     )
     order = load_items(config).take(min(section.challenge.num_items, len(claims))).item_ids
@@ -220,7 +223,7 @@ def run(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) -> dict
 
 
 def _compare(
-    section: Certify, claims: list[dict[str, Any]], after: dict[str, int]
+    section: CertificateSettings, claims: list[dict[str, Any]], after: dict[str, int]
 ) -> dict[str, Any]:
     """Accuracies of claim and attack on the same items; an undecided vote (-1) stands."""
     certified, standing, broken = [], [], []
@@ -236,7 +239,7 @@ def _compare(
     assert section.challenge is not None
     return {
         **_describe(section),
-        "settings": section.challenge.model_dump(),
+        "settings": plain(section.challenge),
         "num_items": len(claims),
         "certified": accuracy(np.array(certified)),
         "standing": accuracy(np.array(standing)),
@@ -245,24 +248,26 @@ def _compare(
     }
 
 
-def _describe(section: Certify) -> dict[str, Any]:
+def _describe(section: CertificateSettings) -> dict[str, Any]:
     """The attack and the one budget it used."""
-    if isinstance(section, PatchCertify):
+    if isinstance(section, PatchSettings):
         assert section.challenge is not None
         threat = describe(PatchThreat((section.challenge.patch_size,)))
         return {"attack": "adaptive patch attack", "threat": threat}
-    assert section.challenge is not None
+    assert isinstance(section.challenge, L2ChallengeSettings)
     threat = {"kind": "l2", "unit": UNIT, "eps": section.challenge.eps}
     return {"attack": "SmoothAdv l2 attack", "threat": threat}
 
 
-def _is_certified(section: Certify, claim: dict[str, Any], *, second: bool = False) -> bool:
+def _is_certified(
+    section: CertificateSettings, claim: dict[str, Any], *, second: bool = False
+) -> bool:
     """Whether the claim covers the attack's budget; `second`: under the second rule, if any."""
-    if isinstance(section, PatchCertify):
+    if isinstance(section, PatchSettings):
         assert section.challenge is not None
         column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
         return section.challenge.patch_size in claim.get(column, [])
-    assert section.challenge is not None
+    assert isinstance(section.challenge, L2ChallengeSettings)
     return bool(not claim["abstain"] and claim["radius"] >= section.challenge.eps)
 
 

@@ -22,22 +22,18 @@ from components.certify.estimate import (
     patch_work,
 )
 from components.certify.l2.sequential import SELECT_STEP
+from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.double_masking import MaskSet
+from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
+from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations, column_mask
 from components.data.sources import find_source
 from components.models.costs import Costs, costs_of_shapes, network_of_shapes
+from components.models.settings import ModelSettings
 from components.models.tokens import check_droppable, patch_size_of, visible_tokens
 from pipelines.recipe import denoisers
-from pipelines.recipe.load import Recipe
-from pipelines.recipe.schema import (
-    AblationCertify,
-    Certify,
-    DoubleMaskingCertify,
-    GaussianCertify,
-    ModelSection,
-    PatchCertify,
-)
+from pipelines.recipe.schema.recipe import Recipe
 
 NUM_CLASSES = 1000  # where the files will say; the head is a small share of all FLOPs
 
@@ -77,7 +73,7 @@ def estimates_of(
                 "step": f"certify.{name}",
                 "num_items": priced.work.num_items,
                 "passes": any_place.passes,
-                "each": "draw" if isinstance(section, GaussianCertify) else "pass",
+                "each": "draw" if isinstance(section, GaussianSettings) else "pass",
                 "flops": any_place.flops,
                 "votes_bytes": any_place.votes_bytes,
                 "device_bytes": memory,
@@ -113,10 +109,10 @@ class _Priced:
     """One certify section with the network behind it, as shapes."""
 
     def __init__(
-        self, recipe: Recipe, section: Certify, *, key: str, num_items: int | None
+        self, recipe: Recipe, section: CertificateSettings, *, key: str, num_items: int | None
     ) -> None:
         self.recipe, self.section, self.key = recipe, section, key
-        self.model: ModelSection = recipe.model_of(section.model)
+        self.model: ModelSettings = recipe.model_of(section.model)
         self.side = self._image_side()
         self.seen = self.model.upsample or self.side
         source = find_source(recipe.data.source)
@@ -137,9 +133,9 @@ class _Priced:
     @property
     def least_share(self) -> float:
         """Of the votes, at least: half of the ablations, or one look at the draws."""
-        if isinstance(self.section, GaussianCertify) and self.section.method == "sequential":
+        if isinstance(self.section, GaussianSettings) and self.section.method == "sequential":
             return min(1.0, (SELECT_STEP + self.section.look_every) / self.work.passes_per_item)
-        if isinstance(self.section, AblationCertify) and self.section.stop_early:
+        if isinstance(self.section, AblationSettings) and self.section.stop_early:
             return -(-self.work.passes_per_item // 2) / self.work.passes_per_item
         return 1.0
 
@@ -152,7 +148,7 @@ class _Priced:
         """
         one, calls = self.denoiser_costs, self.denoiser_calls
         loads = [(self.section.micro_batch, min(calls, 1))]
-        if isinstance(self.section, GaussianCertify) and self.section.challenge:
+        if isinstance(self.section, GaussianSettings) and self.section.challenge:
             loads.append((self.section.challenge.num_draws, calls))
         return max(
             device_bytes(
@@ -202,7 +198,7 @@ class _Priced:
 
     def _work(self, num_items: int) -> Work:
         section, plain = self.section, 2.0 * self.costs.flops  # costs count one per MAC
-        if isinstance(section, GaussianCertify):
+        if isinstance(section, GaussianSettings):
             return l2_work(
                 num_items=num_items,
                 num_select=section.num_select,
@@ -211,6 +207,7 @@ class _Priced:
                 denoiser_flops=2.0 * self.denoiser_costs.flops,
                 denoiser_calls=self.denoiser_calls,
             )
+        assert isinstance(section, AblationSettings | DoubleMaskingSettings)
         if not self._drops(section):
             passes = sum(self._lengths(section, token=(1, 1)).values())
             return Work(num_items, passes, passes * plain)
@@ -229,7 +226,7 @@ class _Priced:
     def _denoiser(self) -> tuple[Costs, int]:
         """What the denoiser of a certificate costs, and how often it is asked for each draw."""
         section = self.section
-        if not isinstance(section, GaussianCertify) or section.denoiser is None:
+        if not isinstance(section, GaussianSettings) or section.denoiser is None:
             return Costs(params=0, flops=0, activation_bytes=0), 0
         found = denoisers.check_use(
             self.recipe, self.key, section, channels=self.channels, side=self.side
@@ -245,7 +242,7 @@ class _Priced:
         costs = costs_of_shapes(net, image_size=self.side, channels=self.channels)
         return costs, denoisers.num_passes(section, found.diffusion)
 
-    def _drops(self, section: PatchCertify) -> bool:
+    def _drops(self, section: PatchSettings) -> bool:
         policy = section.token_policy
         policy = self.model.token_policy if policy == "as_trained" else policy
         if policy == "drop":
@@ -253,11 +250,11 @@ class _Priced:
         return policy == "drop" and isinstance(getattr(self.net, "blocks", None), nn.Module)
 
     def _lengths(
-        self, section: AblationCertify | DoubleMaskingCertify, *, token: tuple[int, int]
+        self, section: AblationSettings | DoubleMaskingSettings, *, token: tuple[int, int]
     ) -> Mapping[int, int]:
         """Kept tokens -> number of votes that keep so many."""
         size = (self.side, self.side)
-        if isinstance(section, DoubleMaskingCertify):
+        if isinstance(section, DoubleMaskingSettings):
             masks = MaskSet(image_size=size, patch=section.mask_patch, num_masks=section.num_masks)
             shown = self._resized(masks.visible(masks.pairs()))
             return Counter(visible_tokens(shown, token).sum(dim=1).tolist())

@@ -19,9 +19,9 @@ import pyarrow as pa
 from components.certify.l2.certificate import claim_fixed, claim_sequential
 from components.certify.l2.claims import GaussianClaim
 from components.certify.l2.sequential import SequentialClaim, anytime_interval, finished_prefix
+from components.certify.l2.settings import GaussianSettings
 from components.certify.votes import ItemVotes, VoteRow
 from components.core.types import Array
-from pipelines.recipe.schema import GaussianCertify
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.shards import Unit
@@ -50,7 +50,7 @@ class DrawLedger:
 
     counts = "items"
 
-    def __init__(self, section: GaussianCertify, header: Mapping[str, Any]) -> None:
+    def __init__(self, section: GaussianSettings, header: Mapping[str, Any]) -> None:
         self.section, self.header = section, header
         self.total: int = header["num_items"]
         self.items = [_Item() for _ in range(self.total)]

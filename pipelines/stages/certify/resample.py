@@ -12,13 +12,16 @@ import torch
 
 from components.certify.l2.evidence import METHODS, method_of
 from components.certify.l2.reach import Method
+from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.evidence import (
     DOUBLE_MASKING,
     ablations_of,
     asked_ablations,
     stopped_for,
 )
+from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings
 from components.certify.patch.thinning import positions_among
+from components.certify.settings import CertificateSettings
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
 from components.core.errors import CasemateError
 from components.core.types import Array
@@ -26,7 +29,6 @@ from components.data.prepared import PreparedDataset, Split
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
 from components.models.voting import Way
-from pipelines.recipe.schema import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 from pipelines.runtime.artifacts import read_manifest
 from pipelines.stages.certify.worker import (
     Block,
@@ -119,11 +121,11 @@ def _switched(
 ) -> list[str]:
     """The one problem behind all differences, if the draws are those of another method."""
     section = voter.config.section
-    assert isinstance(section, GaussianCertify)
+    assert isinstance(section, GaussianSettings)
 
     def drawn_for(method: Method) -> bool:
         other = copy(voter)
-        other.config = replace(voter.config, section=section.model_copy(update={"method": method}))
+        other.config = replace(voter.config, section=replace(section, method=method))
         return all(_drawn_again(other, item, position[item.item_id]) for item in items)
 
     if drawn_for(section.method):
@@ -230,7 +232,7 @@ def _way(recorded: Any) -> Way:
         raise CasemateError("verify: votes' way", recorded, remedy) from error
 
 
-def _section(header: Mapping[str, Any]) -> Certify:
+def _section(header: Mapping[str, Any]) -> CertificateSettings:
     """The settings of a recipe under which the same votes would be asked for."""
     settings = header["settings"]
     common = {"num_items": header["num_items"], "micro_batch": settings["micro_batch"]}
@@ -238,7 +240,7 @@ def _section(header: Mapping[str, Any]) -> Certify:
         behind = settings.get("denoiser")
         if behind is not None:
             common |= {"denoiser": behind["digest"], "sampler": behind["sampler"]}
-        return GaussianCertify(
+        return GaussianSettings(
             kind="gaussian",
             sigma=settings["sigma"],
             method=method_of(header),
@@ -246,24 +248,24 @@ def _section(header: Mapping[str, Any]) -> Certify:
             num_estimate=settings["num_estimate"],
             block_size=settings["micro_batch"],
             failure_prob=ANY_PROB[method_of(header)],
-            radii=[settings["sigma"] * 1e-3],
+            radii=(settings["sigma"] * 1e-3,),
             **common,
         )
     if header["kind"] == DOUBLE_MASKING:
-        return DoubleMaskingCertify(
+        return DoubleMaskingSettings(
             kind="double_masking",
             mask_patch=settings["mask_patch"],
             num_masks=settings["num_masks"],
-            patch_sizes=[1],  # unused, too
+            patch_sizes=(1,),  # unused, too
             **common,
         )
     if stop := stopped_for(header):  # when voting stops depends on the claim
         rule, second = [*stop["rules"], "none"][:2]
         common |= {"stop_early": True, "rule": rule, "second_rule": second}
-    return AblationCertify(
+    return AblationSettings(
         kind=header["kind"],
         stride=asked_ablations(header).stride,
-        patch_sizes=stop["patch_sizes"] if stop else [1],
+        patch_sizes=tuple(stop["patch_sizes"]) if stop else (1,),
         **common,
     )
 
@@ -277,7 +279,7 @@ def _compare(
     kept: Array | slice,
 ) -> list[str]:
     index = position[item.item_id]
-    if isinstance(config.section, GaussianCertify):
+    if isinstance(config.section, GaussianSettings):
         table = voter(
             [Block(index, stream, 0, len(votes)) for stream, votes in item.streams.items()]
         )

@@ -10,8 +10,11 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.l2.claims import check_can_reach
 from components.certify.l2.evidence import declare, plan_of
+from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.early_stop import ORDER
+from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
 from components.certify.patch.thinning import thin_votes
+from components.certify.settings import CertificateSettings
 from components.certify.votes import (
     VOTES_NAME,
     VoteRow,
@@ -23,20 +26,14 @@ from components.certify.votes import (
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.seeding import noise_impl
+from components.core.settings import plain
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import describe_source, folder_of
 from components.models.checkpoint import read_header
 from components.models.spec import ModelSpec
 from components.models.voting import Way
 from pipelines.recipe import build, denoisers
-from pipelines.recipe.load import Recipe
-from pipelines.recipe.schema import (
-    AblationCertify,
-    Certify,
-    DoubleMaskingCertify,
-    GaussianCertify,
-    PatchCertify,
-)
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.progress import say
@@ -88,7 +85,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     _track(out, document)
     if section.challenge:
         _challenge(recipe, config, votes, out)
-    if isinstance(section, GaussianCertify):
+    if isinstance(section, GaussianSettings):
         _publish(recipe, config, section, dataset, out)
 
 
@@ -96,7 +93,7 @@ def _voted(recipe: Recipe, config: VoteConfig, header: Mapping[str, Any], out: S
     """Ask for the votes that are not there yet, on the cluster; keep them all in one file."""
     units = plan_votes(config, num_items=header["num_items"])
     parts = PartStore(out.scratch / "votes", run_id=digest_json(header))
-    gaussian = config.section if isinstance(config.section, GaussianCertify) else None
+    gaussian = config.section if isinstance(config.section, GaussianSettings) else None
     draws = DrawLedger(gaussian, header) if gaussian else None
     run_units(
         units,
@@ -123,9 +120,9 @@ def _way_of(votes: Votes) -> Way:
     return Way(**votes.header["settings"]["way"])
 
 
-def _band(section: Certify, model: Path, *, key: str) -> int | None:
+def _band(section: CertificateSettings, model: Path, *, key: str) -> int | None:
     """Pixels that an ablation keeps: as written, else what the model was trained with."""
-    if not isinstance(section, AblationCertify):
+    if not isinstance(section, AblationSettings):
         return None
     trained = read_header(model)["spec"]["trained_for"]
     shape, size = trained.get("shape"), trained.get("size")
@@ -138,9 +135,9 @@ def _band(section: Certify, model: Path, *, key: str) -> int | None:
     return int(band)
 
 
-def _token_policy(section: Certify, model: Path, *, key: str) -> str | None:
+def _token_policy(section: CertificateSettings, model: Path, *, key: str) -> str | None:
     """What happens to hidden tokens: as in training, unless the recipe insists."""
-    if not isinstance(section, PatchCertify):
+    if not isinstance(section, PatchSettings):
         return None
     trained = str(read_header(model)["spec"]["token_policy"])
     if section.token_policy in ("as_trained", trained):
@@ -165,24 +162,17 @@ def _way(config: VoteConfig, *, step: str) -> Way:
     return way
 
 
-def _check_sizes(section: Certify, dataset: PreparedDataset, *, key: str) -> None:
+def _check_sizes(section: CertificateSettings, dataset: PreparedDataset, *, key: str) -> None:
     """Refuse lengths that do not fit into the images; a band as trained fitted in training."""
     side = min(dataset.height, dataset.width)
-    if isinstance(section, GaussianCertify):
-        return
-    asked = {"patch_sizes": max(section.patch_sizes)}
-    if isinstance(section, AblationCertify):
-        asked |= {"band": section.band or 1, "stride": section.stride}
-    else:
-        asked |= {"mask_patch": section.mask_patch}
-    for name, value in asked.items():
+    for name, value in section.lengths():
         if value > side:
             raise CasemateError(f"{key}.{name}", value, f"is larger than the image ({side})")
 
 
-def _check_reach(section: Certify, header: Mapping[str, Any]) -> None:
+def _check_reach(section: CertificateSettings, header: Mapping[str, Any]) -> None:
     """Refuse radii that no votes could certify, before any is cast."""
-    if not isinstance(section, GaussianCertify):
+    if not isinstance(section, GaussianSettings):
         return
     if section.method == "sequential":
         plan_of(header)  # a plan that can never certify cannot be made
@@ -203,7 +193,7 @@ def _check_model(config: VoteConfig, dataset: PreparedDataset, *, key: str) -> N
     if config.denoiser is None:
         spec.check_image((dataset.channels, dataset.height, dataset.width))
         return
-    assert isinstance(config.section, GaussianCertify)
+    assert isinstance(config.section, GaussianSettings)
     found = describe_source(config.denoiser)
     denoisers.check_sigma(f"{key}.sigma", config.section.sigma, found.diffusion)
     for channels in (dataset.channels, spec.channels):
@@ -231,7 +221,7 @@ def _header(
         "num_classes": len(dataset.classes),
         "image": {"channels": dataset.channels, "height": dataset.height, "width": dataset.width},
         "settings": settings,
-        "noise_impl": noise_impl(section.method) if isinstance(section, GaussianCertify) else None,
+        "noise_impl": noise_impl(section.method) if isinstance(section, GaussianSettings) else None,
         "num_items": num_items,
         "software": {
             k: v
@@ -244,7 +234,7 @@ def _header(
 def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]:
     """What the votes depend on beside model and data."""
     section = config.section
-    if isinstance(section, GaussianCertify):
+    if isinstance(section, GaussianSettings):
         drawn = {
             "sigma": section.sigma,
             "num_select": section.num_select,
@@ -257,8 +247,9 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
     settings: dict[str, Any] = {"token_policy": config.token_policy, "fill": "black"}
     if config.token_policy != trained_policy:
         settings["trained_token_policy"] = trained_policy
-    if isinstance(section, DoubleMaskingCertify):
+    if isinstance(section, DoubleMaskingSettings):
         return settings | {"mask_patch": section.mask_patch, "num_masks": section.num_masks}
+    assert isinstance(section, AblationSettings)
     settings |= {"band": config.band, "stride": section.stride, "way": asdict(config.way)}
     if section.stop_early:
         settings["stopped_for"] = {
@@ -269,19 +260,19 @@ def _vote_settings(config: VoteConfig, *, trained_policy: str) -> dict[str, Any]
     return settings
 
 
-def _declared(section: GaussianCertify) -> dict[str, Any]:
+def _declared(section: GaussianSettings) -> dict[str, Any]:
     return declare(
-        radii=section.radii,
+        radii=list(section.radii),
         failure_prob=section.failure_prob,
         look_every=section.look_every,
         futility_prob=section.futility_prob,
     )
 
 
-def _claim(section: Certify) -> dict[str, Any]:
-    if isinstance(section, GaussianCertify):
+def _claim(section: CertificateSettings) -> dict[str, Any]:
+    if isinstance(section, GaussianSettings):
         return {"failure_prob": section.failure_prob, "radii": section.radii}
-    if isinstance(section, DoubleMaskingCertify):
+    if isinstance(section, DoubleMaskingSettings):
         return {"patch_sizes": section.patch_sizes}
     keys = ("patch_sizes", "rule", "second_rule", "delta_rule")
     return {key: getattr(section, key) for key in keys}
@@ -345,7 +336,7 @@ def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) 
 def _publish(
     recipe: Recipe,
     config: VoteConfig,
-    section: GaussianCertify,
+    section: GaussianSettings,
     dataset: PreparedDataset,
     out: StageDir,
 ) -> None:
@@ -358,7 +349,7 @@ def _publish(
         denoiser=folder_of(config.denoiser) if config.denoiser else None,
         settings={
             **{key: getattr(section, key) for key in keys},
-            "sampler": section.sampler.model_dump(),
+            "sampler": plain(section.sampler),
             "channels": dataset.channels,
             "image_size": dataset.width,
         },

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,14 @@ from torch import Tensor
 
 from components.certify.l2.noise import float32_at_least, predict_block
 from components.certify.l2.sequential import choose_class
+from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
+from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings
+from components.certify.settings import CertificateSettings
 from components.certify.votes import SCHEMA, image_digest
 from components.core.seeding import noise_stream
+from components.core.settings import plain
 from components.core.types import Array
 from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset, Split
@@ -32,7 +36,6 @@ from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
 from components.models.voting import FAST, AblationPredictor, Way, check_precision
-from pipelines.recipe.schema import AblationCertify, Certify, DoubleMaskingCertify, GaussianCertify
 from pipelines.runtime.shards import Unit, WorkFn
 
 VOTES_PER_UNIT = 1_280  # of patches: about a second of work for a small model
@@ -45,7 +48,7 @@ class VoteConfig:
 
     dataset: Path
     model: Path
-    section: Certify
+    section: CertificateSettings
     band: int | None
     seed: int
     device: str
@@ -56,7 +59,7 @@ class VoteConfig:
     def ablations(self) -> Ablations:
         """The ablations that vote."""
         section, dataset = self.section, PreparedDataset.open(self.dataset)
-        assert isinstance(section, AblationCertify)
+        assert isinstance(section, AblationSettings)
         assert self.band is not None
         size = (dataset.height, dataset.width)
         return Ablations(kind=section.kind, image_size=size, band=self.band, stride=section.stride)
@@ -64,7 +67,7 @@ class VoteConfig:
     def masks(self) -> MaskSet:
         """The masks whose pairs vote."""
         section, dataset = self.section, PreparedDataset.open(self.dataset)
-        assert isinstance(section, DoubleMaskingCertify)
+        assert isinstance(section, DoubleMaskingSettings)
         size = (dataset.height, dataset.width)
         return MaskSet(image_size=size, patch=section.mask_patch, num_masks=section.num_masks)
 
@@ -74,14 +77,14 @@ def denoiser_settings(config: VoteConfig) -> dict[str, Any]:
     if config.denoiser is None:
         return {}
     section, found = config.section, describe_source(config.denoiser)
-    assert isinstance(section, GaussianCertify)
+    assert isinstance(section, GaussianSettings)
     side = PreparedDataset.open(config.dataset).height
     network = found.network(image_size=side, channels=found.channels)
     assert isinstance(network, TimedUNet)
     return {
         "denoiser": {
             "digest": source_digest(config.denoiser),
-            "sampler": section.sampler.model_dump(),
+            "sampler": plain(section.sampler),
             "prediction": found.diffusion.prediction,
             "timestep": denoiser_of(network, found.diffusion).timestep(2 * section.sigma),
             "sigma_added": float(float32_at_least(section.sigma)),
@@ -103,7 +106,7 @@ class AblationVoter:
     """Votes over the ablations of some items, which share passes through the model."""
 
     def __init__(self, config: VoteConfig) -> None:
-        assert isinstance(config.section, AblationCertify)
+        assert isinstance(config.section, AblationSettings)
         self.config, self.section, self.items = config, config.section, load_items(config)
         self.model, self.ablations = load_voting_model(config), config.ablations()
         self.ask = AblationPredictor(
@@ -186,7 +189,7 @@ class GaussianVoter:
 
     def __call__(self, blocks: Iterable[Block]) -> pa.Table:
         section = self.config.section
-        assert isinstance(section, GaussianCertify)
+        assert isinstance(section, GaussianSettings)
         rows = []
         for b in blocks:
             item = self.items.span(b.item, b.item + 1)
@@ -198,7 +201,7 @@ class GaussianVoter:
     def predictions(self, item: ImageSplit, b: Block) -> Array:
         """(stop - start,) uint16 of one item."""
         section = self.config.section
-        assert isinstance(section, GaussianCertify)
+        assert isinstance(section, GaussianSettings)
         return predict_block(
             self.model,
             item.pixels()[0],
@@ -227,17 +230,16 @@ class GaussianVoter:
 def make_voter(config: VoteConfig) -> WorkFn:
     """The voter of a certify section."""
     match config.section:
-        case AblationCertify():
+        case AblationSettings():
             return AblationVoter(config)
-        case DoubleMaskingCertify():
+        case DoubleMaskingSettings():
             return PairVoter(config)
-        case GaussianCertify():
+        case GaussianSettings():
             return GaussianVoter(config)
-        case unknown:
-            assert_never(unknown)
+    raise ValueError(f"no voter for {config.section.kind}")
 
 
-def rules_of(section: AblationCertify) -> list[str]:
+def rules_of(section: AblationSettings) -> list[str]:
     """The rules under which a certificate gives verdicts."""
     return [section.rule, *([section.second_rule] if section.second_rule != "none" else [])]
 
@@ -260,13 +262,13 @@ def load_voting_model(config: VoteConfig) -> PixelModel:
 def load_noisy_model(config: VoteConfig) -> PixelModel | DenoisedClassifier:
     """What classifies noisy images: the model itself, or behind its denoiser."""
     section = config.section
-    assert isinstance(section, GaussianCertify)
+    assert isinstance(section, GaussianSettings)
     if config.denoiser is None:
         return load_model(config.model, device=config.device)
     return load_denoised(
         config.model,
         config.denoiser,
-        sampler=section.sampler.model_dump(),
+        sampler=plain(section.sampler),
         image_size=PreparedDataset.open(config.dataset).width,
         sigma=section.sigma,
         device=config.device,
@@ -279,7 +281,7 @@ def choose_way(config: VoteConfig) -> Way:
     Decided once, before work is spread: all workers vote alike and the votes record how.
     """
     section = config.section
-    if not isinstance(section, AblationCertify):
+    if not isinstance(section, AblationSettings):
         return FAST
     check_precision(section.precision, torch.device(config.device))
     model, ablations = load_voting_model(config), config.ablations()
@@ -292,14 +294,13 @@ def choose_way(config: VoteConfig) -> Way:
 def plan_votes(config: VoteConfig, *, num_items: int) -> list[Unit]:
     """The units of work: they follow from the settings alone, never from the cluster."""
     match config.section:
-        case AblationCertify():
+        case AblationSettings():
             return _items_units(num_items, num_votes=len(config.ablations()))
-        case DoubleMaskingCertify():
+        case DoubleMaskingSettings():
             return _items_units(num_items, num_votes=len(config.masks().pairs()))
-        case GaussianCertify() as section:
+        case GaussianSettings() as section:
             return _draws_units(section, num_items)
-        case unknown:
-            assert_never(unknown)
+    raise ValueError(f"no voter for {config.section.kind}")
 
 
 def _items_units(num_items: int, *, num_votes: int) -> list[Unit]:
@@ -310,7 +311,7 @@ def _items_units(num_items: int, *, num_votes: int) -> list[Unit]:
     ]
 
 
-def _draws_units(section: GaussianCertify, num_items: int) -> list[Unit]:
+def _draws_units(section: GaussianSettings, num_items: int) -> list[Unit]:
     """All draws of all items; none where each result decides what is drawn next."""
     if section.method == "sequential":
         return []
@@ -318,7 +319,7 @@ def _draws_units(section: GaussianCertify, num_items: int) -> list[Unit]:
     return [draw_unit(section, item, start) for item in range(num_items) for start in starts]
 
 
-def draw_unit(section: GaussianCertify, item: int, start: int) -> Unit:
+def draw_unit(section: GaussianSettings, item: int, start: int) -> Unit:
     """One block of estimating draws; the few selecting ones ride along with the first."""
     blocks = [Block(item, "estimate", start, block_stop(section, start))]
     if start == 0:
@@ -326,7 +327,7 @@ def draw_unit(section: GaussianCertify, item: int, start: int) -> Unit:
     return Unit(f"item-{item:08d}-draw-{start:09d}", f"test item {item}", tuple(blocks))
 
 
-def block_stop(section: GaussianCertify, start: int) -> int:
+def block_stop(section: GaussianSettings, start: int) -> int:
     """Where the block of draws from `start` on ends.
 
     Sequential blocks grow from one micro-batch to `block_size`: easy items stop within the first.

@@ -36,8 +36,8 @@ from components.data.splits import (
 from pipelines.runtime.streams import ordered_ray_data
 
 if TYPE_CHECKING:  # workers import this module: spare them pydantic and mlflow
-    from pipelines.recipe.load import Recipe
-    from pipelines.recipe.schema import DataSection
+    from components.data.settings import DataSettings
+    from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
 
 SYNTHETIC = "synthetic"  # the split of generated training images
@@ -74,7 +74,7 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
     _remove(record_path(folder, plan.file) for plan in plans)  # dataset.json says it all now
 
 
-def open_sources(data: "DataSection") -> tuple[Source, Source | None]:
+def open_sources(data: "DataSettings") -> tuple[Source, Source | None]:
     """The dataset's source, and that of generated training images where there are any."""
     source = open_source(data.source, path=data.path, options=data.options)
     if source.test_only and (data.train_size is not None or data.synthetic is not None):
@@ -99,7 +99,7 @@ def _generated_labels(source: Source, generated: Source) -> list[int]:
 
 
 def list_splits(
-    data: "DataSection", source: Source, generated: Source | None
+    data: "DataSettings", source: Source, generated: Source | None
 ) -> dict[str, list[Entry]]:
     """The entries of every split in stored order; generated images are a split of their own."""
     limits = {str(split): limit for split, limit in data.limits.items()}
@@ -131,7 +131,7 @@ def list_splits(
 
 
 def open_jobs(
-    data: "DataSection",
+    data: "DataSettings",
     source: Source,
     generated: Source | None,
     plans: list[ShardPlan],

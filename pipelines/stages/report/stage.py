@@ -21,7 +21,7 @@ from components.report.page import render
 from components.report.radii import ComparedTable
 from components.report.sweeps import own_charts
 from components.report.tables import to_csv
-from pipelines.recipe.schema import CompareSection
+from pipelines.recipe.schema.place import CompareSection
 
 MAX_ABLATED_ITEMS = 4  # one wide strip each: more would bury the chart above them
 

@@ -32,7 +32,7 @@ from components.models.spec import ModelSpec
 from components.train.session import Session, initial_model
 from components.train.sharding import check_shardable
 from pipelines.recipe import build
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.train.failures import MistakesEndTraining, mistake_in

@@ -7,7 +7,7 @@ from ray.tune.search.optuna import OptunaSearch
 
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
-from pipelines.recipe import schema as s
+from pipelines.recipe.schema.tune import Axis, IntegersAxis, LogUniformAxis, UniformAxis
 from pipelines.stages.tune.worker import SCORE
 
 try:
@@ -29,7 +29,7 @@ class NumberedSearch(OptunaSearch):  # type: ignore[misc]
     Its state, random numbers and past trials included, is saved and restored with the experiment.
     """
 
-    def __init__(self, space: Mapping[str, s.Axis], *, seed: int) -> None:
+    def __init__(self, space: Mapping[str, Axis], *, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.axes = dict(space)
         axes = {key: distribution(axis) for key, axis in space.items()}
@@ -47,14 +47,14 @@ class NumberedSearch(OptunaSearch):  # type: ignore[misc]
         return {"point": {"trial": self._ot_trials[trial_id].number, "values": values}}
 
 
-def distribution(axis: s.Axis) -> BaseDistribution:
+def distribution(axis: Axis) -> BaseDistribution:
     """An axis in Optuna's words."""
     match axis:
-        case s.UniformAxis():
+        case UniformAxis():
             return FloatDistribution(axis.low, axis.high, step=axis.step)
-        case s.LogUniformAxis():
+        case LogUniformAxis():
             return FloatDistribution(axis.low, axis.high, log=True)
-        case s.IntegersAxis():
+        case IntegersAxis():
             return IntDistribution(int(axis.low), int(axis.high), step=axis.step)
         case list():
             return CategoricalDistribution(range(len(axis)))

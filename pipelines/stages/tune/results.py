@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from components.evaluate.accuracy import clopper_pearson_interval
 from components.evaluate.differences import difference, paired_difference
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.load import with_values
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.trials import Values, tuned
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.tune.worker import EPOCHS
@@ -153,7 +154,7 @@ def additive_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison
 def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> str:
     """`best.yaml`: a recipe that runs, headed by how it was chosen."""
     best = trials[0]
-    winner = recipe.with_values({**best.values, "name": f"{recipe.name}-tuned", "tune": None})
+    winner = with_values(recipe, {**best.values, "name": f"{recipe.name}-tuned", "tune": None})
     chosen = f"by {compared.metric} on {compared.num_items} validation items: {best.values}"
     lines = [f"# Best of {len(trials)} trials of `{recipe.name}` {chosen}"]
     ties = [t for t in trials[1:] if t.finished and t.stopped is None]

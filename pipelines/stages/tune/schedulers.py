@@ -15,8 +15,8 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
-from pipelines.recipe import schema as s
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
+from pipelines.recipe.schema.tune import AshaScheduler, PbtScheduler, TuneSection
 from pipelines.recipe.trials import generator, longest_warmup, mutated, tuned
 from pipelines.stages.tune.worker import EPOCHS
 
@@ -36,14 +36,14 @@ def scheduler(recipe: Recipe, *, epochs: int) -> TrialScheduler:
     """The scheduler of a recipe; `epochs` are those of the longest trial."""
     section = tuned(recipe)
     match section.scheduler:
-        case s.AshaScheduler() as asha:
+        case AshaScheduler() as asha:
             return KeptAsha(
                 time_attr=EPOCHS,
                 max_t=epochs,
                 grace_period=min(asha.grace_epochs, epochs),
                 reduction_factor=asha.reduction_factor,
             )
-        case s.PbtScheduler() as pbt:
+        case PbtScheduler() as pbt:
             warmup = longest_warmup(recipe)
             return SeededPbt(section, pbt, seed=recipe.seed, burn_in=warmup)
     return FIFOScheduler()
@@ -79,9 +79,7 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
     All trials reach an epoch before any is replaced: otherwise the faster worker would decide.
     """
 
-    def __init__(
-        self, section: s.TuneSection, pbt: s.PbtScheduler, *, seed: int, burn_in: int
-    ) -> None:
+    def __init__(self, section: TuneSection, pbt: PbtScheduler, *, seed: int, burn_in: int) -> None:
         super().__init__(
             time_attr=EPOCHS,
             perturbation_interval=pbt.interval,

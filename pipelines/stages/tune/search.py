@@ -8,8 +8,8 @@ from typing import Any
 from ray import tune
 
 from pipelines.recipe import build
-from pipelines.recipe import schema as s
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
+from pipelines.recipe.schema.tune import PbtScheduler, TuneSection
 from pipelines.recipe.trials import fixed_points, tuned
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
@@ -65,13 +65,13 @@ def num_trials(recipe: Recipe) -> int:
     return len(points) if points is not None else getattr(search, "num_trials", 0)
 
 
-def num_checkpoints(section: s.TuneSection) -> int:
+def num_checkpoints(section: TuneSection) -> int:
     """How many a trial keeps.
 
     One that goes on as a copy may get its turn when the copied one has trained a whole interval.
     """
     scheduler = section.scheduler
-    return scheduler.interval + 3 if isinstance(scheduler, s.PbtScheduler) else 2
+    return scheduler.interval + 3 if isinstance(scheduler, PbtScheduler) else 2
 
 
 def _new_tuner(

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from pipelines.recipe import trials as tune_points
-from pipelines.recipe.load import Recipe
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.tune import results as tune_results
 from pipelines.stages.tune import search as tune_search

@@ -15,7 +15,7 @@ from components.train.objectives.base import Batch
 from components.train.session import Session, TrainingStoppedError
 from components.train.validation import TrainingAttack, ValidationAttack
 from pipelines.recipe import load as recipes
-from pipelines.recipe.load import MAIN
+from pipelines.recipe.schema.recipe import MAIN
 from pipelines.recipe.trials import trial_recipe, tuned
 from pipelines.stages.train.stage import make_session
 from pipelines.stages.train.worker import STATE

@@ -12,7 +12,8 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from pipelines.flow.plan import plan
 from pipelines.recipe import build
-from pipelines.recipe.load import Recipe, loads
+from pipelines.recipe.load import loads
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 
 DATA = SimpleNamespace(height=16, width=16, channels=3, classes=("a", "b", "c"))

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.unit.pipelines.conftest import EPS, NUM_ITEMS, InProcess
 
 from components.attacks.cascade import run_cascade
 from components.attacks.gradients import attack_mode
@@ -19,9 +18,10 @@ from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.fast import lean
 from pipelines.recipe.build import attack_list
-from pipelines.recipe.schema import AttackSection
+from pipelines.recipe.schema.attack import AttackSection
 from pipelines.stages.attack import units as attack_units
 from pipelines.stages.attack import worker as attack_worker
+from tests.unit.pipelines.conftest import EPS, NUM_ITEMS, InProcess
 
 LIST = [{"kind": "fgsm"}, {"kind": "pgd", "num_steps": 5}, {"kind": "apgd-ce", "num_steps": 10}]
 SECTION = {

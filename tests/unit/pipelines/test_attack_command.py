@@ -5,7 +5,7 @@ import pytest
 from components.attacks.suite import KINDS
 from components.core.errors import CasemateError
 from pipelines.cli.attack import listed
-from pipelines.recipe.schema import AttackSection
+from pipelines.recipe.schema.attack import AttackSection
 
 
 def test_numbers_are_steps_or_queries():

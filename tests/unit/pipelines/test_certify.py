@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
 
 from components.attacks import patch as patch_attack
 from components.certify.patch import certificate as patch_certificate
@@ -31,6 +30,7 @@ from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
 from pipelines.stages.certify import worker as voting
 from pipelines.stages.certify.resample import resample
+from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
 
 SIDE, NUM_ITEMS = 8, 10
 CHALLENGE = {"patch_size": 1, "num_items": 4, "num_steps": 1, "num_positions": 2}

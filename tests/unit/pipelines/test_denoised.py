@@ -7,7 +7,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from tests.unit.pipelines.conftest import FakeRun, InProcess
 
 from components.certify.verify import verify
 from components.certify.votes import HEADER_KEY, VOTES_NAME, read_votes, write_table
@@ -29,12 +28,13 @@ from components.models.resizing import resized
 from pipelines.flow.plan import plan, steps_of
 from pipelines.recipe import lint
 from pipelines.recipe.check import check_on_images, check_recipe
-from pipelines.recipe.load import parse
+from pipelines.recipe.load import parse, with_values
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
 from pipelines.stages.certify.cost import estimates_of
 from pipelines.stages.certify.resample import resample
+from tests.unit.pipelines.conftest import FakeRun, InProcess
 
 SIGMA, MICRO, SIDE = 0.25, 4, 8
 UNET = {"widths": [4, 8], "norm_groups": 2, "head_width": 4}
@@ -265,7 +265,7 @@ def test_noise_and_channels_that_do_not_fit_are_refused_before_training(cleaner,
 
 def test_what_was_trained_on_something_else_is_warned_about():
     def warned(section, objective):
-        recipe = recipe_of(section).with_values({"train.objective": objective})
+        recipe = with_values(recipe_of(section), {"train.objective": objective})
         return [w.message for w in lint.warnings_of(recipe) if w.key.startswith("certify.l2")]
 
     plain = {"kind": "standard"}

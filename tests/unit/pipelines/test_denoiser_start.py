@@ -1,5 +1,7 @@
 """Denoisers that start from weights on disk: `model.pretrained: diffusers:PATH`."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DModel
@@ -9,11 +11,11 @@ from components.data.prepared import PreparedDataset
 from components.denoising.loading import load_denoiser
 from components.models.checkpoint import save_model
 from components.models.networks.unet import TimedUNet
+from components.train.objectives.settings import DenoiserTrainingSettings
 from pipelines.flow.plan import _model_identity
 from pipelines.recipe import build
 from pipelines.recipe.denoisers import diffusion
 from pipelines.recipe.load import parse
-from pipelines.recipe.schema import DenoiserObjective
 from pipelines.stages.train.stage import make_session
 
 UNET = {
@@ -101,13 +103,13 @@ def test_another_schedule_is_refused_by_what_differs(scheduler, folder, prepared
 
 
 def test_the_schedule_of_weights_needs_weights_and_their_number(folder):
-    usual = DenoiserObjective(kind="denoiser", full=True)
+    usual = DenoiserTrainingSettings(kind="denoiser", full=True)
     assert (usual.schedule, usual.num_timesteps) == ("cosine", 4000)  # fingerprints hold them
-    theirs = usual.model_copy(update={"schedule": "pretrained"})
+    theirs = replace(usual, schedule="pretrained")
     with pytest.raises(CasemateError, match=r"schedule: pretrained needs model\.pretrained"):
         diffusion(theirs)
     assert len(diffusion(theirs, f"diffusers:{folder}").schedule) == 1000
-    other = theirs.model_copy(update={"num_timesteps": 500})
+    other = replace(theirs, num_timesteps=500)
     with pytest.raises(CasemateError, match=r"num_timesteps: 500 is not the number of .*, 1000"):
         diffusion(other, f"diffusers:{folder}")
 

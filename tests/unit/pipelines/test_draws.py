@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
 
 from components.certify.certificate import write_certificate
 from components.certify.l2.claims import certified_radius
@@ -32,6 +31,7 @@ from pipelines.stages.certify import stage as certify
 from pipelines.stages.certify.draws import DrawLedger
 from pipelines.stages.certify.resample import resample
 from pipelines.stages.certify.worker import block_stop
+from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
 
 SIGMA, NUM_ITEMS, SEED = 0.3, 6, 5
 SECTION = {

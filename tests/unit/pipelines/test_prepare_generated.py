@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from components.core.errors import CasemateError
+from components.data.settings import DataSettings
 from components.data.shards import ShardRecord, plan_shards
 from components.data.sources import Fitting
 from components.data.sources.base import match_classes
-from pipelines.recipe.load import Recipe
-from pipelines.recipe.schema import DataSection
+from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.prepare import stage as prepare
 
 
@@ -22,12 +22,12 @@ def write(path: Path, *, names: list[str] | None, num_classes: int, side: int = 
     return str(path)
 
 
-def section(real: str, made: str, **changes) -> DataSection:
+def section(real: str, made: str, **changes) -> DataSettings:
     data = {"source": "npz", "path": real, "synthetic": {"source": "npz", "path": made}, **changes}
     return Recipe.model_validate({"name": "test", "data": data}).data
 
 
-def generated_classes(data: DataSection) -> set[tuple[str, str]]:
+def generated_classes(data: DataSettings) -> set[tuple[str, str]]:
     """(class as generated, class in the dataset) of all generated items."""
     source, generated = prepare.open_sources(data)
     assert generated is not None
@@ -65,7 +65,7 @@ def test_an_unknown_name_is_refused(tmp_path):
     assert caught.value.key == "data.synthetic.source"
 
 
-def open_jobs(data: DataSection, folder: Path):
+def open_jobs(data: DataSettings, folder: Path):
     source, generated = prepare.open_sources(data)
     plans = plan_shards(prepare.list_splits(data, source, generated), shard_size=100)
     fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
-from pipelines.recipe import schema as s
 from pipelines.recipe import trials as tp
-from pipelines.recipe.load import loads
+from pipelines.recipe.load import loads, with_values
+from pipelines.recipe.schema.tune import IntegersAxis, LogUniformAxis, TuneSection, UniformAxis
 
 BASE = """\
 name: x
@@ -19,24 +19,24 @@ data: {source: digits}
 train: {objective: {kind: fgsm, eps: 8/255, eps_warmup_epochs: 2}, epochs: 8, val_steps: 3}
 """
 RANGES = {
-    "train.learning_rate": s.LogUniformAxis(kind="loguniform", low=1e-4, high=1e-2),
-    "train.label_smoothing": s.UniformAxis(kind="uniform", low=0, high=0.3, step=0.1),
-    "train.clip_norm": s.UniformAxis(kind="uniform", low=0.5, high=2),
-    "train.warmup_epochs": s.IntegersAxis(kind="integers", low=1, high=8, step=3),
+    "train.learning_rate": LogUniformAxis(kind="loguniform", low=1e-4, high=1e-2),
+    "train.label_smoothing": UniformAxis(kind="uniform", low=0, high=0.3, step=0.1),
+    "train.clip_norm": UniformAxis(kind="uniform", low=0.5, high=2),
+    "train.warmup_epochs": IntegersAxis(kind="integers", low=1, high=8, step=3),
     "train.weight_decay": [0.1, 0.2, 0.4],
 }
 
 
 def tuned(section: str, **changes: object):
     recipe = loads(f"{BASE}tune: {{{section}}}\n", source="x")
-    return recipe.with_values(changes) if changes else recipe
+    return with_values(recipe, changes) if changes else recipe
 
 
 def inside(key: str, value: object) -> bool:
     axis = RANGES[key]
     if isinstance(axis, list):
         return value in axis
-    if isinstance(axis, s.IntegersAxis):
+    if isinstance(axis, IntegersAxis):
         return type(value) is int and value in (1, 4, 7)
     if key == "train.label_smoothing":
         return value in (0.0, 0.1, 0.2, 0.3)
@@ -107,7 +107,7 @@ def test_keys_inside_a_section_are_set_after_the_section():
 
 @given(st.integers(0, 2**32), st.floats(0, 1), st.integers(0, 200))
 def test_changed_values_stay_on_their_axes_and_only_mutable_ones_move(seed, resample, steps):
-    section = s.TuneSection(
+    section = TuneSection(
         space=RANGES, search={"kind": "random"}, scheduler={"kind": "pbt", "interval": 1}
     )
     rng = np.random.default_rng(seed)
@@ -121,7 +121,7 @@ def test_changed_values_stay_on_their_axes_and_only_mutable_ones_move(seed, resa
 
 def test_a_step_aside_is_a_factor_or_a_neighbour():
     space = {key: RANGES[key] for key in ("train.clip_norm", "train.weight_decay")}
-    section = s.TuneSection(space=space, search={"kind": "random"}, scheduler={"kind": "pbt"})
+    section = TuneSection(space=space, search={"kind": "random"}, scheduler={"kind": "pbt"})
     start = {"train.clip_norm": 1.0, "train.weight_decay": 0.2}
     found = [
         tp.mutated(section, start, resample_prob=0, rng=np.random.default_rng(i)) for i in range(40)
@@ -183,7 +183,7 @@ def test_trials_behind_a_denoiser_of_the_recipe_are_refused():
     )
     with pytest.raises(CasemateError, match=r"^train.objective.denoiser: d is trained by this"):
         tp.check(recipe)
-    assert tp.check(recipe.with_values({"train.objective.denoiser": "model:on/disk"})) > 0
+    assert tp.check(with_values(recipe, {"train.objective.denoiser": "model:on/disk"})) > 0
 
 
 def test_one_epsilon_for_all_makes_them_comparable():

@@ -10,7 +10,7 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from pipelines.recipe.load import loads
+from pipelines.recipe.load import loads, with_values
 from pipelines.stages.tune import schedulers as tune_schedulers
 from pipelines.stages.tune import snapshot as tune_snapshot
 from pipelines.stages.tune.search import Ending
@@ -26,7 +26,7 @@ SESSION = "2026-11-16_16-00-00"
 
 
 def scheduler(section: str, **changes: object):
-    recipe = loads(f"{BASE}tune: {{{section}}}\n", source="x").with_values(changes)
+    recipe = with_values(loads(f"{BASE}tune: {{{section}}}\n", source="x"), changes)
     found = tune_schedulers.scheduler(recipe, epochs=8)
     found.set_search_properties("score", "max")
     return found

@@ -10,7 +10,7 @@ from components.certify.votes import VoteRow, write_votes
 from components.report import certified, radii
 from components.report.radius_figures import RadiusLine, envelope_line
 from components.report.results import read_certify
-from pipelines.recipe.schema import CompareSection
+from pipelines.recipe.schema.place import CompareSection
 from pipelines.stages.report.stage import _compared
 
 NUM_ITEMS, N = 8, 300

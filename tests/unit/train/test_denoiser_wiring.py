@@ -15,7 +15,7 @@ from components.train.objectives.denoiser import DenoiserTraining
 from components.train.objectives.noise import DenoisedFineTuning
 from pipelines.flow.plan import plan
 from pipelines.recipe import build
-from pipelines.recipe.load import loads
+from pipelines.recipe.load import loads, with_values
 from pipelines.recipe.schema import denoise
 from pipelines.stages.train.stage import make_session
 
@@ -120,7 +120,7 @@ def test_a_classifier_is_tuned_behind_the_denoiser_of_its_recipe(trained, toy):
     assert spec.trained_for["denoiser"] == digest  # no place on this machine
     with pytest.raises(CasemateError, match=r"denoiser: clean is not trained yet"):
         build.objective(recipe_of(), "main")
-    weak = placed.with_values({"train.objective.sigma": 0.001})
+    weak = with_values(placed, {"train.objective.sigma": 0.001})
     with pytest.raises(CasemateError, match=r"sigma: 0\.001 is outside the denoiser's schedule"):
         build.objective(weak, "main")
 

@@ -1,0 +1,157 @@
+"""Settings of certificates against one square patch, and of the attack that challenges them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from annotated_types import Ge, MinLen
+
+from components.certify.settings import CertificateEntry, CertificateSettings, ChallengeSettings
+from components.core.settings import Count, Problem, Settings, default_of, settings
+
+Kind = Literal["columns", "rows", "blocks", "both"]
+
+
+@settings
+class PatchChallengeSettings(ChallengeSettings):
+    """An adaptive patch attack on some items: a certified one that falls fails the stage."""
+
+    patch_size: Count
+    num_items: Count = 20
+    num_steps: Count = 20
+    num_positions: Count = 4
+
+
+@settings
+class PatchSettings(CertificateSettings):
+    """What all certificates against one square patch share."""
+
+    kind: str
+    model: str = "main"
+    patch_sizes: Annotated[tuple[Count, ...], MinLen(1)]
+    token_policy: Literal["as_trained", "drop", "mask"] = "as_trained"
+    """What happens to hidden tokens. A model trained one way and certified the other loses many
+    points of accuracy."""
+    allow_token_mismatch: bool = False
+    """Certify with another token policy than in training."""
+    num_items: Count | None = None
+    """The first test items; None: all."""
+    micro_batch: Count = 64
+    challenge: PatchChallengeSettings | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.challenge and self.challenge.patch_size not in self.patch_sizes:
+            remedy = f"is not among the claimed patch_sizes {list(self.patch_sizes)}"
+            yield Problem("challenge.patch_size", self.challenge.patch_size, remedy)
+
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        yield "patch_sizes", max(self.patch_sizes)
+
+
+@settings
+class SweepSettings(Settings):
+    """Test-time ablation sizes and strides of one trained model (Salman et al. 2022, Table 8).
+
+    Every pair is a certificate with votes of its own, called `<section>-b<size>-s<stride>`. A list
+    that is left out stays at the section's own value.
+    """
+
+    band: tuple[Count, ...] = ()
+    stride: tuple[Count, ...] = ()
+
+    def problems(self) -> Iterator[Problem]:
+        if not self.band and not self.stride:
+            yield Problem("", "", "list values of band, of stride, or of both")
+        for name, values in (("band", self.band), ("stride", self.stride)):
+            if len(set(values)) < len(values):
+                yield Problem(name, list(values), "lists a value twice; keep one")
+
+
+@settings
+class AblationSettings(PatchSettings):
+    """Patch certificates from votes over ablations (Levine & Feizi 2020, Salman et al. 2022)."""
+
+    kind: Kind  # type: ignore[assignment]
+    band: Count | None = None
+    """Visible pixels of an ablation; None: as the model was trained."""
+    stride: Count = 1
+    rule: Literal["strict", "count", "loc"] = "count"
+    second_rule: Literal["none", "loc"] = "none"
+    """Verdicts of another rule in a second column."""
+    delta_rule: Literal["exact", "paper_reference"] = "exact"
+    """`paper_reference` reproduces published tables and is not sound."""
+    stop_early: bool = False
+    """Votes stop when these sizes and rules are decided, and can answer no others."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward passes. Votes that rounding could have decided are repeated in float32."""
+    compiled: bool = False
+    """torch.compile: pays off in long runs."""
+    sweep: SweepSettings | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from PatchSettings.problems(self)
+        for name in ("band", "stride") if self.sweep else ():
+            value, default = getattr(self, name), default_of(AblationSettings, name)
+            if getattr(self.sweep, name) and value != default:
+                yield Problem(name, value, f"would be ignored, because sweep.{name} lists values")
+        if self.second_rule == self.rule:
+            yield Problem("second_rule", self.rule, "is the rule already")
+        if self.rule == "loc" and self.delta_rule != "exact":
+            yield Problem("delta_rule", self.delta_rule, "does not apply to rule loc, which counts")
+        if self.stop_early and self.delta_rule != "exact":
+            yield Problem("delta_rule", self.delta_rule, "needs all votes; leave out stop_early")
+
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        yield from PatchSettings.lengths(self)
+        yield "band", self.band or 0  # None: as trained, which fitted in training
+        yield "stride", self.stride
+        if self.sweep:
+            yield "sweep.band", max(self.sweep.band, default=0)
+            yield "sweep.stride", max(self.sweep.stride, default=0)
+
+    def entries(self, name: str) -> dict[str, CertificateEntry]:
+        """Itself, or one entry for each size and stride of its sweep.
+
+        Ablations start at all multiples of the stride, so those of stride s are among those of
+        every stride that divides s: the smallest such one votes, the others take their part of its
+        votes. Votes that stop early are incomplete, so then every entry votes by itself.
+        """
+        if self.sweep is None:
+            return {name: CertificateEntry(self)}
+        strides = sorted(self.sweep.stride) or [self.stride]
+        bands: list[int | None] = [*sorted(self.sweep.band)] or [self.band]
+        entries = {}
+        for band in bands:
+            names = {stride: self._entry_name(name, band, stride) for stride in strides}
+            for stride in strides:
+                own = replace(self, band=band, stride=stride, sweep=None)
+                finest = next(s for s in strides if stride % s == 0)
+                alone = finest == stride or self.stop_early
+                entries[names[stride]] = CertificateEntry(own, None if alone else names[finest])
+        return entries
+
+    def _entry_name(self, name: str, band: int | None, stride: int) -> str:
+        assert self.sweep is not None
+        swept = [f"b{band}"] * bool(self.sweep.band) + [f"s{stride}"] * bool(self.sweep.stride)
+        return "-".join([name, *swept])
+
+
+@settings
+class DoubleMaskingSettings(PatchSettings):
+    """Patch certificates by pairs of masks, for a patch of known size (Xiang et al. 2022)."""
+
+    kind: Literal["double_masking"] = "double_masking"  # type: ignore[assignment]
+    mask_patch: Count
+    """The largest patch that the masks hide."""
+    num_masks: Annotated[int, Ge(2)] = 6
+    """Per side."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from PatchSettings.problems(self)
+        if max(self.patch_sizes) > self.mask_patch:
+            remedy = f"is larger than mask_patch {self.mask_patch}, which the masks hide"
+            yield Problem("patch_sizes", max(self.patch_sizes), remedy)
+
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        yield from PatchSettings.lengths(self)
+        yield "mask_patch", self.mask_patch

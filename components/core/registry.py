@@ -1,0 +1,52 @@
+"""Names -> things: one registry for each kind of thing, with its settings class and its code."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, get_args
+
+from components.core.settings import hints_of
+
+KIND = "kind"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kind; `implementation` is `module:attribute`, imported when it is first needed."""
+
+    name: str
+    settings: type
+    implementation: str
+
+    def load(self) -> Any:
+        """The class or function behind the name."""
+        module, _, attribute = self.implementation.partition(":")
+        return getattr(import_module(module), attribute)
+
+
+class Registry:
+    """All kinds of one thing, in their order; a kind's names are the `kind` of its settings."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what  # in the singular: "attack"
+        self._entries: dict[str, Entry] = {}
+
+    def add(self, settings: type, implementation: str) -> None:
+        """Register a settings class and where it is implemented."""
+        for name in get_args(hints_of(settings)[KIND]):
+            if name in self._entries:
+                raise ValueError(f"{self.what} {name} is registered twice")
+            self._entries[name] = Entry(name, settings, implementation)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def classes(self) -> tuple[type, ...]:
+        """The settings classes, each once, in the order they were added."""
+        return tuple(dict.fromkeys(entry.settings for entry in self._entries.values()))

@@ -1,0 +1,106 @@
+"""Settings of the data: which images, how they are split, fitted and augmented."""
+
+from collections.abc import Iterator
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from components.core.settings import Count, NonNegative, Problem, Settings, Share, settings
+
+Fraction = Annotated[float, Gt(0), Lt(1)]
+
+
+@settings
+class SyntheticSettings(Settings):
+    """Generated training images, mixed into every batch at equal batch size."""
+
+    source: str = "npz"
+    path: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    ratio: Fraction = 0.5
+    """Share of every batch that is generated."""
+
+
+@settings
+class DataSettings(Settings):
+    """Which images, how they are split and fitted to one size; `casemate data` lists sources."""
+
+    source: str
+    path: str | None = None
+    """Folder, file or dataset root, as the source wants it."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the source, e.g. severity."""
+    image_size: Count | None = None
+    """Side in pixels; None: as stored, all items alike."""
+    fit: Literal["pad", "resize", "crop"] = "pad"
+    resize: Count | None = None
+    """Short side before `fit: crop`; None: image_size."""
+    train_size: Count | None = None
+    """Training images are stored this large, for random crops."""
+    channels: Literal[1, 3] | None = None
+    """None: as the source."""
+    split_seed: Annotated[int, Ge(0)] = 0
+    """Not the recipe's seed: test items stay test items."""
+    val_fraction: Fraction = 0.1
+    """Where the source has no val split."""
+    test_fraction: Fraction = 0.2
+    """Where the source has no test split."""
+    limits: dict[Literal["train", "val", "test", "synthetic"], Count] = field(default_factory=dict)
+    on_error: Literal["fail", "skip"] = "fail"
+    shard_size: Count = 1024
+    synthetic: SyntheticSettings | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.val_fraction + self.test_fraction >= 1:
+            shares = f"{self.val_fraction:g} + test_fraction {self.test_fraction:g}"
+            yield Problem("val_fraction", shares, "leave nothing to train on")
+
+
+@settings
+class AugmentSettings(Settings):
+    """Random changes of training images; the defaults change nothing."""
+
+    crop: Literal["none", "pad", "resized"] = "none"
+    pad: Annotated[int, Ge(0)] = 0
+    """Pixels on each side, for crop: pad."""
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Share of the area, for crop: resized."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Width over height, for crop: resized."""
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    flip: bool = False
+    jitter: NonNegative = 0.0
+    """Brightness, contrast and saturation are multiplied by 1 +- this."""
+    rotation: Annotated[float, Ge(0), Le(180)] = 0.0
+    """Degrees either way."""
+    rand_augment: str | None = None
+    """timm's notation, e.g. rand-m9-mstd0.5-inc1."""
+    erase_prob: Share = 0.0
+    """Random erasing."""
+    mixup: NonNegative = 0.0
+    """alpha; 0 is off."""
+    cutmix: NonNegative = 0.0
+    """alpha; 0 is off."""
+    mix_prob: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Probability that a batch is mixed."""
+    mix_switch: Share = 0.5
+    """Probability of CutMix where both are on."""
+    mix_mode: Literal["batch", "pair"] = "batch"
+    """One lambda per global batch, or per pair."""
+    copies: Count = 1
+    """Copies of an item per batch, each augmented on its own."""
+    clean_copy: bool = False
+    """The first copy of each item is not augmented."""
+
+    def problems(self) -> Iterator[Problem]:
+        if (self.crop == "pad") != (self.pad > 0):
+            yield Problem("pad", self.pad, "goes with crop: pad and is positive")
+        if self.clean_copy and self.copies < 2:
+            yield Problem("clean_copy", True, "needs copies: 2 or more")
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                remedy = "is not a pair of positive numbers, the smaller one first"
+                yield Problem(name, [low, high], remedy)
+        if self.scale[1] > 1:
+            yield Problem("scale", list(self.scale), "is a share of the image's area: at most 1")

@@ -1,0 +1,26 @@
+"""Settings of a model: architecture, input adapter and the weights it starts from."""
+
+from dataclasses import field
+from typing import Any, Literal
+
+from components.core.settings import Count, Settings, settings
+
+
+@settings
+class ModelSettings(Settings):
+    """An architecture, its input adapter and the weights it starts from."""
+
+    architecture: str = "tiny_vit"
+    """A name of `casemate models`, any timm name, or python:FILE.py:FACTORY."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the architecture, e.g. patch_size."""
+    upsample: Count | None = None
+    """Side of the image that the network sees; None: that of the data."""
+    upsample_mode: Literal["nearest", "bilinear", "bicubic"] = "nearest"
+    mean: tuple[float, ...] | None = None
+    """Per channel; None: 0.5 in every channel, or that of the pretrained weights."""
+    std: tuple[float, ...] | None = None
+    token_policy: Literal["drop", "mask"] = "mask"
+    """What ablations do to tokens that are hidden entirely."""
+    pretrained: str | None = None
+    """`timm` or a model folder; for a denoiser diffusers:PATH or model:PATH; None: random."""

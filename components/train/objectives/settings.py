@@ -1,0 +1,203 @@
+"""Settings of the training objectives: what the loss is computed on, and how."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from components.core.settings import (
+    ByKind,
+    Count,
+    NonNegative,
+    Pixels,
+    Positive,
+    PositivePixels,
+    Problem,
+    Settings,
+    settings,
+)
+from components.denoising.settings import DenoiserName
+
+Epochs = Annotated[int, Ge(0)]
+
+
+@settings
+class StandardSettings(Settings):
+    """Cross-entropy, or binary cross-entropy per class, on clean images."""
+
+    kind: Literal["standard"] = "standard"
+    criterion: Literal["ce", "bce"] = "ce"
+
+
+@settings
+class AwpSettings(Settings):
+    """Adversarial weight perturbation around the objective (Wu et al. 2020)."""
+
+    gamma: Positive = 0.005
+    start_epoch: Epochs = 0
+
+
+@settings
+class AasTrainingSettings(Settings):
+    """Adversarial attention scales, found anew every few epochs (Jain & Dutta, sec. 5)."""
+
+    every: Count = 10
+    """Epochs between searches."""
+    mode: Literal["replace", "augment"] = "replace"
+    """`augment`: the weights are trained in epochs with a search, too."""
+    max_batches: Count | None = None
+    """Batches that a search looks at; None: all of the epoch."""
+    objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
+    distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
+    num_steps: Count = 10
+    step_size: Positive = 1.0
+    noise: Positive = 1.0
+    batch_size: Count = 64
+    """Items of a batch that a search looks at."""
+
+
+@settings
+class AdversarialSettings(Settings):
+    """What objectives with a training attack share."""
+
+    kind: str
+    eps: PositivePixels
+    num_steps: Count = 10
+    step_size: PositivePixels | None = None
+    """None: 1.5 eps / num_steps."""
+    step_rule: Literal["fixed", "proportional"] = "fixed"
+    """Of the step size while eps warms up."""
+    start: Literal["uniform", "normal"] = "uniform"
+    eps_warmup_epochs: Epochs = 0
+    eps_zero_epochs: Epochs = 0
+    """At the beginning of the warm-up, with eps 0."""
+    eps_shape: Literal["linear", "sine"] = "linear"
+    eps_per: Literal["epoch", "step"] = "epoch"
+    """How often eps rises."""
+    awp: AwpSettings | None = None
+    aas: AasTrainingSettings | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.eps_zero_epochs and self.eps_zero_epochs >= self.eps_warmup_epochs:
+            remedy = f"leaves no room in eps_warmup_epochs: {self.eps_warmup_epochs}"
+            yield Problem("eps_zero_epochs", self.eps_zero_epochs, remedy)
+
+
+@settings
+class AttackedSettings(AdversarialSettings):
+    """Cross-entropy on attacked images alone."""
+
+    attack_target: Literal["hard", "soft"] = "hard"
+    """Which labels of mixed images the attack sees."""
+    clean_forward: Literal["none", "no_grad_eval", "train_stats"] = "no_grad_eval"
+    clean_every: Count = 20
+    """Steps between measurements of clean accuracy."""
+
+
+@settings
+class FgsmTrainingSettings(AttackedSettings):
+    """Adversarial training with 1 or 2 FGSM steps (Debenedetti et al. 2022, sec. 4)."""
+
+    kind: Literal["fgsm"] = "fgsm"  # type: ignore[assignment]
+    num_steps: Annotated[int, Ge(1), Le(10)] = 1
+
+
+@settings
+class PgdTrainingSettings(AttackedSettings):
+    """Adversarial training with many small steps (Madry et al. 2018)."""
+
+    kind: Literal["pgd"] = "pgd"  # type: ignore[assignment]
+
+
+@settings
+class TradesSettings(AdversarialSettings):
+    """Clean loss plus divergence between clean and attacked predictions (Zhang et al. 2019)."""
+
+    kind: Literal["trades"] = "trades"  # type: ignore[assignment]
+    beta: NonNegative = 6.0
+    passes: Literal["auto", "joint", "separate"] = "auto"
+
+
+@settings
+class MartSettings(AdversarialSettings):
+    """Adversarial training that up-weights misclassified examples (Wang et al. 2020)."""
+
+    kind: Literal["mart"] = "mart"  # type: ignore[assignment]
+    beta: NonNegative = 6.0
+    passes: Literal["auto", "joint", "separate"] = "auto"
+
+
+@settings
+class ColumnsTrainingSettings(Settings):
+    """Training on column ablations (Salman et al. 2022, sec. 2)."""
+
+    kind: Literal["columns"] = "columns"
+    band: Count
+
+
+@settings
+class AblationTrainingSettings(Settings):
+    """Training on ablations of any shape, at one place per batch or per image."""
+
+    kind: Literal["ablation"] = "ablation"
+    shape: Literal["column", "row", "block"] = "column"
+    size: Count
+    """Pixels on the visible side."""
+    position: Literal["batch", "image"] = "batch"
+
+
+@settings
+class GaussianTrainingSettings(Settings):
+    """Training on Gaussian noise (Cohen et al. 2019, sec. 3.3)."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    sigma: PositivePixels
+
+
+@settings
+class DenoiserTrainingSettings(Settings):
+    """Noise prediction at the levels that certification will meet (Carlini et al. 2023, 5.2)."""
+
+    kind: Literal["denoiser"] = "denoiser"
+    sigmas: tuple[PositivePixels, ...] = ()
+    range: tuple[Pixels, Pixels] | None = None
+    full: bool = False
+    """The whole schedule, as for a model that generates images."""
+    schedule: Literal["cosine", "linear", "pretrained"] = "cosine"
+    """`pretrained`: that of model.pretrained."""
+    num_timesteps: Annotated[int, Ge(10)] = 4000
+    """Left out beside schedule `pretrained`."""
+    sampling: Literal["sigma", "timestep"] = "sigma"
+    """What is drawn uniformly from a range."""
+
+    def problems(self) -> Iterator[Problem]:
+        if bool(self.sigmas) + (self.range is not None) + self.full != 1:
+            remedy = "give exactly one of sigmas: [0.25], range: [0, 1.0] and full: true"
+            yield Problem("", "", remedy)
+        if self.range is not None and self.range[0] >= self.range[1]:
+            yield Problem("range", list(self.range), "must rise, e.g. [0, 1.0]")
+
+
+@settings
+class DenoisedTrainingSettings(Settings):
+    """Cross-entropy on images that were noised and denoised (Carlini et al. 2023, 4.1)."""
+
+    kind: Literal["denoised"] = "denoised"
+    sigma: PositivePixels
+    denoiser: DenoiserName
+    """A model of this recipe, diffusers:PATH or model:PATH."""
+
+
+ObjectiveSettings = Annotated[
+    StandardSettings
+    | FgsmTrainingSettings
+    | PgdTrainingSettings
+    | TradesSettings
+    | MartSettings
+    | ColumnsTrainingSettings
+    | AblationTrainingSettings
+    | GaussianTrainingSettings
+    | DenoiserTrainingSettings
+    | DenoisedTrainingSettings,
+    ByKind(),
+]

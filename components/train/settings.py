@@ -1,0 +1,220 @@
+"""Settings of training: optimiser, schedules, averages, and everything around the objective."""
+
+from collections.abc import Iterator
+from dataclasses import field
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from components.core.settings import (
+    ByKind,
+    Count,
+    Name,
+    NonNegative,
+    Positive,
+    PositivePixels,
+    Problem,
+    Settings,
+    settings,
+)
+from components.data.settings import AugmentSettings
+from components.models.settings import ModelSettings
+from components.train.objectives.settings import (
+    AdversarialSettings,
+    DenoiserTrainingSettings,
+    Epochs,
+    MartSettings,
+    ObjectiveSettings,
+    StandardSettings,
+)
+
+Decay = Annotated[float, Ge(0), Lt(1)]
+
+
+@settings
+class AdamWSettings(Settings):
+    """Adam with decoupled weight decay."""
+
+    kind: Literal["adamw"] = "adamw"
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: Positive = 1e-8
+
+
+@settings
+class SgdSettings(Settings):
+    """Gradient descent with momentum."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: Decay = 0.9
+    nesterov: bool = False
+
+    def problems(self) -> Iterator[Problem]:
+        if self.nesterov and not self.momentum:
+            yield Problem("nesterov", True, "needs a momentum above 0")
+
+
+@settings
+class CosineSettings(Settings):
+    """Half a cosine down to the floor, then constant."""
+
+    kind: Literal["cosine"] = "cosine"
+    floor: NonNegative | None = None
+    """None: a hundredth of the learning rate."""
+    cooldown_epochs: Epochs = 0
+    """The last of `epochs`, at the floor."""
+
+
+@settings
+class StepSettings(Settings):
+    """Times gamma at every milestone, or every so many epochs."""
+
+    kind: Literal["step"] = "step"
+    every: Count | None = None
+    milestones: tuple[Count, ...] = ()
+    gamma: Annotated[float, Gt(0), Lt(1)] = 0.1
+
+    def problems(self) -> Iterator[Problem]:
+        if (self.every is None) == (not self.milestones):
+            yield Problem("", "", "give either every or milestones")
+        if any(a >= b for a, b in pairwise(self.milestones)):
+            yield Problem("milestones", list(self.milestones), "must rise")
+
+
+@settings
+class ConstantSettings(Settings):
+    """The learning rate as written, after its warm-up."""
+
+    kind: Literal["constant"] = "constant"
+
+
+@settings
+class EmaSettings(Settings):
+    """Exponential average of the weights, after every step."""
+
+    kind: Literal["ema"] = "ema"
+    decay: Annotated[float, Gt(0), Lt(1)] = 0.9999
+
+
+@settings
+class SwaSettings(Settings):
+    """Plain average of the weights at the end of epochs (Izmailov et al. 2018)."""
+
+    kind: Literal["swa"] = "swa"
+    start_epoch: Epochs = 0
+
+
+OptimizerSettings = Annotated[AdamWSettings | SgdSettings, ByKind()]
+ScheduleSettings = Annotated[CosineSettings | StepSettings | ConstantSettings, ByKind()]
+AverageSettings = Annotated[EmaSettings | SwaSettings, ByKind()]
+
+
+@settings
+class VariantSettings(Settings):
+    """A further model of the same recipe: the train section with another objective."""
+
+    objective: ObjectiveSettings
+    epochs: Count | None = None
+    model: ModelSettings | None = None
+    """None: that of the recipe."""
+
+
+@settings
+class TrainSettings(Settings):
+    """Optimisation of the model `main` and of its variants."""
+
+    objective: ObjectiveSettings = StandardSettings()
+    variants: dict[Name, VariantSettings] = field(default_factory=dict)
+    epochs: Count = 10
+    batch_size: Count = 128
+    """Global, whatever the number of workers."""
+    optimizer: OptimizerSettings = AdamWSettings()
+    learning_rate: Positive = 1e-3
+    rate_rule: Literal["absolute", "linear", "sqrt"] = "absolute"
+    """How the rate scales with the batch; `linear` and `sqrt` are relative to a batch of 512."""
+    schedule: ScheduleSettings = CosineSettings()
+    warmup_epochs: Epochs = 1
+    """Of the learning rate."""
+    warmup_start: NonNegative | None = None
+    """None: equal rises from 0."""
+    weight_decay: NonNegative = 0.05
+    label_smoothing: Decay = 0.0
+    clip_norm: Positive | None = 1.0
+    """None: gradients are not clipped."""
+    average: AverageSettings | None = None
+    """Average of the weights, validated and kept in their place."""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    micro_batch: Count | None = None
+    """Items of a worker per pass; None: its share of the batch."""
+    augment: AugmentSettings = AugmentSettings()
+    memory_mb: Count = 4096
+    """A larger split is streamed, in an order with locality."""
+    val_items: Count = 256
+    """Validation items that are attacked after each epoch."""
+    val_eps: PositivePixels | None = None
+    """None: eps of an adversarial objective, else no attack."""
+    val_attack: Literal["pgd", "apgd-ce", "train"] = "pgd"
+    """`train`: that of the objective, at full eps."""
+    val_steps: Count = 10
+    """Of pgd and apgd-ce."""
+    select: Literal["last", "best"] = "last"
+    """`best`: by validation accuracy, under attack where there is one."""
+    patience: Count | None = None
+    """Epochs without a new best one; None: train to the end."""
+    stop_on_leak: bool = True
+    """Stop when attacked training images are easier than clean ones (label leaking)."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from self._mart_problems()
+        yield from self._awp_problems()
+        yield from self._denoiser_problems()
+        yield from self._validation_problems()
+        rest = getattr(self.schedule, "cooldown_epochs", 0)
+        lengths = [self.epochs, *(v.epochs for v in self.variants.values() if v.epochs)]
+        if rest and rest >= min(lengths):
+            yield Problem("schedule.cooldown_epochs", rest, "leaves no epoch before it")
+
+    def objectives(self) -> list[ObjectiveSettings]:
+        """Those of all models, `main` first."""
+        return [self.objective, *(v.objective for v in self.variants.values())]
+
+    @property
+    def _mixes(self) -> bool:
+        return bool(self.augment.mixup or self.augment.cutmix)
+
+    def _mart_problems(self) -> Iterator[Problem]:
+        if not any(isinstance(o, MartSettings) for o in self.objectives()):
+            return
+        soft = "makes soft labels, which mart cannot weigh"
+        if self._mixes:
+            yield Problem("augment", "", f"{soft}; turn mixup and cutmix off")
+        if self.label_smoothing:
+            yield Problem("label_smoothing", f"{self.label_smoothing:g}", f"{soft}; leave it out")
+
+    def _awp_problems(self) -> Iterator[Problem]:
+        if not any(isinstance(o, AdversarialSettings) and o.awp for o in self.objectives()):
+            return
+        if self.micro_batch is not None:
+            remedy = "cannot be combined with awp, whose step belongs to the whole batch"
+            yield Problem("micro_batch", self.micro_batch, remedy)
+        if self.precision == "fp16":
+            yield Problem("precision", "fp16", "loses the gradients that awp follows; use bf16")
+
+    def _denoiser_problems(self) -> Iterator[Problem]:
+        which = [isinstance(o, DenoiserTrainingSettings) for o in self.objectives()]
+        if any(which) and self._mixes:
+            remedy = "mixes the images that a denoiser learns; turn mixup and cutmix off"
+            yield Problem("augment", "", remedy)
+        for key in ("val_eps", "label_smoothing") if all(which) else ():
+            if value := getattr(self, key):
+                remedy = "would be ignored: a denoiser has no classes; leave it out"
+                yield Problem(key, f"{value:g}", remedy)
+
+    def _validation_problems(self) -> Iterator[Problem]:
+        if self.val_attack != "train":
+            return
+        plain = [o.kind for o in self.objectives() if not isinstance(o, AdversarialSettings)]
+        # Without val_eps a plain model is not attacked at all, beside others that are.
+        if plain and (self.val_eps or len(plain) == len(self.objectives())):
+            remedy = f"does not exist: {plain[0]} has no training attack; choose pgd or apgd-ce"
+            yield Problem("val_attack", "train", remedy)

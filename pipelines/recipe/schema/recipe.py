@@ -1,0 +1,122 @@
+"""The recipe: one file says everything about a result."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import yaml
+from pydantic import Field
+
+from components.certify.registry import FAMILIES
+from components.certify.settings import CertificateEntry, CertificateSettings
+from components.core.digests import digest_json
+from components.core.settings import Name
+from components.data.settings import DataSettings
+from components.denoising.settings import is_on_disk
+from components.models.settings import ModelSettings
+from components.train.objectives.settings import (
+    DenoisedTrainingSettings,
+    DenoiserTrainingSettings,
+    ObjectiveSettings,
+)
+from components.train.settings import TrainSettings
+from pipelines.recipe.schema.attack import AttackSection
+from pipelines.recipe.schema.base import Section, union_of
+from pipelines.recipe.schema.place import (
+    ClusterSection,
+    ReportSection,
+    StorageSection,
+    TrackingSection,
+)
+from pipelines.recipe.schema.tune import TuneSection
+
+if TYPE_CHECKING:
+    from components.certify.l2.settings import GaussianSettings
+    from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings
+
+    CertifySettings = AblationSettings | DoubleMaskingSettings | GaussianSettings
+else:
+    CertifySettings = union_of(FAMILIES)
+
+EXTENDS = "extends"  # a recipe whose values hold where this one says nothing
+MAIN = "main"  # the model of `train.objective`; variants have names of their own
+
+
+class Recipe(Section):
+    """Everything about a result; `cluster`, `storage` and `tracking` only say where it is made."""
+
+    further_keys: ClassVar[tuple[str, ...]] = (EXTENDS,)
+
+    name: Name
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSettings
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings | None = None
+    tune: TuneSection | None = None
+    attack: dict[Name, AttackSection] = Field(default={})
+    certify: dict[Name, CertifySettings] = Field(default={})
+    report: ReportSection = ReportSection()
+    cluster: ClusterSection = ClusterSection()
+    storage: StorageSection = StorageSection()
+    tracking: TrackingSection = TrackingSection()
+
+    def model_names(self) -> list[str]:
+        """The models that the train section makes, `main` first; without it the given one."""
+        if self.train:
+            return [MAIN, *self.train.variants]
+        return [MAIN] if self.given_model() else []
+
+    def given_model(self) -> Path | None:
+        """The folder of a model that is used as it is: pretrained, and nothing trains it."""
+        start = self.model.pretrained
+        return None if self.train or start in (None, "timm") else Path(start).expanduser()
+
+    def certificates(self) -> dict[str, CertificateEntry]:
+        """Every certificate that is asked for: sections as they are, sweeps entry by entry."""
+        return {n: e for k, c in self.certify.items() for n, e in c.entries(k).items()}
+
+    def objective_of(self, model: str) -> ObjectiveSettings:
+        """The training objective of a model of this recipe."""
+        assert self.train is not None
+        return self.train.objective if model == MAIN else self.train.variants[model].objective
+
+    def model_of(self, model: str) -> ModelSettings:
+        """The architecture of a model of this recipe: its own, else the recipe's."""
+        variant = self.train.variants.get(model) if self.train else None
+        return (variant.model if variant else None) or self.model
+
+    def denoisers(self) -> list[str]:
+        """The models that estimate images instead of telling classes apart."""
+        if self.train is None:
+            return []
+        made = [(name, self.objective_of(name)) for name in self.model_names()]
+        return [name for name, own in made if isinstance(own, DenoiserTrainingSettings)]
+
+    def denoiser_of(self, model: str) -> str | None:
+        """The model of this recipe that a model is trained behind, if there is one."""
+        own = self.objective_of(model)
+        if not isinstance(own, DenoisedTrainingSettings) or is_on_disk(own.denoiser):
+            return None
+        return own.denoiser
+
+    def certified_behind(self, section: CertificateSettings) -> str | None:
+        """The model of this recipe that denoises for a certificate, if there is one."""
+        behind = section.denoiser_name
+        return None if behind is None or is_on_disk(behind) else behind
+
+    def epochs_of(self, model: str) -> int:
+        """How many epochs a model of this recipe is trained for."""
+        assert self.train is not None
+        variant = self.train.variants.get(model)
+        return (variant.epochs if variant else None) or self.train.epochs
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain values with every default written out."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """Identity of what the recipe computes; where it runs is left out."""
+        return digest_json(self.model_dump(mode="json", exclude={"cluster", "storage", "tracking"}))
+
+    def to_yaml(self) -> str:
+        """The resolved recipe as a YAML that `casemate run` accepts."""
+        return yaml.safe_dump(self.resolved(), sort_keys=False)
