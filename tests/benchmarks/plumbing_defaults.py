@@ -19,6 +19,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tests.benchmarks.plumbing_source import Function, Module, Names, last_name
 
@@ -35,8 +36,7 @@ class Place:
     defaults: dict[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, order=True)
-class Duplicate:
+class Duplicate(NamedTuple):
     """A default and the other places that write it."""
 
     place: str
