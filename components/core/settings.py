@@ -101,6 +101,15 @@ BOUNDS: dict[type, tuple[Any, str, str]] = {
     Lt: (operator.lt, "lt", "below"),
 }
 
+WORDS: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    tuple: "a list",
+    dict: "a mapping",
+}
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(cls: type[T]) -> type[T]:
@@ -172,7 +181,7 @@ def refusals(value: Any, hint: Any, *, exact: bool = False) -> Iterator[str]:
     elif hint is not Any and isinstance(kind := origin or hint, type):
         fits = isinstance(value, kind) or (kind is float and type(value) is int and not exact)
         if not fits or (type(value) is bool and kind is not bool):
-            yield f"is not a {kind.__name__}"
+            yield f"is not {WORDS.get(kind, kind.__name__)}"
 
 
 def _out_of_range(value: Any, args: tuple[Any, ...], *, exact: bool) -> Iterator[str]:
