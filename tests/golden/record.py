@@ -19,22 +19,13 @@ import pyarrow as pa
 from tests.golden import adapter, standins
 from tests.golden.documents import (
     VERSION_KEYS,
-    columns_of,
     digest,
-    header_of,
-    key_paths,
     read_json,
     table_digest,
     without,
     write_json,
 )
-
-HERE = Path(__file__).resolve().parent
-RECORD = HERE / "record"
-RECIPES, CLAIMS, KEYS = RECORD / "recipes.json", RECORD / "claims.json", RECORD / "keys.json"
-CERTIFICATES = RECORD / "certificates"
-FLOWS = ("flow", "further", "given")  # recipes of this folder
-KEPT = ("votes.parquet", "certificates.parquet", "certificate.json")
+from tests.golden.layout import CERTIFICATES, CLAIMS, FLOWS, HERE, KEPT, KEYS, RECIPES, keys_record
 
 # Certificates whose votes are kept; the others of the flow differ in settings only.
 KEPT_OF_FLOW = (
@@ -54,7 +45,7 @@ RECERTIFIED: dict[str, tuple[str, dict[str, Any]]] = {
     "rows, count": ("rows", {"rule": "count", "second_rule": "loc"}),
     "blocks, strict": ("blocks", {"rule": "strict", "second_rule": "none"}),
     "both, larger patches": ("both", {"patch_sizes": [1, 2, 3]}),
-    "masks, one size": ("masks", {"patch_sizes": [2]}),
+    "masks, one size": ("masks", {"patch_sizes": [1]}),
     "l2, other alpha": ("l2", {"failure_prob": 0.05, "radii": [0.1, 0.2]}),
     "randomized, other alpha": ("randomized", {"failure_prob": 0.002}),
     "randomized, other radii": ("randomized", {"radii": [0.01, 0.3]}),
@@ -128,35 +119,6 @@ def _claimed(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
         "claim": document["claim"],
         "summary": document["summary"],
     }
-
-
-def keys_record(storage: Path) -> list[dict[str, Any]]:
-    """Key paths of every JSON file and header below a storage; equal ones share an entry."""
-    shared: dict[tuple[str, ...], list[str]] = {}
-    for name, keys in keys_of(storage).items():
-        shared.setdefault(tuple(keys), []).append(name)
-    entries = [{"files": sorted(names), "keys": list(keys)} for keys, names in shared.items()]
-    return sorted(entries, key=lambda entry: entry["files"])
-
-
-def keys_of(storage: Path) -> dict[str, list[str]]:
-    """The same by file, named without its fingerprint."""
-    found = {}
-    for manifest in sorted(storage.glob("*/*/manifest.json")):
-        folder = manifest.parent
-        step = f"{folder.parent.name}/{folder.name.rpartition('-')[0]}"
-        for path in sorted(folder.rglob("*")):
-            name = f"{step}/{path.relative_to(folder).as_posix()}"
-            if path.suffix == ".json":
-                found[name] = key_paths(read_json(path))
-            elif path.suffix == ".parquet":
-                found[name] = header_keys(path)
-    return found
-
-
-def header_keys(path: Path) -> list[str]:
-    """Columns of a Parquet file, and key paths of its header."""
-    return [*columns_of(path), *key_paths(header_of(path))]
 
 
 def keep_certificates(storage: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.golden import adapter, standins
 from tests.golden.documents import read_json
-from tests.golden.record import RECIPES, recipe_files, recipes_record
+from tests.golden.layout import RECIPES
+from tests.golden.record import recipe_files, recipes_record
 
 RECORDED = read_json(RECIPES)
 
