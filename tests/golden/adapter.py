@@ -1,0 +1,76 @@
+"""What the golden tests ask of the project: the only file of this folder that imports it.
+
+Whoever moves modules changes the imports here and leaves the record alone.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.certify.certificate import write_certificate
+from components.certify.verify import recertify, verify
+from components.certify.votes import VoteRow, Votes, read_votes, write_votes
+from pipelines.plan import plan
+from pipelines.recipe import Recipe, available, load
+
+
+def recipe_names() -> list[str]:
+    """The ready recipes."""
+    return available()
+
+
+def load_recipe(name_or_path: str, *, smoke: bool = False) -> Recipe:
+    """A validated recipe, shrunk where `smoke` is asked for."""
+    return load(name_or_path, smoke=smoke)
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """Plain values with every default written out."""
+    return recipe.resolved()
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """Identity of what a recipe computes."""
+    return recipe.digest()
+
+
+def fingerprints(recipe: Recipe, storage: Path) -> dict[str, str]:
+    """Every step of a recipe's plan with its fingerprint, in the order of the plan."""
+    return {step.name: step.fingerprint for step in plan(recipe, storage)}
+
+
+def folder_names(recipe: Recipe, storage: Path) -> list[str]:
+    """The folders that the steps of a recipe write into, relative to the storage."""
+    return [
+        step.folder.relative_to(storage).as_posix()
+        for step in plan(recipe, storage)
+        if not step.given
+    ]
+
+
+def derive(folder: Path, claim: dict[str, Any]) -> dict[str, Any]:
+    """Write the certificate of a claim beside the votes in `folder`; its JSON document."""
+    return write_certificate(folder, read_votes(folder / "votes.parquet"), claim)
+
+
+def problems_of(folder: Path) -> list[str]:
+    """Claims of a stored certificate that do not follow from its votes."""
+    return verify(folder).problems
+
+
+def derive_again(folder: Path, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
+    """Another certificate from the same votes, written into `out`; its JSON document."""
+    return recertify(folder, out, **changes)
+
+
+def rewrite_votes(source: Path, target: Path) -> None:
+    """Read a votes file and write its rows and header anew."""
+    votes = read_votes(source)
+    write_votes(target, _rows(votes), votes.header)
+
+
+def _rows(votes: Votes) -> Iterator[VoteRow]:
+    for row in votes.table.to_pylist():
+        yield VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
