@@ -56,7 +56,9 @@ def _problems(place: "Place", error: Any) -> Iterator[Problem]:
     elif error["type"] in WRONG_KIND:
         yield _wrong_section(place, key, error["input"])
     else:
-        yield Problem(key, repr(place.value), _in_words(place, error, cause))
+        remedy = _in_words(place, error, cause)
+        shown = "" if place.value is None and remedy.startswith("is missing") else repr(place.value)
+        yield Problem(key, shown, remedy)
 
 
 def _allowed(place: "Place") -> str:

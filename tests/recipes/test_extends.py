@@ -60,7 +60,7 @@ def test_null_that_means_off_stays():
 
 
 def test_null_alone_takes_nothing_away():
-    with pytest.raises(CasemateError, match=r"attack.linf: None is wrong"):
+    with pytest.raises(CasemateError, match=r"attack.linf: None is not a section"):
         loads("{name: x, data: {source: digits}, attack: {linf: null}}", source="x")
 
 
@@ -89,8 +89,8 @@ def test_paths_are_seen_from_the_file_that_names_them(tmp_path):
     [
         ("extends: dmo", "extends: dmo is unknown; did you mean 'demo'?"),
         ("extends: ./nowhere.yaml", "nowhere.yaml is not a file; check the path"),
-        ("extends: [demo]", "extends: ['demo'] is no ready recipe's name and no YAML path"),
-        ("extends:", "extends: None is no ready recipe's name and no YAML path"),
+        ("extends: [demo]", "extends: ['demo'] is neither the name of a ready recipe nor a YAML path"),
+        ("extends:", "extends: None is neither the name of a ready recipe nor a YAML path"),
     ],
 )
 def test_mistakes_are_one_line(line, message):

@@ -150,7 +150,7 @@ def test_lengths_follow_the_images():
     assert (small.data.image_size, small.data.resize) == (64, 73)
     assert small.train.objective.band == round(19 * 64 / 224)
     certify = small.certify["patch"]
-    assert (certify.patch_sizes, certify.stride) == ([7, 9, 11], 2)
+    assert (certify.patch_sizes, certify.stride) == ((7, 9, 11), 2)
     assert certify.challenge.patch_size == 9
     assert small.train.augment.pad == 8
     assert small.train.batch_size == 16

@@ -36,7 +36,7 @@ def test_every_pair_is_a_certificate_and_coarse_strides_take_finer_votes():
         band, stride = name.removeprefix("p-b").split("-s")
         assert (entry.section.band, entry.section.stride) == (int(band), int(stride))
         assert entry.section.sweep is None
-        assert entry.section.patch_sizes == [1]
+        assert entry.section.patch_sizes == (1,)
         assert entry.finer == (None if stride == "1" else f"p-b{band}-s1")
 
 

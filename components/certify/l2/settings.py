@@ -133,7 +133,9 @@ class GaussianSettings(CertificateSettings):
             yield Problem("sampler.last", self.sampler.last, remedy)
 
     def _radius_problems(self) -> Iterator[Problem]:
-        """No votes whatever could certify these radii."""
+        """Radii that no votes could certify."""
+        if self.failure_prob >= MAX_FAILURE_PROB[self.method]:
+            return  # reported already, and no radius is certifiable with it
         if self.reach == 0:  # even draws that all agree leave the bound at 1/2 or below
             needed = self._draws_for(self.sigma * ROUNDING)
             raised = f"num_estimate to {needed} or failure_prob" if needed else "failure_prob"

@@ -1,7 +1,7 @@
 """Tuning: what is varied, how it is searched, when trials are stopped, what decides."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -29,7 +29,7 @@ class RangeAxis(Section):
 
     def problems(self) -> Iterator[Problem]:
         if not self.low < self.high:
-            yield Problem("low", self.low, f"must be below high: {self.high}")
+            yield Problem("low", f"{self.low:g}", f"must be below high ({self.high:g})")
 
 
 class UniformAxis(RangeAxis):
@@ -190,7 +190,8 @@ class TuneSection(Section):
             yield Problem("space", "", "give either a space or a list of changes")
             return
         yield from self._change_problems()
-        yield from _key_problems(self.keys, epochs=self.epochs)
+        for place, key in self._places():
+            yield from _key_problems(place, key, epochs=self.epochs)
         ranges = [key for key, axis in self.space.items() if not isinstance(axis, list)]
         if self.search.kind == "grid" and ranges:
             remedy = "is a distribution, which a grid cannot list; set search: {kind: random}"
@@ -200,7 +201,7 @@ class TuneSection(Section):
 
     def _change_problems(self) -> Iterator[Problem]:
         if self.changes and (self.search.kind, self.scheduler.kind) != ("grid", "none"):
-            yield Problem("changes", "", "train to the end: leave search and scheduler out")
+            yield Problem("changes", "", "are all trained to the end; remove search and scheduler")
         names = [change.name for change in self.changes]
         if len(set(names)) < len(names):
             yield Problem("changes", names, "gives two steps the same name")
@@ -219,6 +220,12 @@ class TuneSection(Section):
             # Without decay an optimiser groups its weights otherwise, and a copy would mix them up.
             remedy = "cannot change from or to 0 while a model trains; begin with e.g. 1e-6"
             yield Problem("space.train.weight_decay", 0, remedy)
+
+    def _places(self) -> Iterator[tuple[str, str]]:
+        """Where each key that differs between trials is written, and the key."""
+        yield from ((f"space.{key}", key) for key in self.space)
+        for number, change in enumerate(self.changes):
+            yield from ((f"changes.{number}.set.{key}", key) for key in change.set)
 
     @property
     def keys(self) -> list[str]:
@@ -253,12 +260,11 @@ def _is_numeric(axis: Any) -> bool:
     return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
-def _key_problems(keys: Iterable[str], *, epochs: int | None) -> Iterator[Problem]:
-    for key in keys:
-        if not key.startswith(("train.", "model.")):
-            yield Problem(f"space.{key}", "", "does not begin with train. or model.")
-        for start, remedy in FIXED.items():
-            if key.startswith(start):
-                yield Problem(f"space.{key}", "", remedy)
-        if key == "train.epochs" and epochs:
-            yield Problem("epochs", epochs, "is set beside train.epochs in the space")
+def _key_problems(place: str, key: str, *, epochs: int | None) -> Iterator[Problem]:
+    if not key.startswith(("train.", "model.")):
+        yield Problem(place, "", "must begin with train. or model.")
+    for start, remedy in FIXED.items():
+        if key.startswith(start):
+            yield Problem(place, "", remedy)
+    if key == "train.epochs" and epochs:
+        yield Problem("epochs", epochs, f"is set beside train.epochs in {place.split('.')[0]}")
