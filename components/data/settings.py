@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from components.core import user_code
 from components.core.errors import CasemateError
 from components.core.hints import did_you_mean
 from components.core.settings import Count, NonNegative, Problem, Settings, Share, settings
@@ -36,6 +37,10 @@ class SyntheticSettings(Settings):
     options: dict[str, Any] = field(default_factory=dict)
     ratio: Fraction = 0.5
     """Share of every batch that is generated."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
+        Settings.__post_init__(self)
 
     def problems(self) -> Iterator[Problem]:
         return _source_problems(self.source, self.path)
@@ -69,6 +74,10 @@ class DataSettings(Settings):
     on_error: Literal["fail", "skip"] = "fail"
     shard_size: Count = 1024
     synthetic: SyntheticSettings | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
+        Settings.__post_init__(self)
 
     def problems(self) -> Iterator[Problem]:
         yield from _source_problems(self.source, self.path)
