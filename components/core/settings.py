@@ -8,7 +8,7 @@ import: reading a recipe needs no numerical library.
 
 import operator
 from collections.abc import Collection, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from fractions import Fraction
 from functools import cache
 from types import UnionType
@@ -129,6 +129,10 @@ class Settings:
         """Rules between fields that are broken; asked only when every field is in range."""
         return iter(())
 
+    def plain_fields(self) -> dict[str, Any]:
+        """The fields as they stand in a recipe."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
@@ -210,9 +214,11 @@ def plain(value: Any, *, exclude: Collection[str] = ()) -> Any:
 
     `exclude` names fields of the settings themselves, not of those inside them.
     """
+    if is_dataclass(value) and not isinstance(value, Settings):  # of code of the user's own
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Settings):
-        names = [f.name for f in fields(value) if f.name not in exclude]  # type: ignore[arg-type]
-        return {name: plain(getattr(value, name)) for name in names}
+        own = value.plain_fields()
+        return {name: plain(inner) for name, inner in own.items() if name not in exclude}
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -6,9 +6,26 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from components.core import user_code
+from components.core.errors import CasemateError
+from components.core.hints import did_you_mean
 from components.core.settings import Count, NonNegative, Problem, Settings, Share, settings
+from components.data.sources.registry import SOURCE_NAMES, find_source
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
+
+
+def _source_problems(source: str, path: str | None) -> Iterator[Problem]:
+    """An unknown source, or a path that is missing or has no meaning."""
+    try:
+        wanted = find_source(source).path
+    except CasemateError:
+        yield Problem("source", repr(source), did_you_mean(source, SOURCE_NAMES))
+        return
+    if wanted == "none" and path is not None:
+        yield Problem("path", path, "would be ignored: this source is embedded; remove it")
+    if wanted == "needed" and path is None:
+        yield Problem("path", "", "is missing: this source reads files; name their place")
 
 
 @settings
@@ -20,6 +37,13 @@ class SyntheticSettings(Settings):
     options: dict[str, Any] = field(default_factory=dict)
     ratio: Fraction = 0.5
     """Share of every batch that is generated."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
+        Settings.__post_init__(self)
+
+    def problems(self) -> Iterator[Problem]:
+        return _source_problems(self.source, self.path)
 
 
 @settings
@@ -51,7 +75,12 @@ class DataSettings(Settings):
     shard_size: Count = 1024
     synthetic: SyntheticSettings | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
+        Settings.__post_init__(self)
+
     def problems(self) -> Iterator[Problem]:
+        yield from _source_problems(self.source, self.path)
         if self.val_fraction + self.test_fraction >= 1:
             shares = f"{self.val_fraction:g} + test_fraction {self.test_fraction:g}"
             yield Problem("val_fraction", shares, "leave nothing to train on")

@@ -3,6 +3,7 @@
 from dataclasses import field
 from typing import Any, Literal
 
+from components.core import user_code
 from components.core.settings import Count, Settings, settings
 
 
@@ -24,3 +25,8 @@ class ModelSettings(Settings):
     """What ablations do to tokens that are hidden entirely."""
     pretrained: str | None = None
     """`timm` or a model folder; for a denoiser diffusers:PATH or model:PATH; None: random."""
+
+    def __post_init__(self) -> None:
+        pinned = user_code.pinned(self.architecture, field="architecture")
+        object.__setattr__(self, "architecture", pinned)
+        Settings.__post_init__(self)

@@ -18,7 +18,8 @@ from components.core.digests import digest_json
 from components.data.prepared import PreparedDataset
 from components.data.settings import DataSettings
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
-from components.data.sources import Fitting, open_source
+from components.data.sources import open_source
+from components.data.sources.fitting import Fitting
 from notebooks.replications.arms import ARMS, Size, values_of
 from notebooks.replications.measures import MEASURES
 from pipelines.recipe.load import parse

@@ -4,7 +4,6 @@ Some a recipe shows alone, others need the side of its images: as it is written,
 known for, or as prepared.
 """
 
-import re
 from collections.abc import Iterator
 
 from torch import nn
@@ -84,18 +83,12 @@ def _check_bands(recipe: Recipe) -> None:
 
 def known_side(data: DataSettings) -> int | None:
     """The side of images as written, or of a source whose images all are squares of one size."""
-    if data.image_size:
-        return data.image_size
-    square = re.match(r"(\d+)x\1\b", find_source(data.source).image_size)
-    return int(square[1]) if square else None
+    return data.image_size or find_source(data.source).side
 
 
 def known_channels(data: DataSettings) -> int | None:
     """The channels of images as written, or of a source that is known for grey or colour."""
-    if data.channels:
-        return data.channels
-    shape = find_source(data.source).image_size
-    return 1 if "grey" in shape else 3 if re.fullmatch(r"\d+x\d+", shape) else None
+    return data.channels or find_source(data.source).channels
 
 
 def check_on_images(recipe: Recipe, *, side: int, channels: int | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from components.core import user_code
 from components.core.hints import did_you_mean
 from components.core.registry import KIND
 from components.core.settings import Hint, Problem, SettingError, hints_of
@@ -105,6 +106,8 @@ class Place(NamedTuple):
 
     def members(self) -> list[Any]:
         """The types that this place may hold."""
+        if own := _users_class(self.value):
+            return [own]
         bare = self.bare()
         if get_origin(bare) in (Union, UnionType):
             return [m for arg in get_args(bare) for m in Place(arg, None).members()]
@@ -146,6 +149,17 @@ class Place(NamedTuple):
             if part in _hints(member):
                 return Place(_hints(member)[part], value)
         return Place(Any, value)
+
+
+def _users_class(value: Any) -> type | None:
+    """The settings class of an entry whose kind is the user's own."""
+    kind = value.get(KIND) if isinstance(value, Mapping) else None
+    if not user_code.is_reference(kind) or not user_code.is_trusted():
+        return None
+    try:
+        return user_code.settings_class(str(kind), field=KIND)
+    except SettingError:  # which is the mistake that is being explained
+        return None
 
 
 def _hints(cls: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from components.core.errors import CasemateError
 from components.core.hints import nearest_of
 from components.core.settings import Problem
+from components.core.user_code import reading, references
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
 from pipelines.recipe.explain import explain
@@ -70,10 +71,27 @@ def find(name_or_path: str, *, key: str = "recipe", base: Path = Path()) -> Path
     )
 
 
-def load(name_or_path: str, *, overrides: Sequence[str] = (), smoke: bool = False) -> Recipe:
-    """A validated recipe from a ready name or a YAML path, with `key=value` overrides applied."""
+def load(
+    name_or_path: str,
+    *,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    user_code: bool = True,
+) -> Recipe:
+    """A validated recipe from a ready name or a YAML path, with `key=value` overrides applied.
+
+    Reading a recipe that names code of the user's own runs that code. With `user_code=False`, for
+    whatever opens stored recipes, such entries stay plain mappings and nothing is imported.
+    """
     path = find(name_or_path)
-    return loads(_text(path), source=str(path), overrides=overrides, smoke=smoke, base=path.parent)
+    return loads(
+        _text(path),
+        source=str(path),
+        overrides=overrides,
+        smoke=smoke,
+        base=path.parent,
+        user_code=user_code,
+    )
 
 
 def _text(path: Path) -> str:
@@ -131,6 +149,7 @@ def loads(
     overrides: Sequence[str] = (),
     smoke: bool = False,
     base: Path = Path(),
+    user_code: bool = True,
 ) -> Recipe:
     """The same from YAML text; errors name `source`, paths of `extends` are seen from `base`."""
     values = _values(text, source=source, base=base)
@@ -144,16 +163,24 @@ def loads(
             raise CasemateError(
                 f"--set {key}", value, f"is not a YAML value: {_one_line(error)}"
             ) from error
-    recipe = parse(values, source=source)
+    if user_code and (named := references(values)):
+        logger.warning("%s runs code of your own: %s", source, ", ".join(named))
+    recipe = parse(values, source=source, base=base, user_code=user_code)
     return shrink(recipe) if smoke else recipe
 
 
-def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
-    """Validate plain values; every mistake becomes one line `source: key: value remedy`."""
-    try:
-        recipe = Recipe.model_validate(values)
-    except ValidationError as error:
-        raise refusal(source, explain(Recipe, values, error)) from None
+def parse(
+    values: Mapping[str, Any], *, source: str, base: Path = Path(), user_code: bool = True
+) -> Recipe:
+    """Validate plain values; every mistake becomes one line `source: key: value remedy`.
+
+    Files of the user's own code are seen from `base`; see `load` for `user_code`.
+    """
+    with reading(base=base, trusted=user_code):
+        try:
+            recipe = Recipe.model_validate(values)
+        except ValidationError as error:
+            raise refusal(source, explain(Recipe, values, error)) from None
     if problems := list(consistency_problems(recipe)):
         raise refusal(source, problems)
     return recipe

@@ -110,7 +110,7 @@ def _stand_in(data: Values, notes: list[str]) -> bool:
         info = find_source(part["source"])
         own = {
             "classes": min(info.num_classes or MADE["classes"], MADE["classes"]),
-            "channels": data["channels"] or (1 if "grey" in info.image_size else 3),
+            "channels": data["channels"] or info.channels or 3,
         }
         part |= {"source": "made", "path": None, "options": {**MADE, **own, "seed": seed}}
     return data in missing

@@ -15,7 +15,8 @@ import torch
 
 from components.data.augment import Augmentation, Mixing
 from components.data.prepared import ImageSplit
-from components.data.sources import Fitting, open_source
+from components.data.sources import open_source
+from components.data.sources.fitting import Fitting
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochSettings, make_batch, train_epoch
 from components.train.feed import Feed, Feeding, TrainingSet, Worker

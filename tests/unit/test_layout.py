@@ -30,6 +30,20 @@ def test_the_command_line_imports_nothing_heavy():
     assert not loaded & {"ray", "mlflow", "torch", "timm", "numpy", "scipy", "pyarrow", "pydantic"}
 
 
+def test_reading_all_recipes_imports_nothing_numerical():
+    code = """
+import sys
+from pipelines.recipe import load
+for name in load.available():
+    load.load(name)
+print(*sorted({"torch", "timm", "numpy", "scipy", "pyarrow", "ray", "mlflow"} & set(sys.modules)))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == []
+
+
 def test_imports_point_down():
     lint_imports = Path(sys.executable).parent / "lint-imports"
     found = subprocess.run(

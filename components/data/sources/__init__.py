@@ -1,15 +1,14 @@
 """Where images come from: every source lists its items cheaply and decodes them one by one.
 
-`registry.py` knows them all; `casemate data` prints it.
+`registry.py` knows them all; `casemate data` prints it. Light to import: numerical libraries are
+loaded when a source is opened.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
-from components.data.sources.base import Entry, Pixels, Source, UndecodableItemError
-from components.data.sources.fitting import Fitting
 from components.data.sources.registry import (
     HUB_PREFIX,
     SOURCE_NAMES,
@@ -20,22 +19,22 @@ from components.data.sources.registry import (
     find_source,
 )
 
+if TYPE_CHECKING:
+    from components.data.sources.base import Source
+
 __all__ = [
     "SOURCE_NAMES",
-    "Entry",
-    "Fitting",
     "Option",
-    "Pixels",
-    "Source",
     "SourceInfo",
-    "UndecodableItemError",
     "all_sources",
     "find_source",
     "open_source",
 ]
 
 
-def open_source(name: str, *, path: str | None, options: Mapping[str, Any] | None = None) -> Source:
+def open_source(
+    name: str, *, path: str | None, options: Mapping[str, Any] | None = None
+) -> "Source":
     """The source of that name; `path` is made absolute because workers run elsewhere."""
     info = find_source(name)
     chosen = dict(options or {})
@@ -43,10 +42,10 @@ def open_source(name: str, *, path: str | None, options: Mapping[str, Any] | Non
     if info.path == "none":
         if path is not None:
             raise CasemateError("data.path", path, f"has no meaning for source {name}; remove it")
-        return info.open(**chosen)
+        return info.opener()(**chosen)
     if info.path == "needed" and path is None:
         raise CasemateError("data.path", path, f"must be set for source {name}: {info.wants}")
     place = None if path is None else Path(path).expanduser().absolute()
     if name.startswith(HUB_PREFIX):
-        return info.open(name.removeprefix(HUB_PREFIX), place, **chosen)
-    return info.open(place, **chosen)
+        return info.opener()(name.removeprefix(HUB_PREFIX), place, **chosen)
+    return info.opener()(place, **chosen)

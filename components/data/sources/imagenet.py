@@ -20,8 +20,8 @@ from components.data.sources.files import (
 )
 from components.data.sources.imagenet_val import read_val_map
 from components.data.sources.names import imagenet100_synsets, imagenet_synsets
+from components.data.sources.registry import ROBUSTBENCH
 
-ROBUSTBENCH = "robustbench"
 ROBUSTBENCH_FILE = Path(__file__).with_name("robustbench_imagenet.txt")
 # of the 5000 names, sorted, one per line (the list of RobustBench, Croce et al. 2021)
 ROBUSTBENCH_SHA256 = "1f7d0bdb93c332b850911832011aaa2ce1512c406b44d81e7d4a6877c78502a0"

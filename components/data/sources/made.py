@@ -15,15 +15,6 @@ from components.data.sources.base import Entry, Pixels, SourceDefaults
 
 SHIFT = 0.5  # largest shift of an item's wave, in radians
 NOISE = 16.0  # standard deviation, in grey levels
-MADE_OPTIONS = {
-    "classes": "how many (default: 10)",
-    "image_size": "side in pixels (default: 32)",
-    "channels": "1 or 3 (default: 3)",
-    "train": "training items (default: 80)",
-    "val": "validation items (default: 20)",
-    "test": "test items (default: 20)",
-    "seed": "other items of the same classes (default: 0)",
-}
 
 
 @dataclass(frozen=True)

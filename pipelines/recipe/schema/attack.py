@@ -9,12 +9,13 @@ from pydantic import Field, ValidationInfo, field_validator
 from components.attacks.registry import ATTACKS
 from components.attacks.settings import AttackSettings
 from components.core.settings import Budget, Count, Fractional, Problem
+from components.core.user_code import UserEntry
 from pipelines.recipe.schema.base import Section, union_of
 
 if TYPE_CHECKING:
-    AttackEntry = AttackSettings
+    AttackEntry = AttackSettings | UserEntry
 else:
-    AttackEntry = union_of(ATTACKS)
+    AttackEntry = union_of(ATTACKS, or_users=True)
 
 
 class CurvesSection(Section):

@@ -5,15 +5,26 @@ fractions such as `8/255`, unions told apart by `kind`, names. `Section` is for 
 pipelines know: which models, how many items, where the work runs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapSerializer,
+    WrapValidator,
+    model_validator,
+)
 from pydantic_core import core_schema
 
+from components.core import user_code
 from components.core.registry import KIND, Registry
 from components.core.settings import (
     ByKind,
@@ -24,7 +35,9 @@ from components.core.settings import (
     Settings,
     default_of,
     hints_of,
+    plain,
 )
+from components.core.user_code import UserEntry
 from components.denoising.settings import DenoiserReference
 
 FRACTION = core_schema.str_schema(pattern=r"^\s*[0-9.]+\s*/\s*[0-9.]+\s*$")
@@ -47,10 +60,41 @@ def _read_name(self: Named, source: Any, handler: Any) -> core_schema.CoreSchema
 
 
 def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
+    members = get_args(source)
+    known = tuple(m for m in members if not issubclass(m, UserEntry))
     schema: core_schema.CoreSchema = handler.generate_schema(
-        Annotated[source, Field(discriminator=KIND)]
+        _union(known, or_users=len(known) < len(members))
     )
     return schema
+
+
+def _union(members: tuple[Any, ...], *, or_users: bool) -> Any:
+    """Settings told apart by their `kind`, which may also name code of the user's own."""
+    known = Annotated[Union[members], Field(discriminator=KIND)]  # noqa: UP007
+    if not or_users:
+        return known
+    return Annotated[known, WrapValidator(_read_users_own), WrapSerializer(_write_users_own)]
+
+
+def _read_users_own(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    """An entry of kind `python:...` by the settings class of its own; others as they are known."""
+    if isinstance(value, UserEntry):
+        return value
+    kind = value.get(KIND) if isinstance(value, Mapping) else None
+    if not user_code.is_reference(kind):
+        return known(value)
+    given = {key: inner for key, inner in value.items() if key != KIND}
+    if not user_code.is_trusted():
+        return UserEntry(kind=str(kind), settings=given)
+    pinned = user_code.pinned(str(kind), field=KIND)
+    own = user_code.settings_class(pinned, field=KIND)
+    # `| None` because an adapter of a bare dataclass takes no config
+    read = TypeAdapter(own | None, config=Section.model_config).validate_python(given)
+    return UserEntry(kind=pinned, settings=read)
+
+
+def _write_users_own(value: Any, known: SerializerFunctionWrapHandler) -> Any:
+    return plain(value) if isinstance(value, UserEntry) else known(value)
 
 
 # The markers are bare classes in components, which know nothing of pydantic.
@@ -79,9 +123,9 @@ class Section(BaseModel):
         return self
 
 
-def union_of(registry: Registry) -> Any:
-    """The type of a section of any kind that the registry knows."""
-    return Annotated[Union[registry.classes()], Field(discriminator=KIND)]  # noqa: UP007
+def union_of(registry: Registry, *, or_users: bool = False) -> Any:
+    """The type of a section of any kind that the registry knows, or of the user's own."""
+    return _union(registry.classes(), or_users=or_users)
 
 
 @cache

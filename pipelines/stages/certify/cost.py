@@ -117,7 +117,7 @@ class _Priced:
         self.seen = self.model.upsample or self.side
         source = find_source(recipe.data.source)
         self.num_classes = source.num_classes or NUM_CLASSES
-        channels = recipe.data.channels or (1 if "grey" in source.image_size else 3)
+        channels = recipe.data.channels or source.channels or 3
         self.net = network_of_shapes(
             self.model.architecture,
             image_size=self.seen,
@@ -182,8 +182,7 @@ class _Priced:
         }
 
     def _image_side(self) -> int:
-        native = find_source(self.recipe.data.source).image_size.split("x")[0].split()[0]
-        side = self.recipe.data.image_size or (int(native) if native.isdigit() else None)
+        side = self.recipe.data.image_size or find_source(self.recipe.data.source).side
         if side is None:
             raise CasemateError("data.image_size", None, "is open; add --set data.image_size=224")
         return side

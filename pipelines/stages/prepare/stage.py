@@ -24,8 +24,9 @@ from components.data.shards import (
     record_path,
     write_shard,
 )
-from components.data.sources import Entry, Fitting, Source, open_source
-from components.data.sources.base import match_classes
+from components.data.sources import open_source
+from components.data.sources.base import Entry, Source, match_classes
+from components.data.sources.fitting import Fitting
 from components.data.splits import (
     SPLITS,
     assign_splits,

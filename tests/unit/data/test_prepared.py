@@ -25,7 +25,9 @@ from components.data.shards import (
     record_path,
     write_shard,
 )
-from components.data.sources import Entry, Fitting, open_source
+from components.data.sources import open_source
+from components.data.sources.base import Entry
+from components.data.sources.fitting import Fitting
 
 
 class Noise:

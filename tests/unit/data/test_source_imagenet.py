@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from components.core.errors import CasemateError
-from components.data.sources import UndecodableItemError, open_source
 from components.data.sources import imagenet as imagenet_module
+from components.data.sources import open_source
+from components.data.sources.base import UndecodableItemError
 from components.data.sources.imagenet import ROBUSTBENCH_SHA256, names_sha256
 from components.data.sources.names import imagenet100_synsets, imagenet_synsets
 

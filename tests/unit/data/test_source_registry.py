@@ -27,7 +27,7 @@ def test_options_are_arguments_of_the_opener(info):
     """A name in the table that the function lacks would fail only when somebody uses it."""
     import inspect
 
-    parameters = inspect.signature(info.open).parameters
+    parameters = inspect.signature(info.opener()).parameters
     for option in info.options:
         argument = parameters[option.name]
         assert argument.kind is inspect.Parameter.KEYWORD_ONLY

@@ -15,7 +15,8 @@ import pytest
 from PIL import Image
 
 from components.core.errors import CasemateError
-from components.data.sources import UndecodableItemError, huggingface, open_source
+from components.data.sources import huggingface, open_source
+from components.data.sources.base import UndecodableItemError
 from components.data.sources.splitting import split_hints
 
 

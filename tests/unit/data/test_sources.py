@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from components.core.errors import CasemateError
-from components.data.sources import UndecodableItemError, open_source
+from components.data.sources import open_source
+from components.data.sources.base import UndecodableItemError
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:

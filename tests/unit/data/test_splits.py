@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
-from components.data.sources import Entry
+from components.data.sources.base import Entry
 from components.data.splits import SPLITS, assign_splits, stratified_subset
 
 
