@@ -20,9 +20,10 @@ from components.certify.patch.certificate import (
     patch_settings,
 )
 from components.certify.patch.evidence import PATCH_KINDS
-from components.certify.votes import VOTES_NAME, Votes, replace_file, write_table
+from components.certify.votes import VOTES_NAME, Votes, write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
+from components.core.files import write_text
 from components.core.threats import L2Threat, PatchThreat, describe
 
 FORMAT_VERSION = 1
@@ -100,5 +101,5 @@ def write_certificate(folder: Path, votes: Votes, settings: Mapping[str, Any]) -
         votes, checked, summary, certificates_sha256=digest_file(folder / CERTIFICATES_NAME)
     )
     text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    replace_file(folder / CERTIFICATE_NAME, lambda temporary: temporary.write_text(text))
+    write_text(folder / CERTIFICATE_NAME, text)
     return document

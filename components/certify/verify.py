@@ -25,9 +25,10 @@ from components.certify.l2.evidence import method_of
 from components.certify.patch.certificate import is_sound
 from components.certify.patch.evidence import PATCH_KINDS
 from components.certify.patch.verify import audit_patch
-from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes, replace_file
+from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
+from components.core.files import atomic
 from components.core.seeding import noise_impl
 
 Rows = list[dict[str, Any]]
@@ -121,7 +122,8 @@ def recertify(
     except OSError as error:
         remedy = f"cannot be made a folder ({error.strerror}); choose another"
         raise CasemateError("out", out, remedy) from error
-    replace_file(out / VOTES_NAME, lambda new: shutil.copyfile(folder / VOTES_NAME, new))
+    with atomic(out / VOTES_NAME) as temporary:
+        shutil.copyfile(folder / VOTES_NAME, temporary)
     return write_certificate(out, votes, settings)
 
 

@@ -7,8 +7,7 @@ writing and on reading alike.
 """
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -36,6 +35,7 @@ from components.certify.patch.evidence import (
 )
 from components.core.digests import canonical_json, digest_bytes, digest_file
 from components.core.errors import CasemateError
+from components.core.files import atomic
 
 VOTES_NAME = "votes.parquet"
 HEADER_KEY = b"casemate"
@@ -177,9 +177,8 @@ def read_table(path: Path) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Parquet by temporary name and rename; every choice that shapes the bytes is fixed here."""
-
-    def write(temporary: Path) -> None:
+    """A Parquet file; every choice that shapes the bytes is fixed here."""
+    with atomic(path) as temporary:
         pq.write_table(
             table,
             temporary,
@@ -188,20 +187,6 @@ def write_table(path: Path, table: pa.Table) -> None:
             row_group_size=65536,
             write_page_checksum=True,
         )
-
-    replace_file(path, write)
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file, then put it in the place of `path`: all or nothing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_header(header: Any, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend."""
+"""The one exception for mistakes that a user can mend, and errors of others in one line."""
 
 
 class CasemateError(Exception):
@@ -16,3 +16,13 @@ class CasemateError(Exception):
 
     def __str__(self) -> str:
         return f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy]))
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error's message: what went wrong, where a traceback comes before it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

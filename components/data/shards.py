@@ -7,8 +7,6 @@ then its record; a second start keeps every shard whose record and checksum stil
 import hashlib
 import io
 import json
-import os
-import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,6 +20,7 @@ from PIL import Image
 
 from components.core.digests import canonical_json, digest_bytes, digest_file, digest_json
 from components.core.errors import CasemateError
+from components.core.files import write_atomic, write_text
 from components.data.sources.base import Entry, Pixels, Source, UndecodableItemError
 from components.data.sources.fitting import Fitting
 
@@ -144,12 +143,12 @@ def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
         rows.append(_row(entry, pixels))
         digests.append(item_digest(entry.item_id, label=entry.label, pixels=pixels))
     content = _parquet_bytes(rows)
-    write_whole(job.folder / plan.file, content)
+    write_atomic(job.folder / plan.file, content)
     labels = sorted({int(row["label"]) for row in rows})
     sha256 = hashlib.sha256(content).hexdigest()
     record = ShardRecord(plan.file, plan.split, sha256, digests, labels, skipped)
     proof = {"plan": job.plan_key(plan), "record": asdict(record)}
-    write_whole(record_path(job.folder, plan.file), canonical_json(proof).encode())
+    write_text(record_path(job.folder, plan.file), canonical_json(proof))
     return record
 
 
@@ -171,19 +170,6 @@ def finished_record(job: ShardJob, plan: ShardPlan) -> ShardRecord | None:
 def record_path(folder: Path, file: str) -> Path:
     """Where the record of a shard waits until the dataset is complete."""
     return folder / f"{file}.record.json"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write, sync, rename: readers see the old file or the new one, never a part."""
-    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def describe_dataset(

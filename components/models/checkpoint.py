@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from components.core.digests import digest_bytes, digest_json
 from components.core.errors import CasemateError
+from components.core.files import atomic, write_json
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
@@ -32,13 +33,11 @@ def weights_digest(model: PixelModel) -> str:
 
 
 def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
-    """Write both files, JSON last, each by rename; returns the model's digest."""
+    """Write both files, JSON last; returns the model's digest."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu().contiguous() for k, v in model.net.state_dict().items()}
-    weights = folder / "model.safetensors"
-    partial = folder / "model.safetensors.partial"
-    save_file(state, partial)
-    partial.replace(weights)
+    with atomic(folder / "model.safetensors") as temporary:
+        save_file(state, temporary)
     digest = weights_digest(model)
     header = {
         "format": FORMAT,
@@ -46,9 +45,7 @@ def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
         "digest": digest,
         "recipe_digest": recipe_digest,
     }
-    partial = folder / "model.json.partial"
-    partial.write_text(json.dumps(header, indent=2, sort_keys=True) + "\n")
-    partial.replace(folder / "model.json")
+    write_json(folder / "model.json", header)
     return digest
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import data as cli_data
@@ -297,6 +297,5 @@ def main() -> None:
     except Exception as error:
         if verbose:
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        print(f"casemate: failed: {reason} (--verbose shows where)", file=sys.stderr)
+        print(f"casemate: failed: {first_line(error)} (--verbose shows where)", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Folders of finished steps: files by write-then-rename, `manifest.json` last."""
+"""Folders of finished steps: every file there whole or not at all, `manifest.json` last."""
 
 import fcntl
 import json
@@ -6,13 +6,14 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import run
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
+from components.core import files
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
 
@@ -22,6 +23,31 @@ if TYPE_CHECKING:  # workers import this module: spare them mlflow
 MANIFEST = "manifest.json"
 READ_UP_TO = 2**22  # bytes of a file that is read to see whether it changed
 SCRATCH = "unfinished"  # parts and checkpoints: what a resumed step needs
+
+
+class FileEntry(TypedDict):
+    """A file of a finished step."""
+
+    sha256: str
+    bytes: int
+
+
+class InputEntry(TypedDict):
+    """A step that another step was made from; `content` is the digest of its files."""
+
+    fingerprint: str
+    mlflow_run_id: str
+    content: str
+
+
+class Provenance(TypedDict):
+    """What a result was made by and from."""
+
+    git_revision: str | None
+    software: dict[str, str]
+    fingerprint: str
+    mlflow_run_id: str
+    inputs: dict[str, InputEntry]
 
 
 @cache
@@ -84,52 +110,40 @@ class StageDir:
         return folder
 
     def write_bytes(self, name: str, content: bytes) -> Path:
-        """A file that is there whole or not at all."""
+        """A file that is there whole or not at all; `name` may begin with folders."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
-        partial.write_bytes(content)
-        partial.replace(target)
-        return target
+        return files.write_atomic(target, content)
 
     def write_text(self, name: str, text: str) -> Path:
         return self.write_bytes(name, text.encode())
 
     def write_json(self, name: str, value: object) -> Path:
-        return self.write_text(
-            name, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
-        )
+        return self.write_text(name, files.json_text(value))
 
-    def provenance(self) -> dict[str, Any]:
-        """Who made this from what: revision, versions, fingerprints and MLflow runs of inputs."""
+    def provenance(self) -> Provenance:
+        """What this was made by and from: revision, versions, runs and contents of inputs."""
+        manifests = {name: read_manifest(path) for name, path in sorted(self.inputs.items())}
         return {
             "git_revision": git_revision(),
             "software": software(),
             "fingerprint": self.fingerprint,
             "mlflow_run_id": self.run.run_id,
-            "inputs": {
-                name: {
-                    "fingerprint": manifest["fingerprint"],
-                    "mlflow_run_id": manifest["mlflow_run_id"],
-                    "content": digest_json(manifest["files"]),
-                }
-                for name, manifest in (
-                    (n, read_manifest(p)) for n, p in sorted(self.inputs.items())
-                )
-                if manifest
-            },
+            "inputs": {name: m.as_input() for name, m in manifests.items() if m},
         }
 
     def finish(self) -> None:
-        """Seal the step: scratch goes, the manifest with every file's digest comes last."""
+        """Seal the step: scratch files go, the manifest with every file's digest comes last."""
         shutil.rmtree(self.path / SCRATCH, ignore_errors=True)
-        files = sorted(p for p in self.path.rglob("*") if p.is_file() and p.name != MANIFEST)
+        for stale in files.leftovers(self.path):
+            stale.unlink()
+        written = sorted(p for p in self.path.rglob("*") if p.is_file() and p.name != MANIFEST)
         listing = {
             p.relative_to(self.path).as_posix(): {
                 "sha256": digest_file(p),
                 "bytes": p.stat().st_size,
             }
-            for p in files
+            for p in written
         }
         relative = {n: os.path.relpath(p, self.path) for n, p in sorted(self.inputs.items())}
         self.write_json(
@@ -138,25 +152,50 @@ class StageDir:
         )
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The manifest of a finished step, as far as it is read again."""
+
+    step: str
+    fingerprint: str
+    mlflow_run_id: str
+    files: Mapping[str, FileEntry]
+    inputs: Mapping[str, InputEntry]
+    input_folders: Mapping[str, str]  # relative to the step's own folder: the storage may move
+
+    @property
+    def content(self) -> str:
+        """A digest of what the step holds, whatever made it."""
+        return digest_json(dict(self.files))
+
+    def as_input(self) -> InputEntry:
+        """What the manifest of a step that reads this one says about it."""
+        return {
+            "fingerprint": self.fingerprint,
+            "mlflow_run_id": self.mlflow_run_id,
+            "content": self.content,
+        }
+
+
+def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a finished step, None where there is none yet."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        document = json.loads((folder / MANIFEST).read_text())
+        return Manifest(**{entry.name: document[entry.name] for entry in fields(Manifest)})
     except FileNotFoundError:
         return None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise CasemateError(
             "storage", folder / MANIFEST, f"is damaged ({error}); delete it to redo the step"
         ) from error
-    return manifest
 
 
 def is_finished(folder: Path, fingerprint: str) -> bool:
     """A step is finished when its manifest names its fingerprint and its files are all there."""
     manifest = read_manifest(folder)
-    if manifest is None or manifest["fingerprint"] != fingerprint:
+    if manifest is None or manifest.fingerprint != fingerprint:
         return False
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file() or not _unchanged(path, entry):
             raise CasemateError(
@@ -165,19 +204,19 @@ def is_finished(folder: Path, fingerprint: str) -> bool:
     return True
 
 
-def _unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Same size, and same digest where reading it costs nothing; `verify` reads everything."""
+def _unchanged(path: Path, entry: FileEntry) -> bool:
+    """Same size, and same digest if the file is small; `verify` reads files of any size."""
     if path.stat().st_size != entry["bytes"]:
         return False
-    return bool(entry["bytes"] > READ_UP_TO or digest_file(path) == entry["sha256"])
+    return entry["bytes"] > READ_UP_TO or digest_file(path) == entry["sha256"]
 
 
 def changed_files(folder: Path) -> list[str]:
-    """Files of a finished step that are not what its manifest lists; none without a manifest."""
-    manifest = read_manifest(folder) or {"files": {}}
+    """Files of a finished step that differ from its manifest; none without a manifest."""
+    manifest = read_manifest(folder)
     return [
         name
-        for name, entry in manifest["files"].items()
+        for name, entry in (manifest.files.items() if manifest else ())
         if not (folder / name).is_file() or digest_file(folder / name) != entry["sha256"]
     ]
 
@@ -188,9 +227,8 @@ def is_made_from(folder: Path, inputs: Mapping[str, Path]) -> bool:
     if manifest is None:
         return False
     for name, source in inputs.items():
-        now = read_manifest(source)
-        known = manifest["inputs"].get(name, {}).get("content")
-        if now is None or known != digest_json(now["files"]):
+        now, then = read_manifest(source), manifest.inputs.get(name)
+        if now is None or then is None or then["content"] != now.content:
             return False
     return True
 
@@ -220,7 +258,7 @@ def prepare_storage(place: str | Path) -> Path:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """One flow at a time per recipe and storage; the lock falls with the process, also killed."""
+    """One flow at a time per recipe and storage; the lock ends with its process."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

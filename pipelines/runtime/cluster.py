@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import ray
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
 
@@ -59,7 +59,7 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
             raise CasemateError(
                 "cluster.address",
                 address or os.environ["RAY_ADDRESS"],
-                f"cannot be joined: {_first_line(error)}",
+                f"cannot be joined: {first_line(error)}",
             ) from error
         return
     # Nobody takes this machine away from its own Ray: one process less per training.
@@ -127,7 +127,3 @@ def check_reachable(address: str, *, key: str = "cluster.address") -> None:
 def total_cpus() -> int:
     """CPUs of the connected cluster."""
     return int(ray.cluster_resources().get("CPU", 1))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

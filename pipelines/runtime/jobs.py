@@ -18,7 +18,7 @@ from ray.dashboard.modules import dashboard_sdk
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
@@ -58,8 +58,8 @@ def connect(address: str | None) -> JobSubmissionClient:
     try:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CasemateError("--address", address, f"does not accept jobs: {reason}") from error
+        remedy = f"does not accept jobs: {first_line(error)}"
+        raise CasemateError("--address", address, remedy) from error
 
 
 def flow_name(recipe: Recipe, storage: str) -> str:

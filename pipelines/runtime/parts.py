@@ -1,7 +1,6 @@
 """Durable results of work units: one checksummed Parquet part per unit, whole or not there."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from components.core.digests import digest_bytes
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
+from components.core.files import atomic
 
 KEY = b"casemate.part"
 
@@ -60,15 +60,10 @@ class PartStore:
         return self.load(unit) if self.path(unit).exists() else None
 
     def save(self, unit: str, table: pa.Table) -> None:
-        """Write a part: temp name, flush to disk, rename."""
+        """Write a part with its digest."""
         header = {"run_id": self.run_id, "unit": unit, "digest": content_digest(table)}
-        target = self.path(unit)
-        partial = target.with_suffix(".partial")
-        with partial.open("wb") as file:
-            pq.write_table(table.replace_schema_metadata({KEY: json.dumps(header)}), file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
+        with atomic(self.path(unit)) as temporary:
+            pq.write_table(table.replace_schema_metadata({KEY: json.dumps(header)}), temporary)
 
     def load(self, unit: str) -> pa.Table:
         path = self.path(unit)
@@ -78,8 +73,8 @@ class PartStore:
             header = json.loads((table.schema.metadata or {})[KEY])
             whole = header["digest"] == content_digest(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CasemateError("part", path, f"is damaged ({reason}); {remedy}") from error
+            damage = f"is damaged ({first_line(error)})"
+            raise CasemateError("part", path, f"{damage}; {remedy}") from error
         if header.get("run_id") != self.run_id or header.get("unit") != unit:
             raise CasemateError("part", path, f"belongs to other work; {remedy}")
         if not whole:

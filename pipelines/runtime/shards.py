@@ -16,7 +16,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, last_line
+from components.core.units import Unit
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.cluster import total_cpus
@@ -28,15 +29,6 @@ GIVE_UP_SECONDS = 300.0  # with no worker alive
 
 WorkFn = Callable[[Any], pa.Table]
 MakeWork = Callable[[Any], WorkFn]
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A piece of work: `name` is its file name, `about` says which items it holds."""
-
-    name: str
-    about: str
-    payload: Any
 
 
 class UnitSource(Protocol):
@@ -295,7 +287,7 @@ class _Driver:
             self.probes[worker.ready.remote()] = worker
         except ActorDiedError as error:
             if not self.busy and not self.probes:
-                raise ShardFailedError(f"workers cannot start: {_first_line(error)}") from error
+                raise ShardFailedError(f"workers cannot start: {last_line(error)}") from error
         else:
             self.last_alive = time.monotonic()
             self.idle.extend([worker] * IN_FLIGHT)
@@ -315,10 +307,5 @@ class _Driver:
         unit, error = next(iter(self.failed.values()))
         raise ShardFailedError(
             f"{len(self.failed)} unit(s) failed {MAX_TRIES} times, all others are kept; "
-            f"first {unit.name} ({unit.about}): {type(error).__name__}: {_first_line(error)}"
+            f"first {unit.name} ({unit.about}): {type(error).__name__}: {last_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -22,7 +22,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from pipelines.recipe.schema.recipe import Recipe
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
@@ -255,7 +255,7 @@ class Tracker:
             self.experiment_id = self._experiment(experiment, None if uri else storage)
         except (MlflowException, OSError) as error:
             raise CasemateError(
-                "tracking.uri", self.uri, f"cannot be used: {_first_line(error)}"
+                "tracking.uri", self.uri, f"cannot be used: {first_line(error)}"
             ) from error
 
     def _experiment(self, name: str, storage: Path | None) -> str:
@@ -286,7 +286,3 @@ class Tracker:
         terms = f"tags.`{STEP_TAG}` = '{step}' and tags.`{PRINT_TAG}` = '{fingerprint}'"
         for run in self.client.search_runs([self.experiment_id], terms):
             self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]

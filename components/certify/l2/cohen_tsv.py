@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from components.certify.l2.bounds import max_radius
 from components.certify.l2.predict import ABSTAIN
-from components.certify.votes import replace_file
 from components.core.errors import CasemateError
+from components.core.files import atomic
 
 COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 DECIMALS = 6  # of exported radii, which are cut off, not rounded
@@ -57,19 +57,15 @@ def rows_of_certificates(certificates: pa.Table) -> list[CohenRow]:
 
 def write_cohen_tsv(path: Path, rows: Iterable[CohenRow]) -> None:
     """Write the table; `time` stays empty where it is not known."""
-
-    def write(temporary: Path) -> None:
-        with temporary.open("w", newline="") as file:
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerow(COLUMNS)
-            for row in rows:
-                seconds = "" if row.seconds is None else f"{row.seconds:.3f}"
-                radius = _cut_off(row.radius)
-                table.writerow(
-                    (row.index, row.label, row.prediction, radius, int(row.correct), seconds)
-                )
-
-    replace_file(path, write)
+    with atomic(path) as temporary, temporary.open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(COLUMNS)
+        for row in rows:
+            seconds = "" if row.seconds is None else f"{row.seconds:.3f}"
+            radius = _cut_off(row.radius)
+            table.writerow(
+                (row.index, row.label, row.prediction, radius, int(row.correct), seconds)
+            )
 
 
 def _cut_off(radius: float) -> str:

@@ -11,6 +11,7 @@ import torch
 
 from components.attacks.cascade import Outcome, Standing, after_attack, before_attacks
 from components.attacks.scales import Scales
+from components.core.files import atomic
 from components.core.threats import UNIT
 from components.data.prepared import PreparedDataset
 from components.evaluate.accuracy import accuracy
@@ -163,9 +164,8 @@ def write_rows(out: StageDir, victims: Sequence[Victim]) -> None:
                 }
             )
         )
-    partial = out.scratch / "attacks.parquet"
-    pq.write_table(pa.concat_tables(tables), partial)
-    partial.rename(out.path / "attacks.parquet")
+    with atomic(out.path / "attacks.parquet") as temporary:
+        pq.write_table(pa.concat_tables(tables), temporary)
 
 
 def write_summary(
@@ -232,9 +232,8 @@ def write_examples(out: StageDir, victims: Sequence[Victim], dataset: PreparedDa
         for name in ("clean_prediction", "adversarial_prediction"):
             values = getattr(victim.standing, name)[: len(clean)]
             arrays[f"{victim.model}/{name}"] = values.numpy()
-    partial = out.scratch / "examples.npz"
-    np.savez_compressed(partial, **arrays)
-    partial.rename(out.path / "examples.npz")
+    with atomic(out.path / "examples.npz") as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _tensor(table: pa.Table, name: str) -> torch.Tensor:

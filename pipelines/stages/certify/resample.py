@@ -165,10 +165,10 @@ def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -
     return model, data
 
 
-def _inputs(folder: Path) -> dict[str, str]:
+def _inputs(folder: Path) -> Mapping[str, str]:
     """The folders that a step read, by the names of the steps that made them."""
     manifest = read_manifest(folder)
-    return {} if manifest is None else manifest["input_folders"]
+    return {} if manifest is None else manifest.input_folders
 
 
 def _find(inputs: Mapping[str, str], folder: Path, digest: str) -> Path | None:

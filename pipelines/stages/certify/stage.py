@@ -25,6 +25,7 @@ from components.certify.votes import (
 )
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.files import rename
 from components.core.seeding import noise_impl
 from components.core.settings import plain
 from components.data.prepared import PreparedDataset
@@ -324,8 +325,7 @@ def _challenge(recipe: Recipe, config: VoteConfig, votes: Votes, out: StageDir) 
     )
     out.run.artifacts(out.path / "challenge.json")
     if result["broken_certified"]:
-        claim = out.path / "certificate.json"
-        claim.replace(claim.with_name("certificate.refuted.json"))  # not to be taken for valid
+        rename(out.path / "certificate.json", "certificate.refuted.json")  # not to be used
         raise RuntimeError(
             f"{result['broken_certified']} certified item(s) of {out.step} fell to "
             f"{result['attack']}: {', '.join(result['broken_items'])}; "

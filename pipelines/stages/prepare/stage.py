@@ -5,7 +5,7 @@ writes its own file. Bytes therefore depend on the plan alone, whatever the numb
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import ray
 import ray.data
 
 from components.core.errors import CasemateError
+from components.core.files import leftovers
 from components.data.shards import (
     ShardJob,
     ShardPlan,
@@ -52,7 +53,7 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
     splits = list_splits(data, source, generated)
     plans = plan_shards(splits, shard_size=data.shard_size)
     jobs = open_jobs(data, source, generated, plans, fitting=fitting, folder=folder)
-    _remove(folder.glob(".*.tmp"))  # parts of a killed start
+    _remove(leftovers(folder))  # of a killed start
     records = _write_all(jobs, plans)
     if not source.test_only:
         _check_after_skipping(records, classes=source.classes)
@@ -223,6 +224,6 @@ def _check_after_skipping(records: list[ShardRecord], *, classes: tuple[str, ...
             raise CasemateError("data", f"the {split} split", remedy)
 
 
-def _remove(paths: Iterator[Path]) -> None:
-    for path in list(paths):
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         path.unlink(missing_ok=True)

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.core.files import write_text
+
 if TYPE_CHECKING:
     import torch
 
@@ -83,7 +85,7 @@ def train_loop(config: dict[str, Any]) -> None:
             )
         except TrainingStoppedError as error:
             if live:
-                live.write(Path(config["stopped"]), error.args)
+                write_text(Path(config["stopped"]), json.dumps(error.args))
             return  # not a failure: a restart would stop at the same step
         report()
         if live:
@@ -93,7 +95,7 @@ def train_loop(config: dict[str, Any]) -> None:
         out = Path(config["out"])
         save_model(out / "model", final, recipe_digest=config["recipe_digest"])
         history = {"rows": session.history, "selected_epoch": session.selected_epoch}
-        live.write(out / "history.json", history)
+        write_text(out / "history.json", json.dumps(history))
 
 
 def _all_reduce(sums: "torch.Tensor") -> "torch.Tensor":
@@ -127,10 +129,4 @@ class _Live:
         speed = round(images / (self.last - began), 1) if images else None
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
         running = session.running() | {"images_per_second": speed}
-        self.write(self.path, state | {"running": running})
-
-    @staticmethod
-    def write(path: Path, value: object) -> None:
-        partial = path.with_name(f".{path.name}.partial")
-        partial.write_text(json.dumps(value))
-        partial.replace(path)
+        write_text(self.path, json.dumps(state | {"running": running}), sync=False)

@@ -4,7 +4,6 @@ Ray copies its state to the storage file by file and in place, so that a kill le
 some that are older than others.
 """
 
-import os
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
+from components.core.files import atomic
 from pipelines.stages.tune.schedulers import KeptScheduler
 from pipelines.stages.tune.worker import MISTAKE
 
@@ -63,14 +63,9 @@ class Snapshots(tune.Callback):  # type: ignore[misc]
 
 def pack(files: Iterable[Path], target: Path) -> None:
     """One archive of some files, there whole or not at all; it outlasts a power failure."""
-    partial = target.with_name(f".{target.name}.partial")
-    with partial.open("wb") as sink:
-        with zipfile.ZipFile(sink, "w") as archive:
-            for file in files:
-                archive.write(file, file.name)
-        sink.flush()
-        os.fsync(sink.fileno())
-    partial.replace(target)
+    with atomic(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for file in files:
+            archive.write(file, file.name)
 
 
 def unpack(place: Path) -> str | None:

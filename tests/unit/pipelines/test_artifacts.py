@@ -74,18 +74,19 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
     out = new_stage(tmp_path / "train", prepare=before.path)
     out.write_bytes("model/weights.bin", b"12345")
     (out.scratch / "checkpoint").write_text("only for a resumed step")
+    (out.path / "model" / ".weights.bin.0a1b.tmp").write_text("left by a killed start")
     out.finish()
     manifest = read_manifest(out.path)
     digest = hashlib.sha256(b"12345").hexdigest()
-    assert manifest["files"] == {"model/weights.bin": {"sha256": digest, "bytes": 5}}
-    assert manifest["step"] == "train.standard"
-    assert manifest["fingerprint"] == PRINT
-    assert manifest["mlflow_run_id"] == "mlflow-1"
-    assert manifest["input_folders"] == {"prepare": "../prepare"}  # the storage may move
-    (source,) = manifest["inputs"].values()
+    assert manifest.files == {"model/weights.bin": {"sha256": digest, "bytes": 5}}
+    assert manifest.step == "train.standard"
+    assert manifest.fingerprint == PRINT
+    assert manifest.mlflow_run_id == "mlflow-1"
+    assert manifest.input_folders == {"prepare": "../prepare"}  # the storage may move
+    (source,) = manifest.inputs.values()
     assert source["fingerprint"] == PRINT
     assert source["mlflow_run_id"] == "mlflow-1"
-    assert manifest["software"].keys() >= {"torch", "timm", "ray", "casemate"}
+    assert out.provenance()["software"].keys() >= {"torch", "timm", "ray", "casemate"}
     assert not (out.path / "unfinished").exists()
 
 

@@ -76,7 +76,7 @@ def test_files_that_a_kill_left_in_pieces_are_replaced_by_the_last_whole_moment(
         for session in (SESSION, "2026-11-16_17-00-00"):  # and a start that was killed at once
             (ray_files.place / f"{name}-{session}.json").write_text(left)
     (ray_files.place / "tuner.pkl").write_bytes(b"")
-    (ray_files.place / ".snapshot.zip.partial").write_bytes(b"PK")
+    (ray_files.place / ".snapshot.zip.0a1b.tmp").write_bytes(b"PK")
     assert tune_snapshot.unpack(ray_files.place) is None
     assert went_on_from(ray_files.place) == (2, "2", b"tuner")
     assert len(list(ray_files.place.glob("*.json"))) == 2
