@@ -12,8 +12,9 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, Votes, read_votes, write_votes
-from pipelines.plan import plan
-from pipelines.recipe import Recipe, available, load
+from pipelines.flow.plan import plan
+from pipelines.recipe.load import available, load
+from pipelines.recipe.schema.recipe import Recipe
 
 
 def recipe_names() -> list[str]:
