@@ -12,6 +12,7 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, Votes, read_votes, write_votes
+from pipelines.estimates import estimates_of
 from pipelines.plan import plan
 from pipelines.recipe import Recipe, available, load
 
@@ -48,6 +49,18 @@ def folder_names(recipe: Recipe, storage: Path) -> list[str]:
         for step in plan(recipe, storage)
         if not step.given
     ]
+
+
+def estimates(recipe: Recipe) -> list[dict[str, Any]]:
+    """What the certificates of a recipe cost on 100 items, on every known accelerator."""
+    return estimates_of(
+        recipe,
+        accelerators=[],
+        dtype="fp32",
+        num_workers=2,
+        num_items=100,
+        passes_per_second=None,
+    )
 
 
 def derive(folder: Path, claim: dict[str, Any]) -> dict[str, Any]:
