@@ -12,9 +12,12 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, Votes, read_votes, write_votes
+from components.core.errors import CasemateError
 from pipelines.estimates import estimates_of
 from pipelines.plan import plan
 from pipelines.recipe import Recipe, available, load
+
+Refusal = CasemateError  # of what a user can mend
 
 
 def recipe_names() -> list[str]:
