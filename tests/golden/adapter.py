@@ -12,9 +12,13 @@ import numpy as np
 from components.certify.certificate import write_certificate
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, Votes, read_votes, write_votes
+from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.load import available, load
 from pipelines.recipe.schema.recipe import Recipe
+from pipelines.stages.certify.cost import estimates_of
+
+Refusal = CasemateError  # of what a user can mend
 
 
 def recipe_names() -> list[str]:
@@ -49,6 +53,18 @@ def folder_names(recipe: Recipe, storage: Path) -> list[str]:
         for step in plan(recipe, storage)
         if not step.given
     ]
+
+
+def estimates(recipe: Recipe) -> list[dict[str, Any]]:
+    """What the certificates of a recipe cost on 100 items, on every known accelerator."""
+    return estimates_of(
+        recipe,
+        accelerators=[],
+        dtype="fp32",
+        num_workers=2,
+        num_items=100,
+        passes_per_second=None,
+    )
 
 
 def derive(folder: Path, claim: dict[str, Any]) -> dict[str, Any]:

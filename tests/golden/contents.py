@@ -1,6 +1,8 @@
 """Two storages beside each other: folders, files, what is in them, and what MLflow was told."""
 
+import csv
 import json
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,8 +26,18 @@ TIMES = frozenset({"seconds", "wait_seconds", "images_per_second", "attack_secon
 TRACKED = {
     "metrics": "SELECT r.name, m.key, m.step, m.value FROM metrics m JOIN runs r USING (run_uuid)",
     "parameters": "SELECT r.name, p.key, p.value FROM params p JOIN runs r USING (run_uuid)",
-    "registered models": "SELECT name, version FROM model_versions",
+    "tags": "SELECT r.name, t.key, t.value FROM tags t JOIN runs r USING (run_uuid) "
+    "WHERE t.key NOT LIKE 'mlflow.%'",
+    "registered models": "SELECT name, alias, version FROM registered_model_aliases",
+    "datasets": "SELECT name, digest FROM datasets",
 }
+
+# Of a page: commits and runs, digests of inputs that hold times, tables that are files too.
+PASSING = re.compile(
+    r'\b[0-9a-f]{40}(-dirty)?\b|\b[0-9a-f]{32}\b|content [0-9a-f]{64}|href="data:text/csv[^"]*"'
+    r'|<td class="num">[^<]*</td>'
+)
+FIGURE = re.compile(r"<svg.*?</svg>|data:image/[^\"]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,14 +61,16 @@ def compare_storages(old: Path, new: Path) -> list[Difference]:
         else:
             where = "OLD" if folder in folders else "NEW"
             rows.append(Difference(folder, "folder name", f"is in {where} alone"))
-    return [*rows, *_compare_tracking(old / "mlflow.db", new / "mlflow.db")]
+    return [*rows, *_compare_tracking(old, new)]
 
 
 def _compare_folders(place: str, old: Path, new: Path) -> Iterator[Difference]:
     names = {p.relative_to(old).as_posix() for p in old.rglob("*") if p.is_file()}
     others = {p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file()}
     for name in sorted(names | others):
-        if name in names and name in others:
+        if name in names and name in others and name.endswith(".html"):
+            yield from _compare_pages(place, old / name, new / name)
+        elif name in names and name in others:
             yield Difference(place, name, difference(old / name, new / name))
         else:
             yield Difference(place, name, f"is in {'OLD' if name in names else 'NEW'} alone")
@@ -68,11 +82,36 @@ def difference(old: Path, new: Path) -> str | None:
         return _compare_documents(read_json(old), read_json(new))
     if old.suffix == ".npz":
         return _compare_arrays(old, new)
+    if old.suffix == ".csv":
+        return None if _lasting_columns(old) == _lasting_columns(new) else "other rows"
     if file_digest(old) == file_digest(new):
         return None
     if old.suffix == ".parquet" and table_digest(old) == table_digest(new):
         return "other bytes, equal tables"
     return "other bytes"
+
+
+def _lasting_columns(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
+
+
+def _compare_pages(place: str, old: Path, new: Path) -> Iterator[Difference]:
+    """Words and figures of a report; its tables are files beside it."""
+    pages = [p.read_text().replace(str(p.parents[2]), "STORAGE") for p in (old, new)]
+    figures, words = zip(*((FIGURE.findall(p), FIGURE.sub("", p)) for p in pages), strict=True)
+    changed = sum(a != b for a, b in zip(*figures, strict=False))
+    if len(figures[0]) != len(figures[1]):
+        said: str | None = f"{len(figures[0])} figures were there, {len(figures[1])} are"
+    else:
+        said = f"{changed} of {len(figures[0])} figures differ" if changed else None
+    yield Difference(place, f"figures of {old.name}", said)
+    left, right = (PASSING.sub("", text).splitlines() for text in words)
+    lines = [f"{a.strip()!r:.60} became {b.strip()!r:.60}"
+             for a, b in zip(left, right, strict=False) if a != b]  # fmt: skip
+    if left != right and not lines:
+        lines = [f"{len(left)} lines became {len(right)}"]
+    yield Difference(place, f"words of {old.name}", lines[0] if lines else None)
 
 
 def _compare_documents(old: Any, new: Any) -> str | None:
@@ -119,16 +158,17 @@ def _compare_arrays(old: Path, new: Path) -> str | None:
 def _compare_tracking(old: Path, new: Path) -> Iterator[Difference]:
     """What MLflow was told, without times."""
     for what, query in TRACKED.items():
-        left, right = (_told(path, query) for path in (old, new))
+        left, right = (_told(storage, query) for storage in (old, new))
         changed = sorted(left ^ right)
         how = f"{len(changed)} rows, e.g. {changed[0]}" if changed else None
         yield Difference("mlflow.db", f"{len(left)} {what}", how)
 
 
-def _told(path: Path, query: str) -> set[str]:
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+def _told(storage: Path, query: str) -> set[str]:
+    with sqlite3.connect(f"file:{storage / 'mlflow.db'}?mode=ro", uri=True) as database:
         rows = database.execute(query).fetchall()
-    return {json.dumps(row) for row in rows if not _is_time(str(row[1]))}
+    told = (json.dumps(row) for row in rows if not _is_time(str(row[1])))
+    return {text.replace(str(storage), "STORAGE") for text in told}
 
 
 def _is_time(key: str) -> bool:

@@ -8,6 +8,7 @@ from tests.golden.documents import columns_of, header_of, key_paths, read_json
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "record"
 RECIPES, CLAIMS, KEYS = RECORD / "recipes.json", RECORD / "claims.json", RECORD / "keys.json"
+ESTIMATES = RECORD / "estimates.json"
 TINY_KEYS = RECORD / "keys-tiny.json"  # of the flow that end-to-end tests share
 CERTIFICATES = RECORD / "certificates"
 FLOWS = ("flow", "further", "given")  # recipes of this folder

@@ -25,13 +25,28 @@ from tests.golden.documents import (
     without,
     write_json,
 )
-from tests.golden.layout import CERTIFICATES, CLAIMS, FLOWS, HERE, KEPT, KEYS, RECIPES, keys_record
+from tests.golden.layout import (
+    CERTIFICATES,
+    CLAIMS,
+    ESTIMATES,
+    FLOWS,
+    HERE,
+    KEPT,
+    KEYS,
+    RECIPES,
+    keys_record,
+)
 
 # Certificates whose votes are kept; the others of the flow differ in settings only.
 KEPT_OF_FLOW = (
     *("columns-b2-s1", "columns-b2-s2", "columns-b3-s1", "challenged", "paper", "early", "masked"),
     *("rows", "blocks", "both", "masks", "early-blocks"),
     *("l2", "randomized", "sequential", "one-shot", "ancestral", "heun", "sequential-denoised"),
+)
+
+ESTIMATED = (
+    *("golden/flow", "demo", "certify-100k", "svit-cifar-col4-vit-t"),
+    *("svit-in1k-col19-vit-s", "svit-in1k-col19-r50", "svit-in1k-block75-vit-t"),
 )
 
 # Other claims from the same votes, by names of their own.
@@ -45,7 +60,9 @@ RECERTIFIED: dict[str, tuple[str, dict[str, Any]]] = {
     "rows, count": ("rows", {"rule": "count", "second_rule": "loc"}),
     "blocks, strict": ("blocks", {"rule": "strict", "second_rule": "none"}),
     "both, larger patches": ("both", {"patch_sizes": [1, 2, 3]}),
-    "masks, one size": ("masks", {"patch_sizes": [1]}),
+    "both, paper_reference": ("both", {"delta_rule": "paper_reference"}),
+    "blocks, paper_reference": ("blocks", {"delta_rule": "paper_reference"}),
+    "sequential, one radius": ("sequential", {"radii": [0.1]}),
     "l2, other alpha": ("l2", {"failure_prob": 0.05, "radii": [0.1, 0.2]}),
     "randomized, other alpha": ("randomized", {"failure_prob": 0.002}),
     "randomized, other radii": ("randomized", {"radii": [0.01, 0.3]}),
@@ -89,6 +106,15 @@ def _described(recipe: Any, *, stand_ins: list[str]) -> dict[str, Any]:
         "resolved": digest(adapter.resolved(recipe)),
         "digest": adapter.recipe_digest(recipe),
         "steps": adapter.fingerprints(recipe, Path("storage")),
+    }
+
+
+def estimates_record() -> dict[str, Any]:
+    """What some recipes cost: patch and l2 certificates, ViTs and ResNets, denoisers."""
+    files, words = recipe_files(), frozenset({"rate"})
+    return {
+        name: without(adapter.estimates(adapter.load_recipe(files[name])), words)
+        for name in ESTIMATED
     }
 
 
@@ -142,6 +168,7 @@ def main() -> None:
         write_json(KEYS, keys_record(storage))
     with TemporaryDirectory() as folder:
         write_json(RECIPES, recipes_record(Path(folder)))
+    write_json(ESTIMATES, estimates_record())
     with TemporaryDirectory() as folder:
         write_json(CLAIMS, claims_record(Path(folder)))
         for name in () if storage else [p.name for p in CERTIFICATES.iterdir()]:

@@ -40,6 +40,29 @@ def test_other_claims_follow_from_the_kept_votes(name, claims_now):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("early", {"patch_sizes": [3]}),  # voting stopped before it was decided
+        ("early-blocks", {"rule": "count"}),
+        ("sequential", {"radii": [0.05]}),
+        ("sequential", {"failure_prob": 0.05}),
+        ("masks", {"patch_sizes": [2]}),  # no mask hides it
+        ("l2", {"radii": [5.0]}),  # no votes could prove it
+        ("randomized", {"failure_prob": 0.05}),
+        ("l2", {"rule": "loc"}),  # a setting of another kind
+        ("rows", {"failure_prob": 0.1}),
+        ("rows", {"delta_rule": "paper_reference"}),
+        ("columns-b2-s1", {"patch_sizes": [9]}),
+    ],
+)
+def test_claims_that_votes_cannot_answer_are_refused(name, changes, tmp_path):
+    (field,) = changes
+    with pytest.raises(adapter.Refusal, match=f"certify.{field}"):
+        adapter.derive_again(CERTIFICATES / name, tmp_path / "out", changes)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.skipif(not SAME_PYARROW, reason="another pyarrow writes other bytes")
 @pytest.mark.parametrize("name", KEPT_CERTIFICATES)
 def test_files_are_written_byte_for_byte(name, tmp_path):

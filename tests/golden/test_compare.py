@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.golden.compare import show
 from tests.golden.contents import compare_storages
 from tests.golden.layout import CERTIFICATES
 
@@ -25,11 +26,16 @@ def storages(tmp_path):
         (folder / "manifest.json").write_text(json.dumps(manifest))
         (folder / "history.json").write_text(json.dumps({"rows": [{"loss": 1, "seconds": number}]}))
         np.savez(folder / "examples.npz", images=np.arange(4.0))
+        (folder / "train.csv").write_text(f"loss,seconds\n1,{number}\n")
+        page = f'<p>Run {number:032x}</p><svg><path/></svg><td class="num">{number}</td>'
+        (folder / "report.html").write_text(page)
         with sqlite3.connect(tmp_path / name / "mlflow.db") as database:
             database.execute("CREATE TABLE runs (run_uuid, name)")
             database.execute("CREATE TABLE metrics (run_uuid, key, step, value)")
             database.execute("CREATE TABLE params (run_uuid, key, value)")
-            database.execute("CREATE TABLE model_versions (name, version)")
+            database.execute("CREATE TABLE tags (run_uuid, key, value)")
+            database.execute("CREATE TABLE registered_model_aliases (name, alias, version)")
+            database.execute("CREATE TABLE datasets (name, digest)")
             database.execute("INSERT INTO runs VALUES (?, 'certify.l2')", [name])
             database.execute("INSERT INTO metrics VALUES (?, 'certify/l2/accuracy', 0, 1)", [name])
             database.execute("INSERT INTO metrics VALUES (?, 'x/seconds', 0, ?)", [name, number])
@@ -83,6 +89,25 @@ def test_other_files_and_folders_are_found(storages):
         "examples.npz": "is in NEW alone",
         "folder name": "is in NEW alone",
     }
+
+
+def test_pages_and_tables_are_compared(storages):
+    folder = storages[1] / STEP
+    (folder / "train.csv").write_text("loss,seconds\n2,0\n")
+    (folder / "report.html").write_text("<p>Flow</p><svg><circle/></svg>")
+    assert differences(storages) == {
+        "train.csv": "other rows",
+        "figures of report.html": "1 of 1 figures differ",
+        "words of report.html": "'<p>Run </p>' became '<p>Flow</p>'",
+    }
+
+
+def test_allowed_differences_are_shown_and_do_not_count(storages, capsys):
+    (storages[1] / STEP / "report.html").write_text("<p>Flow</p><svg><path/></svg>")
+    rows = compare_storages(*storages)
+    assert show("files", rows, allowed=[]) == 1
+    assert show("files", rows, allowed=["*/words of report.html"]) == 0
+    assert "allowed    golden/certify.l2-0123456789ab" in capsys.readouterr().out
 
 
 def test_what_mlflow_was_told_counts(storages):

@@ -1,4 +1,4 @@
-"""Digests and fingerprints as they were recorded: a refactoring moves none of them.
+"""Digests, fingerprints and estimates as they were recorded: a refactoring moves none of them.
 
 `record.py` says what is recorded and how it is renewed.
 """
@@ -11,8 +11,8 @@ import pytest
 
 from tests.golden import adapter, standins
 from tests.golden.documents import read_json
-from tests.golden.layout import RECIPES
-from tests.golden.record import recipe_files, recipes_record
+from tests.golden.layout import ESTIMATES, RECIPES
+from tests.golden.record import estimates_record, recipe_files, recipes_record
 
 RECORDED = read_json(RECIPES)
 
@@ -53,3 +53,7 @@ def test_fingerprints_depend_on_content_alone(tmp_path):
     kept = [step for step, mark in changed[0].items() if mark == here[0][step]]
     assert all(step.startswith("denoiser.") for step in kept)  # weights, as they were
     assert changed[1] == here[1]  # reads no such file
+
+
+def test_estimates_stay():
+    assert estimates_record() == read_json(ESTIMATES)
