@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from components.core.errors import CasemateError, last_line
-from components.core.units import Unit
+from components.core.units import Unit as Unit
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.cluster import total_cpus

@@ -23,7 +23,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 
 from components.core.errors import CasemateError, first_line
-from pipelines.recipe.schema.recipe import Recipe
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
 SUPERSEDED_TAG = "casemate.superseded"
@@ -264,16 +263,16 @@ class Tracker:
         location = (storage / "mlartifacts").as_uri() if storage else None  # a server has its own
         return str(self.client.create_experiment(name, artifact_location=location))
 
-    def flow_run(self, recipe: Recipe, flow_fingerprint: str) -> StepRun:
-        """The parent run of a flow: same recipe and inputs, same run."""
+    def flow_run(self, name: str, fingerprint: str, resolved: Mapping[str, object]) -> StepRun:
+        """The parent run of the flow of a recipe: same recipe and inputs, same run."""
         run = _find_or_create(
             self.client,
             self.experiment_id,
-            recipe.name,
-            {FLOW_TAG: flow_fingerprint},
-            {"casemate.recipe": recipe.name},
+            name,
+            {FLOW_TAG: fingerprint},
+            {"casemate.recipe": name},
         )
-        run.params(recipe.resolved())
+        run.params(resolved)
         return run
 
     def step_run(self, parent: StepRun, step: str, fingerprint: str) -> StepRun:
