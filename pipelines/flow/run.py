@@ -121,7 +121,7 @@ def _execute(
 
 
 def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
-    """Impossible settings show before anything is trained or tracked."""
+    """Refuse impossible settings before anything is trained or tracked."""
     from pipelines.recipe import trials as tune_points
     from pipelines.recipe.check import check_recipe
     from pipelines.runtime.tracking import Tracker
@@ -133,7 +133,7 @@ def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
 
 
 def _status(error: BaseException) -> str:
-    """How a run ended, in MLflow's words: it was stopped, or it failed."""
+    """The status of a run in MLflow: KILLED if interrupted, FAILED otherwise."""
     return "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
 
 
@@ -166,7 +166,7 @@ class _Runner:
         self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
         self.active: dict[str, StepRun] = {}
         self.trainings_left = False
-        self.fits = False  # the prepared images; asked once
+        self.fits = False  # the recipe fits the prepared images; checked once
 
     def run_stage(self, batch: Sequence[PlannedStep]) -> None:
         """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
@@ -197,7 +197,7 @@ class _Runner:
             future.result()
 
     def _check_on_images(self) -> None:
-        """What does not fit the prepared images shows before anything is trained on them."""
+        """Refuse what does not fit the prepared images, before anything is trained on them."""
         from components.data.prepared import PreparedDataset
         from pipelines.recipe.check import check_on_images
 

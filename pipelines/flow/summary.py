@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipelines.flow.plan import PlannedStep
-from pipelines.stages.registry import STAGES
+from pipelines.stages.registry import STAGES, Headline
 
 
-def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
+def summary(steps: Sequence[PlannedStep]) -> list[Headline]:
     """Headline rows of finished steps: what, model, share of items with its interval."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Headline] = []
     for stage in STAGES.values():
         if stage.headlines:
             own = [step for step in steps if step.step.stage == stage.name]

@@ -1,4 +1,4 @@
-"""The only `import mlflow`: a run per flow, a child run per step, resumed instead of repeated."""
+"""The only `import mlflow`: a run per flow, a child run per step; a second start continues them."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 @dataclass
 class StepRun:
-    """One MLflow run; a metric that the store already has at a step is not logged twice."""
+    """One MLflow run; a metric that the store has for a step is not logged again."""
 
     client: MlflowClient
     run_id: str
@@ -149,7 +149,7 @@ class StepRun:
         settings: Mapping[str, Any],
         metadata: Mapping[str, Any],
     ) -> str:
-        """Log a smoothed classifier that answers with a radius, and register it under an alias.
+        """Log a smoothed classifier that predicts with a radius, and register it under an alias.
 
         `settings` are those of `SmoothedClassifier`, with the shape of images and the sampler.
         """
@@ -162,7 +162,7 @@ class StepRun:
             warnings.catch_warnings(),
             mlflow.start_run(run_id=self.run_id),
         ):
-            # MLflow misses an example, which it would ask for all its draws
+            # MLflow asks for an input example, but would run all draws on it
             warnings.simplefilter("ignore", UserWarning)
             networks = Path(place) / "networks"
             shutil.copytree(classifier, networks / "classifier")
@@ -196,7 +196,7 @@ class StepRun:
 
 
 def _smoothed_signature(shape: tuple[int, ...]) -> Any:
-    """Images in; label, abstention, radius and samples out; how long and how much by parameters."""
+    """Images in; label, abstention, radius and samples out; time and draws as parameters."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec

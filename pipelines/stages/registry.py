@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, Required, TypedDict, cast
 
 if TYPE_CHECKING:  # the command line lists stages: spare it pydantic
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
 
 DATASET = "prepare"  # the step whose folder holds the images
-GIVEN_VERSION = 1  # of steps that are no stage's: a given model, a given denoiser
+GIVEN_VERSION = 1  # of steps without a stage: a given model, a given denoiser
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Step:
     stage: str
     part: str = ""
     needs: tuple[str, ...] = ()
-    identity: Mapping[str, Any] = field(default_factory=dict)
+    identity: Mapping[str, object] = field(default_factory=dict)
     given: Path | None = None  # a folder made elsewhere, which is used as it is
 
     @property
@@ -41,11 +41,29 @@ class Step:
 
 @dataclass(frozen=True)
 class Planning:
-    """What a stage is asked for its steps with."""
+    """What the steps of a stage follow from."""
 
     recipe: "Recipe"
     prepared: Path | None = None  # a finished dataset in place of the recipe's own
     earlier: Sequence[Step] = ()  # the steps of the stages before
+
+
+class Share(TypedDict):
+    """A share of items with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    num_items: int
+
+
+class Headline(Share, total=False):
+    """A row of a flow's summary; the verdict on the attacks stands with a model's last row."""
+
+    what: Required[str]
+    model: Required[str]
+    verdict: str
+    reasons: Sequence[str]
 
 
 class StageSteps(Protocol):
@@ -54,7 +72,7 @@ class StageSteps(Protocol):
     def steps(self, planning: Planning) -> list[Step]:
         """What the stage adds to the plan, every step after what it needs."""
 
-    def headlines(self, steps: Sequence[tuple[Step, Path | None]]) -> list[dict[str, Any]]:
+    def headlines(self, steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
         """The figures of its steps, each with its folder if it is finished."""
 
 
@@ -73,7 +91,7 @@ class Stage:
     section: str  # of the recipe; without it the stage has nothing to do
     version: int  # raised by hand when its formula changes: old results are not taken for new ones
     help: str  # of its command
-    context: str = "testing"  # of its dataset, in MLflow's words
+    context: str = "testing"  # of its dataset in MLflow
     in_lanes: bool = False  # whether its steps run side by side, each on workers of its own
     needs_cpus: bool = False  # that idle actors of other stages would hold
     headlines: bool = False  # whether its steps have figures for the summary
@@ -153,6 +171,6 @@ def model_step(recipe: "Recipe", model: str) -> str:
     return f"model.{model}" if recipe.given_model() else f"train.{model}"
 
 
-def headline(what: str, model: str, share: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of a flow's summary: a share of items with its interval."""
-    return {"what": what, "model": model, **share}
+def headline(what: str, model: str, share: Share) -> Headline:
+    """A row of a flow's summary."""
+    return cast(Headline, {"what": what, "model": model, **share})

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.stages.registry import DATASET, Planning, Step, headline, model_step
+from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline, model_step
 
 
 def steps(planning: Planning) -> list[Step]:
@@ -20,18 +20,18 @@ def steps(planning: Planning) -> list[Step]:
     return found
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[dict[str, Any]]:
+def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
     """Clean accuracy of each model, and what each line of the attack list left."""
     folders = [folder for _, folder in steps if folder]
     rows = [_headlines(json.loads((folder / "summary.json").read_text())) for folder in folders]
     return [row for found in rows for row in found]
 
 
-def _headlines(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _headlines(result: Mapping[str, Any]) -> list[Headline]:
     """The rows of one entry; a model's verdict stands with its last row."""
     norm, eps = result["threat"]["kind"], result["threat"]["eps"]
     budget = norm if eps is None else f"{norm} {eps:g}"
-    rows = []
+    rows: list[Headline] = []
     for model, summary in result["models"].items():
         rows.append(headline("clean", model, summary["clean_accuracy"]))
         left = {attack["entry"]: attack["robust_accuracy"] for attack in summary["attacks"]}

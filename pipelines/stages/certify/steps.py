@@ -1,15 +1,14 @@
 """What the plan says about certificates: a step for each, and the headline figures of one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from components.certify.l2.settings import GaussianSettings
 from components.certify.settings import CertificateSettings
 from components.core.settings import changed_fields, plain
 from components.denoising.settings import is_on_disk
-from pipelines.stages.registry import DATASET, Planning, Step, headline, model_step
+from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline, model_step
 
 L2_BOUND_VERSION = 2  # of l2 certificates alone: patch certificates do not follow from that bound
 # Keys that came later: see `_certify_identity`.
@@ -40,7 +39,7 @@ def steps(planning: Planning) -> list[Step]:
     return found
 
 
-def _certify_identity(section: CertificateSettings) -> dict[str, Any]:
+def _certify_identity(section: CertificateSettings) -> dict[str, object]:
     """The certify section; keys that came later count only where they are used.
 
     Certificates made before those keys existed keep their fingerprints, and so their bytes.
@@ -58,7 +57,7 @@ def _certify_identity(section: CertificateSettings) -> dict[str, Any]:
 
 
 def _denoiser_on_disk(section: CertificateSettings) -> str | None:
-    """The folder of a denoiser that a certificate names, with the word for its format."""
+    """The folder of a denoiser that a certificate names, with the prefix of its format."""
     named = section.denoiser_name
     return named if named is not None and is_on_disk(named) else None
 
@@ -70,10 +69,10 @@ def _source_digest(source: str) -> str:
     return source_digest(source)
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[dict[str, Any]]:
+def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
     """Accuracy of each smoothed classifier, and its certified accuracies."""
-    models = [step.identity["certify"]["model"] for step, _ in steps]
-    rows: list[dict[str, Any]] = []
+    models = [_model_of(step) for step, _ in steps]
+    rows: list[Headline] = []
     for (step, folder), model in zip(steps, models, strict=True):
         if folder:
             which = f", {step.part}" if models.count(model) > 1 else ""
@@ -81,7 +80,13 @@ def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[dict[str, Any]]
     return rows
 
 
-def _headlines(folder: Path, model: str, which: str) -> list[dict[str, Any]]:
+def _model_of(step: Step) -> str:
+    certify = step.identity["certify"]
+    assert isinstance(certify, Mapping)
+    return str(certify["model"])
+
+
+def _headlines(folder: Path, model: str, which: str) -> list[Headline]:
     """The rows of one certificate; `which` names it where a model has several."""
     document = json.loads((folder / "certificate.json").read_text())
     summary = document["summary"]

@@ -15,13 +15,13 @@ def steps(planning: Planning) -> list[Step]:
     return [Step(DATASET, identity={"data": data}, given=prepared)]
 
 
-def _dataset_identity(prepared: Path) -> dict[str, Any]:
+def _dataset_identity(prepared: Path) -> dict[str, object]:
     from components.data.stream import read_page
 
     return {"digest": read_page(prepared / "dataset.json")["digest"]}
 
 
-def _data_identity(section: DataSettings) -> dict[str, Any]:
+def _data_identity(section: DataSettings) -> dict[str, object]:
     """The data section with the content of its files in place of their paths."""
     values: dict[str, Any] = plain(section)  # shard_size too: it orders streamed training
     parts = [values, values["synthetic"]] if values["synthetic"] else [values]
@@ -30,7 +30,7 @@ def _data_identity(section: DataSettings) -> dict[str, Any]:
     return values
 
 
-def _content(source: str, path: str | None, options: dict[str, Any]) -> dict[str, Any]:
+def _content(source: str, path: str | None, options: dict[str, object]) -> dict[str, object]:
     """What a source's files hold, and those of its options that do not name a file."""
     from components.data.sources.stamp import named_files, source_stamp
 

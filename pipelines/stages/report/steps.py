@@ -1,7 +1,6 @@
 """What the plan says about the report: one step, after everything else."""
 
 from pathlib import Path
-from typing import Any
 
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
@@ -16,7 +15,7 @@ def steps(planning: Planning) -> list[Step]:
     return [Step("report", "", tuple(step.name for step in planning.earlier), identity)]
 
 
-def _report_identity(section: ReportSection) -> dict[str, Any]:
+def _report_identity(section: ReportSection) -> dict[str, object]:
     """The report section; tables to compare with count by their content, not by their path."""
     values = section.model_dump(mode="json")
     for name, entry in values["compare"].items():

@@ -1,7 +1,6 @@
 """What the plan says about models: a step for each training, or the model that is given."""
 
 from pathlib import Path
-from typing import Any
 
 from components.core.errors import CasemateError
 from components.core.settings import plain
@@ -37,9 +36,9 @@ def _training(recipe: Recipe, section: TrainSettings, model: str) -> Step:
     return Step("train", model, (DATASET, *([f"train.{behind}"] if behind else [])), identity)
 
 
-def model_identity(section: ModelSettings) -> dict[str, Any]:
+def model_identity(section: ModelSettings) -> dict[str, object]:
     """The model section; a folder of pretrained weights counts by its digest, not by its path."""
-    values: dict[str, Any] = plain(section)
+    values: dict[str, object] = plain(section)
     start = section.pretrained
     if start and is_on_disk(start):
         values["pretrained"] = _source_digest(start)
@@ -48,9 +47,9 @@ def model_identity(section: ModelSettings) -> dict[str, Any]:
     return values
 
 
-def _objective_identity(objective: ObjectiveSettings) -> dict[str, Any]:
+def _objective_identity(objective: ObjectiveSettings) -> dict[str, object]:
     """The objective section; a denoiser on disk counts by its content, not by its path."""
-    values: dict[str, Any] = plain(objective)
+    values: dict[str, object] = plain(objective)
     if isinstance(objective, DenoisedTrainingSettings) and is_on_disk(objective.denoiser):
         values["denoiser"] = _source_digest(objective.denoiser)
     return values
