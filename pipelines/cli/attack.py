@@ -14,9 +14,8 @@ from pipelines.cli.options import (
     SetOpt,
     SmokeOpt,
     StorageOpt,
-    load_recipe,
 )
-from pipelines.cli.show import run_and_show
+from pipelines.cli.show import load_recipe, run_and_show
 
 if TYPE_CHECKING:
     from components.models.spec import ModelSpec

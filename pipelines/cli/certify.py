@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt, load_recipe
+from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt
+from pipelines.cli.show import load_recipe
 
 commands = typer.Typer()
 

@@ -18,8 +18,8 @@ from pipelines.cli.options import (
     SetOpt,
     SmokeOpt,
     StorageOpt,
-    load_recipe,
 )
+from pipelines.cli.show import load_recipe
 
 commands = typer.Typer()
 DASHBOARD = "http://127.0.0.1:8265"
@@ -126,13 +126,12 @@ def stop(
 @commands.command(hidden=True)
 def control() -> None:
     """The controller job of a submitted flow."""
-    from pipelines.flow import plan
     from pipelines.runtime import jobs
+    from pipelines.stages.registry import stages_of
 
     loaded = _recipe_of_job()
-    jobs.control(
-        jobs.connect(None), loaded, plan.stages_of(loaded), lambda text: print(text, flush=True)
-    )
+    stages = [stage.name for stage in stages_of(loaded)]
+    jobs.control(jobs.connect(None), loaded, stages, lambda text: print(text, flush=True))
 
 
 @commands.command("stage-job", hidden=True)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,9 +23,9 @@ from pipelines.cli.options import (
     SetOpt,
     SmokeOpt,
     StorageOpt,
-    load_recipe,
 )
-from pipelines.cli.show import check_resumable, run_and_show
+from pipelines.cli.show import check_resumable, load_recipe, run_and_show
+from pipelines.stages.registry import STAGES
 
 SHOWN_PROBLEMS = 20  # of verify, on a terminal
 app = typer.Typer(
@@ -83,21 +84,18 @@ def _train(
     )
 
 
+# Stages whose commands take more than a recipe, with their examples.
+OWN_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "train": (_train, "Example: casemate train demo --resume"),
+    "attack": (cli_attack.attack, cli_attack.EXAMPLE),
+}
 _flow_command("run", "Run a recipe's whole chain; what is already finished is skipped.", until=None)
-for _stage, _help in {
-    "prepare": "Prepare the recipe's dataset.",
-    "train": "Train the recipe's models, preparing data first.",
-    "tune": "Tune the recipe; the best one is written as best.yaml.",
-    "attack": "",  # also takes a model folder, without a recipe
-    "certify": "Certify the recipe's models, training them first.",
-    "report": "Run what the report needs, then write it.",
-}.items():
-    if _stage == "attack":
-        app.command(epilog=cli_attack.EXAMPLE)(cli_attack.attack)
-    elif _stage == "train":
-        app.command("train", help=_help, epilog="Example: casemate train demo --resume")(_train)
+for _stage in STAGES.values():
+    if _stage.name in OWN_COMMANDS:
+        _command, _example = OWN_COMMANDS[_stage.name]
+        app.command(_stage.name, help=_stage.help, epilog=_example)(_command)
     else:
-        _flow_command(_stage, _help, until=_stage)
+        _flow_command(_stage.name, _stage.help, until=_stage.name)
 
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")

@@ -1,6 +1,6 @@
 """Arguments and options that several commands share."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,10 +21,3 @@ AddressOpt = Annotated[
 ]
 JobsOpt = Annotated[str, typer.Option("--address", metavar="URL", help="Dashboard of the cluster.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout.")]
-
-
-def load_recipe(name: str, overrides: list[str] | None, smoke: bool) -> Any:
-    """The recipe that a command line means."""
-    from pipelines.recipe import load as recipe
-
-    return recipe.load(name, overrides=overrides or [], smoke=smoke)

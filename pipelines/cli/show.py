@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
 
 
+def load_recipe(name: str, overrides: list[str] | None, smoke: bool) -> "Recipe":
+    """The recipe that a command line means."""
+    from pipelines.recipe.load import load
+
+    return load(name, overrides=overrides or [], smoke=smoke)
+
+
 def run_and_show(
     recipe: "Recipe",
     *,
@@ -23,19 +30,20 @@ def run_and_show(
     prepared: Path | None = None,
 ) -> None:
     """Run a flow or a part of it and print its figures and places."""
-    from pipelines.flow import run as flow
+    from pipelines.flow.run import run_flow
+    from pipelines.flow.summary import folder_of, summary
 
-    steps = flow.run_flow(
+    steps = run_flow(
         recipe, storage=storage, address=address, force=force, until=until, prepared=prepared
     )
     root = Path(storage or recipe.storage.root).resolve()
     uri = recipe.tracking.uri or f"sqlite:///{root}/mlflow.db"
-    report = flow.folder_of(steps, "report")
+    report = folder_of(steps, "report")
     found = {
         "report": str(report / "report.html") if report else None,
         "tracking_uri": uri,
         "steps": {step.name: str(step.folder) for step in steps},
-        "summary": flow.summary(steps),
+        "summary": summary(steps),
     }
     print(json.dumps(found, indent=2)) if as_json else _show(found)
 

@@ -1,15 +1,33 @@
-"""The flow: what of a recipe's plan is not done yet, run in order; what came of it."""
+"""The flow: what of a recipe's plan is not done yet, run stage after stage.
 
-import json
-from collections.abc import Mapping, Sequence
+Tracking and Ray are connected once: Ray starts while a thread loads torch, timm and MLflow.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from components.core.digests import digest_json
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import exclusive, is_made_from, prepare_storage
+from pipelines.runtime.artifacts import StageDir, exclusive, is_made_from, prepare_storage
+from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
+from pipelines.runtime.shards import release_workers
+from pipelines.stages.registry import DATASET, STAGES
+
+if TYPE_CHECKING:
+    from pipelines.runtime.tracking import StepRun, Tracker
 
 
 def run_flow(
@@ -36,9 +54,7 @@ def run_flow(
             if step not in todo:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
         if todo:
-            from pipelines.flow.execute import execute
-
-            execute(
+            _execute(
                 recipe,
                 root,
                 todo,
@@ -66,50 +82,189 @@ def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[Plann
     return todo, again
 
 
-def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:
-    """The folder of a finished step."""
-    return next((s.folder for s in steps if s.name == name and s.finished), None)
+def _execute(
+    recipe: Recipe,
+    root: Path,
+    todo: Sequence[PlannedStep],
+    *,
+    inputs: Mapping[str, PlannedStep],
+    flow: str,
+    address: str | None,
+    again: set[str],
+) -> None:
+    """Run the steps `todo`; `inputs` are all planned steps, `again` those to be made anew."""
+    if place := address or recipe.cluster.address:
+        check_reachable(place)  # before a tracking store is made for a flow that cannot start
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(_check_and_track, recipe, root)
+        with ray_cluster(recipe.cluster, address=address), _stop_signals():
+            tracker = loading.result()
+            for step in todo:
+                if step.name in again:
+                    tracker.supersede(step.name, step.fingerprint)
+                    shutil.rmtree(step.folder, ignore_errors=True)
+            parent = tracker.flow_run(recipe.name, flow, recipe.resolved())
+            runner = _Runner(recipe, tracker, parent, inputs)
+            try:
+                for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
+                    runner.run_stage(list(batch))
+            except BaseException as error:
+                parent.finish(_status(error))
+                if isinstance(error, KeyboardInterrupt | SystemExit):
+                    progress.say("casemate: stopped; the same command continues where it stopped")
+                if runner.trainings_left:
+                    _leave(error)
+                raise
+            finally:
+                release_workers()  # a Ray that outlives this flow gets its CPUs back
+            parent.finish()
 
 
-def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
-    """Headline rows of finished attacks and certificates: what, model, accuracy, interval."""
-    rows: list[dict[str, Any]] = []
-    models = [s.step.identity["certify"]["model"] for s in steps if s.step.stage == "certify"]
-    for step in steps:
-        if step.step.stage == "attack" and step.finished:
-            rows += _attacked(json.loads((step.folder / "summary.json").read_text()))
-        if step.step.stage == "certify" and step.finished:
-            document = json.loads((step.folder / "certificate.json").read_text())
-            model = step.step.identity["certify"]["model"]
-            which = f", {step.step.part}" if models.count(model) > 1 else ""
-            standard = document["summary"]["standard_accuracy"]
-            rows.append(_headline(f"smoothed, clean{which}", model, standard))
-            if label := document["summary"].get("prediction_accuracy"):
-                rows.append(_headline(f"smoothed, label alone{which}", model, label))
-            doubt = which if document["sound"] else f"{which} (not sound)"
-            for entry in document["summary"]["certified"]:
-                at = (
-                    f"l2 {entry['radius']:g}"
-                    if "radius" in entry
-                    else f"patch {entry['patch_size']}px"
-                )
-                rows.append(_headline(f"certified {at}{doubt}", model, entry["accuracy"]))
-    return rows
+def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
+    """Refuse impossible settings before anything is trained or tracked."""
+    from pipelines.recipe import trials as tune_points
+    from pipelines.recipe.check import check_recipe
+    from pipelines.runtime.tracking import Tracker
+
+    check_recipe(recipe)
+    if recipe.tune:
+        tune_points.check(recipe)
+    return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
 
 
-def _attacked(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Clean accuracy, and what each line of the attack list left; the verdict with the last."""
-    norm, eps = result["threat"]["kind"], result["threat"]["eps"]
-    budget = norm if eps is None else f"{norm} {eps:g}"
-    rows = []
-    for model, page in result["models"].items():
-        rows.append(_headline("clean", model, page["clean_accuracy"]))
-        left = {attack["entry"]: attack["robust_accuracy"] for attack in page["attacks"]}
-        rows += [_headline(f"{entry} {budget}", model, value) for entry, value in left.items()]
-        if sanity := page.get("sanity"):
-            rows[-1] |= {"verdict": sanity["verdict"], "reasons": sanity["reasons"]}
-    return rows
+def _status(error: BaseException) -> str:
+    """The status of a run in MLflow: KILLED if interrupted, FAILED otherwise."""
+    return "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
 
 
-def _headline(what: str, model: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    return {"what": what, "model": model, **value}
+def _leave(error: BaseException) -> None:
+    """End at once while trainings still wait for Ray in threads that cannot be interrupted.
+
+    No finished work is lost: its files are on disk, and a local Ray ends with this process.
+    """
+    sys.stdout.flush()
+    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130)
+
+
+def _give_memory_back() -> None:
+    """Return memory that earlier stages freed to the system; glibc would keep it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class _Runner:
+    """Runs steps of one flow; a step's MLflow run tells how it ended."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tracker: "Tracker",
+        parent: "StepRun",
+        steps: Mapping[str, PlannedStep],
+    ) -> None:
+        self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
+        self.active: dict[str, StepRun] = {}
+        self.trainings_left = False
+        self.fits = False  # the recipe fits the prepared images; checked once
+
+    def run_stage(self, batch: Sequence[PlannedStep]) -> None:
+        """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
+        stage = STAGES[batch[0].step.stage]
+        if stage.name != DATASET:
+            self._check_on_images()
+            end_idle_actors()  # Ray Data is not needed between two stages
+            _give_memory_back()
+        if stage.needs_cpus:
+            release_workers()
+        if not stage.in_lanes:
+            for step in batch:
+                self.run_step(step)
+            return
+        # In threads also when there is one: in the main thread Ray takes Ctrl-C over for good.
+        lanes = min(len(batch), self._lanes())
+        pool = ThreadPoolExecutor(lanes)
+        futures = [pool.submit(self.run_step, step) for step in batch]
+        try:
+            wait(futures)
+        except BaseException as error:  # Ctrl-C or SIGTERM, in the main thread
+            self.trainings_left = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in self.active.values():
+                run.finish(_status(error))
+            raise
+        for future in futures:
+            future.result()
+
+    def _check_on_images(self) -> None:
+        """Refuse what does not fit the prepared images, before anything is trained on them."""
+        from components.data.prepared import PreparedDataset
+        from pipelines.recipe.check import check_on_images
+
+        if self.fits:
+            return
+        dataset = PreparedDataset.open(self.steps[DATASET].folder)
+        side = min(dataset.height, dataset.width)
+        check_on_images(self.recipe, side=side, channels=dataset.channels)
+        self.fits = True
+
+    def _lanes(self) -> int:
+        cluster = self.recipe.cluster
+        return max(1, total_cpus() // (cluster.train_workers * cluster.cpus_per_train_worker))
+
+    def run_step(self, planned: PlannedStep) -> None:
+        """One step from its inputs to its manifest."""
+        step, began = planned.step, time.monotonic()
+        run = self.tracker.step_run(self.parent, step.name, planned.fingerprint)
+        self.active[step.name] = run
+        planned.folder.mkdir(parents=True, exist_ok=True)
+        inputs = {name: self.steps[name].folder for name in step.needs if self.steps[name].finished}
+        out = StageDir(planned.folder, step.name, planned.fingerprint, run, inputs)
+        stage = STAGES[step.stage]
+        try:
+            run.params({step.stage: step.identity})
+            run.tags({"casemate.folder": planned.folder.name})
+            stage.load().run(self.recipe, inputs, out)
+            run.artifacts(*(planned.folder / name for name in stage.logged))
+            self._log_dataset(run, stage.context, inputs.get(DATASET, planned.folder))
+            out.finish()
+        except BaseException as error:
+            run.finish(_status(error))
+            raise
+        finally:
+            self.active.pop(step.name, None)
+        run.finish()
+        progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
+
+    def _log_dataset(self, run: "StepRun", context: str, prepared: Path) -> None:
+        """Tie the run to the prepared images by their digest."""
+        from components.data.prepared import PreparedDataset
+
+        dataset = PreparedDataset.open(prepared)
+        run.dataset(
+            name=self.recipe.data.source,
+            digest=dataset.digest,
+            source=str(prepared),
+            context=context,
+            profile={"splits": dataset.splits, "classes": len(dataset.classes)},
+        )
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM ends the flow like Ctrl-C: runs are marked KILLED, finished work stays.
+
+    Installed after Ray has started, whose own handler would print a stack.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the caller owns the signals
+        return
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -154,14 +154,15 @@ class StageDir:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The manifest of a finished step, as far as it is read again."""
+    """The manifest of a finished step, as far as it is read again; a missing key is empty."""
 
-    step: str
-    fingerprint: str
-    mlflow_run_id: str
-    files: Mapping[str, FileEntry]
-    inputs: Mapping[str, InputEntry]
-    input_folders: Mapping[str, str]  # relative to the step's own folder: the storage may move
+    step: str = ""
+    fingerprint: str = ""
+    mlflow_run_id: str = ""
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    inputs: Mapping[str, InputEntry] = field(default_factory=dict)
+    input_folders: Mapping[str, str] = field(default_factory=dict)
+    """Relative to the step's own folder: the storage may move."""
 
     @property
     def content(self) -> str:
@@ -181,10 +182,11 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a finished step, None where there is none yet."""
     try:
         document = json.loads((folder / MANIFEST).read_text())
-        return Manifest(**{entry.name: document[entry.name] for entry in fields(Manifest)})
+        known = {entry.name for entry in fields(Manifest)} & document.keys()
+        return Manifest(**{name: document[name] for name in known})
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, AttributeError) as error:
         raise CasemateError(
             "storage", folder / MANIFEST, f"is damaged ({error}); delete it to redo the step"
         ) from error

@@ -62,7 +62,7 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
                 f"cannot be joined: {first_line(error)}",
             ) from error
         return
-    # Nobody takes this machine away from its own Ray: one process less per training.
+    # A local Ray cannot be preempted: skip the watcher, a process per training.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # Inherited by Ray's processes. A runtime_env would do the same, but throw away the workers
     # that Ray has started ahead.

@@ -1,4 +1,4 @@
-"""Progress on a terminal's stderr, and nothing anywhere else."""
+"""Progress bars on stderr if it is a terminal, and plain lines."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ console = Console(stderr=True)
 
 
 class Bar:
-    """One line with rate and time left; silent where stderr is no terminal."""
+    """One line with rate and time left; silent where stderr is not a terminal."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
@@ -89,9 +89,9 @@ def _new_progress() -> Progress:
 def follow(
     label: str, *, total: float, unit: str, look: Callable[[Bar], None], every: float = 0.5
 ) -> Iterator[None]:
-    """A bar for work that another process does: `look` reads how far it is, now and then.
+    """A bar for work of another process: `look` updates it every `every` seconds and at the end.
 
-    It looks once more when the work is over. An error in `look` is raised at the end.
+    An error in `look` is raised at the end.
     """
     over = threading.Event()
 
@@ -120,5 +120,5 @@ class _RatedProgress(Progress):
 
 
 def say(text: str) -> None:
-    """One plain line to a person: stderr, also where it is no terminal."""
+    """Print one plain line on stderr, also where it is not a terminal."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)

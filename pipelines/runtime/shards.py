@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from components.core.errors import CasemateError, last_line
-from components.core.units import Unit
+from components.core.units import ProgressBar, Unit, UnitSource, WorkFn
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.cluster import total_cpus
@@ -27,24 +27,7 @@ IN_FLIGHT = 2  # units per actor: hides latency, keeps memory bounded
 MAX_TRIES = 3
 GIVE_UP_SECONDS = 300.0  # with no worker alive
 
-WorkFn = Callable[[Any], pa.Table]
 MakeWork = Callable[[Any], WorkFn]
-
-
-class UnitSource(Protocol):
-    """Watches results come in and may ask for more; what it asks must not change the outcome."""
-
-    counts: str  # what the progress bar counts, and up to how many
-    total: int
-
-    def keep(self, unit: Unit, table: pa.Table) -> None:
-        """A unit is finished, in this start or an earlier one."""
-
-    def next(self, room: int) -> Sequence[Unit]:
-        """At most `room` further units; none: nothing to do until another one is kept."""
-
-    def show(self, bar: progress.Bar) -> None:
-        """How far everything is."""
 
 
 class ShardFailedError(RuntimeError):
@@ -62,7 +45,7 @@ class _Job:
 
 @ray.remote(max_restarts=-1, max_task_retries=0)
 class ShardWorker:
-    """Loads the work of a job once (`make(config)`), then answers one unit after the other."""
+    """Loads the work of a job once (`make(config)`), then computes one unit after the other."""
 
     def __init__(self, num_threads: int) -> None:
         import torch
@@ -149,7 +132,7 @@ def run_units(
 
 
 class _Counted:
-    """A list of units and no more: counts them."""
+    """A fixed list of units; counts those that are finished."""
 
     counts = "units"
 
@@ -162,12 +145,12 @@ class _Counted:
     def next(self, room: int) -> Sequence[Unit]:
         return ()
 
-    def show(self, bar: progress.Bar) -> None:
+    def show(self, bar: ProgressBar) -> None:
         bar.at(self.done)
 
 
 def _kept(unit: Unit, parts: PartStore, source: UnitSource) -> bool:
-    """Whether an earlier start has finished it; then the source hears of it."""
+    """Whether an earlier start has finished it; if so, the source gets its table."""
     table = parts.find(unit.name)
     if table is not None:
         source.keep(unit, table)
@@ -218,7 +201,7 @@ class _Driver:
         self.busy: dict[Any, tuple[ActorHandle, Unit]] = {}
         self.probes: dict[Any, ActorHandle] = {}
         self.tries: Counter[str] = Counter()
-        self.innocent: set[str] = set()  # waited behind the unit during which their worker died
+        self.queued_behind: set[str] = set()  # another unit when their worker died
         self.failed: dict[str, tuple[Unit, BaseException]] = {}
         self.last_alive = time.monotonic()
         self.idle.extend(worker for _ in range(IN_FLIGHT) for worker in workers)
@@ -230,7 +213,7 @@ class _Driver:
                 raise ShardFailedError("every worker is gone for good; start again to continue")
             done, _ = ray.wait([*self.busy, *self.probes], num_returns=1, timeout=10)
             for ref in done:
-                self._settle_probe(ref) if ref in self.probes else self._settle(ref)
+                self._collect_probe(ref) if ref in self.probes else self._collect(ref)
             if time.monotonic() - self.last_alive > GIVE_UP_SECONDS and not self.busy:
                 raise ShardFailedError("no worker answers; start again to continue")
         if self.failed:
@@ -244,12 +227,12 @@ class _Driver:
             worker, unit = self.idle.popleft(), self.todo.popleft()
             self.busy[worker.run.remote(self.job, unit.payload)] = worker, unit
 
-    def _settle(self, ref: Any) -> None:
+    def _collect(self, ref: Any) -> None:
         worker, unit = self.busy[ref]
         try:
             table = ray.get(ref)
         except (ActorUnavailableError, ActorDiedError) as error:
-            self._blame_oldest(worker)
+            self._excuse_queued(worker)
             del self.busy[ref]
             self._requeue(unit, error)
             if worker not in self.probes.values():
@@ -260,7 +243,7 @@ class _Driver:
         except (RayTaskError, RayActorError) as error:
             cause = getattr(error, "cause", None) or error
             if isinstance(cause, CasemateError):
-                raise cause from None  # the user's to mend: no use in trying again
+                raise cause from None  # a user's mistake: a second try would fail, too
             self._requeue(unit, cause)
         else:
             self.parts.save(unit.name, table)
@@ -271,14 +254,14 @@ class _Driver:
         self.idle.append(worker)
         self._feed()
 
-    def _blame_oldest(self, worker: ActorHandle) -> None:
+    def _excuse_queued(self, worker: ActorHandle) -> None:
         """A dead worker was busy with its oldest unit; those queued behind it lose no try."""
         held = [unit.name for other, unit in self.busy.values() if other == worker]
-        if held and held[0] not in self.innocent:
-            self.innocent.update(held[1:])
+        if held and held[0] not in self.queued_behind:
+            self.queued_behind.update(held[1:])
 
-    def _settle_probe(self, ref: Any) -> None:
-        """Is the lost actor back? If so, it works again; if it is gone for good, others go on."""
+    def _collect_probe(self, ref: Any) -> None:
+        """Use a lost actor again if it is back; if it is dead, the other actors go on."""
         worker = self.probes.pop(ref)
         try:
             ray.get(ref)
@@ -294,8 +277,8 @@ class _Driver:
             self._feed()
 
     def _requeue(self, unit: Unit, error: BaseException) -> None:
-        if unit.name in self.innocent:
-            self.innocent.remove(unit.name)
+        if unit.name in self.queued_behind:
+            self.queued_behind.remove(unit.name)
         else:
             self.tries[unit.name] += 1
         if self.tries[unit.name] >= MAX_TRIES:

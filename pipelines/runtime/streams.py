@@ -25,13 +25,13 @@ Batch = dict[str, np.ndarray]
 
 @contextmanager
 def ordered_ray_data() -> Iterator[None]:
-    """Rows leave in the order they entered, without bars and chatter; settings return after."""
+    """Ray Data in order and silent: no progress bars, no log lines; settings are restored after."""
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
     context.execution_options.preserve_order = True
     context.target_max_block_size = BLOCK_BYTES
-    context.raise_original_map_exception = True  # a user's mistake stays the one line that it is
+    context.raise_original_map_exception = True  # a user's mistake stays one line
     logger = logging.getLogger("ray.data")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -48,19 +48,19 @@ def read_split(folder: Path, split: str) -> ray.data.Dataset:
     """Rows {item_id, image (C, H, W) uint8, label} of a split in stored order; one task per shard.
 
     Not Ray's own Parquet reader: a shard's bytes are compared with the checksum in dataset.json
-    before any of them is believed. Use inside `ordered_ray_data`.
+    before it is decoded. Use inside `ordered_ray_data`.
     """
-    page = read_page(folder / "dataset.json")
-    shards = stored_shards(page, split)
+    document = read_page(folder / "dataset.json")
+    shards = stored_shards(document, split)
     if not shards:
         raise CasemateError("split", split, f"of {folder} holds no item")
-    sizes = page["splits"][split]
-    height, width = (sizes.get(side, page[side]) for side in ("height", "width"))
+    sizes = document["splits"][split]
+    height, width = (sizes.get(side, document[side]) for side in ("height", "width"))
     rows = ray.data.from_items([asdict(shard) for shard in shards], override_num_blocks=len(shards))
     return rows.map_batches(
         _decoded,
         batch_size=1,
-        fn_kwargs={"folder": folder.absolute(), "shape": (page["channels"], height, width)},
+        fn_kwargs={"folder": folder.absolute(), "shape": (document["channels"], height, width)},
     )
 
 

@@ -1,4 +1,4 @@
-"""The only `import mlflow`: a run per flow, a child run per step, resumed instead of repeated."""
+"""The only `import mlflow`: a run per flow, a child run per step; a second start continues them."""
 
 import json
 import logging
@@ -23,7 +23,6 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 
 from components.core.errors import CasemateError, first_line
-from pipelines.recipe.schema.recipe import Recipe
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
 SUPERSEDED_TAG = "casemate.superseded"
@@ -49,7 +48,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 @dataclass
 class StepRun:
-    """One MLflow run; a metric that the store already has at a step is not logged twice."""
+    """One MLflow run; a metric that the store has for a step is not logged again."""
 
     client: MlflowClient
     run_id: str
@@ -150,7 +149,7 @@ class StepRun:
         settings: Mapping[str, Any],
         metadata: Mapping[str, Any],
     ) -> str:
-        """Log a smoothed classifier that answers with a radius, and register it under an alias.
+        """Log a smoothed classifier that predicts with a radius, and register it under an alias.
 
         `settings` are those of `SmoothedClassifier`, with the shape of images and the sampler.
         """
@@ -163,7 +162,7 @@ class StepRun:
             warnings.catch_warnings(),
             mlflow.start_run(run_id=self.run_id),
         ):
-            # MLflow misses an example, which it would ask for all its draws
+            # MLflow asks for an input example, but would run all draws on it
             warnings.simplefilter("ignore", UserWarning)
             networks = Path(place) / "networks"
             shutil.copytree(classifier, networks / "classifier")
@@ -197,7 +196,7 @@ class StepRun:
 
 
 def _smoothed_signature(shape: tuple[int, ...]) -> Any:
-    """Images in; label, abstention, radius and samples out; how long and how much by parameters."""
+    """Images in; label, abstention, radius and samples out; time and draws as parameters."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
@@ -264,16 +263,16 @@ class Tracker:
         location = (storage / "mlartifacts").as_uri() if storage else None  # a server has its own
         return str(self.client.create_experiment(name, artifact_location=location))
 
-    def flow_run(self, recipe: Recipe, flow_fingerprint: str) -> StepRun:
-        """The parent run of a flow: same recipe and inputs, same run."""
+    def flow_run(self, name: str, fingerprint: str, resolved: Mapping[str, object]) -> StepRun:
+        """The parent run of the flow of a recipe: same recipe and inputs, same run."""
         run = _find_or_create(
             self.client,
             self.experiment_id,
-            recipe.name,
-            {FLOW_TAG: flow_fingerprint},
-            {"casemate.recipe": recipe.name},
+            name,
+            {FLOW_TAG: fingerprint},
+            {"casemate.recipe": name},
         )
-        run.params(recipe.resolved())
+        run.params(resolved)
         return run
 
     def step_run(self, parent: StepRun, step: str, fingerprint: str) -> StepRun:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import components
@@ -51,3 +52,27 @@ def test_imports_point_down():
     )
     assert found.returncode == 0, found.stdout
     assert "0 broken" in found.stdout
+
+
+def contract_members() -> set[str]:
+    """Packages and modules that a contract on layers names; whole packages do not count."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    layered = [c for c in tools["importlinter"]["contracts"] if c.get("containers")]
+    assert all(contract["exhaustive"] for contract in layered)
+    return {
+        f"{container}.{name}"
+        for contract in layered
+        for container in contract["containers"]
+        for layer in contract["layers"]
+        for name in layer.replace("|", ":").replace(" ", "").split(":")
+    }
+
+
+def test_every_module_is_in_a_contract():
+    members = contract_members()
+    for package in (components, pipelines):
+        folder = Path(package.__file__).resolve().parent
+        for file in folder.rglob("*.py"):
+            words = file.relative_to(ROOT).with_suffix("").parts
+            around = {".".join(words[:count]) for count in range(2, len(words) + 1)}
+            assert around & members or words[1:] == ("__init__",), file

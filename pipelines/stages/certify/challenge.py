@@ -24,13 +24,14 @@ from components.core.seeding import generator_for
 from components.core.settings import plain
 from components.core.threats import UNIT, PatchThreat, describe
 from components.core.types import LogitsFn
+from components.core.units import Unit, WorkFn
 from components.denoising.classifier import DenoisedClassifier
 from components.evaluate.accuracy import accuracy
 from components.models.masked_votes import Masks
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
-from pipelines.runtime.shards import Unit, WorkFn, run_units
+from pipelines.runtime.shards import run_units
 from pipelines.stages.certify.worker import (
     AblationVoter,
     PairVoter,

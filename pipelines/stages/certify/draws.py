@@ -22,9 +22,8 @@ from components.certify.l2.sequential import SequentialClaim, anytime_interval, 
 from components.certify.l2.settings import GaussianSettings
 from components.certify.votes import ItemVotes, VoteRow
 from components.core.types import Array
+from components.core.units import ProgressBar, Unit
 from pipelines.runtime.parts import PartStore
-from pipelines.runtime.progress import Bar
-from pipelines.runtime.shards import Unit
 from pipelines.stages.certify.worker import block_stop, draw_unit
 
 BAND = 0.05  # of the live band: it misses the share with at most this probability, at any time
@@ -134,7 +133,7 @@ class DrawLedger:
         left = (i for i in self.open if self.items[i].asked < self.section.num_estimate)
         return min(left, key=lambda i: (self.items[i].in_flight, i), default=None)
 
-    def show(self, bar: Bar) -> None:
+    def show(self, bar: ProgressBar) -> None:
         """Items decided, and the certified share among the first of them with its band."""
         now = time.monotonic()
         if now - self.shown < SHOW_SECONDS and self.open:

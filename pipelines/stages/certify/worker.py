@@ -21,6 +21,7 @@ from components.certify.votes import SCHEMA, image_digest
 from components.core.seeding import noise_stream
 from components.core.settings import plain
 from components.core.types import Array
+from components.core.units import Unit, WorkFn
 from components.data.ablation import Ablations
 from components.data.prepared import ImageSplit, PreparedDataset, Split
 from components.denoising.classifier import DenoisedClassifier
@@ -36,7 +37,6 @@ from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
 from components.models.voting import FAST, AblationPredictor, Way, check_precision
-from pipelines.runtime.shards import Unit, WorkFn
 
 VOTES_PER_UNIT = 1_280  # of patches: about a second of work for a small model
 ITEMS_PER_UNIT = 20  # at most

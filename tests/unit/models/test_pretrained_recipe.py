@@ -91,7 +91,7 @@ def test_a_model_folder_is_named_from_anywhere(parent, tmp_path, monkeypatch):
 def test_a_folder_without_a_model_is_refused_by_the_plan(tmp_path, place):
     (tmp_path / "file.pth").touch()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CasemateError, match=rf"model\.pretrained: .*{place} is no model folder"):
+    with pytest.raises(CasemateError, match=rf"model\.pretrained: .*{place} is not a model folder"):
         plan(recipe(tmp_path / place), tmp_path)
 
 

@@ -30,6 +30,14 @@ def new_stage(path: Path, **inputs: Path) -> StageDir:
     return StageDir(path, "train.standard", PRINT, SimpleNamespace(run_id="mlflow-1"), inputs)
 
 
+def two_stages(root: Path) -> tuple[StageDir, StageDir]:
+    """A finished step, and one that reads it."""
+    before = new_stage(root / "prepare")
+    before.write_text("dataset.json", "{}")
+    before.finish()
+    return before, new_stage(root / "train", prepare=before.path)
+
+
 @pytest.fixture
 def finished(tmp_path) -> Path:
     out = new_stage(tmp_path / "step")
@@ -68,10 +76,7 @@ def test_the_part_of_a_step_is_what_follows_the_dot(tmp_path):
 
 
 def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
-    before = new_stage(tmp_path / "prepare")
-    before.write_text("dataset.json", "{}")
-    before.finish()
-    out = new_stage(tmp_path / "train", prepare=before.path)
+    _, out = two_stages(tmp_path)
     out.write_bytes("model/weights.bin", b"12345")
     (out.scratch / "checkpoint").write_text("only for a resumed step")
     (out.path / "model" / ".weights.bin.0a1b.tmp").write_text("left by a killed start")
@@ -91,10 +96,7 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
 
 
 def test_a_step_knows_when_its_inputs_were_replaced(tmp_path):
-    before = new_stage(tmp_path / "prepare")
-    before.write_text("dataset.json", "{}")
-    before.finish()
-    out = new_stage(tmp_path / "train", prepare=before.path)
+    before, out = two_stages(tmp_path)
     out.write_bytes("weights.bin", b"12345")
     out.finish()
     assert is_made_from(out.path, {"prepare": before.path})

@@ -12,11 +12,11 @@ from components.denoising.loading import load_denoiser
 from components.models.checkpoint import save_model
 from components.models.networks.unet import TimedUNet
 from components.train.objectives.settings import DenoiserTrainingSettings
-from pipelines.flow.plan import _model_identity
 from pipelines.recipe import build
 from pipelines.recipe.denoisers import diffusion
 from pipelines.recipe.load import parse
 from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.steps import model_identity
 
 UNET = {
     "block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4,
@@ -118,7 +118,7 @@ def test_the_fingerprint_follows_the_weights_not_their_place(folder, tmp_path):
     moved = tmp_path / "moved"
     moved.symlink_to(folder)
     here, there = (
-        _model_identity(recipe_of(f"diffusers:{path}").model_of("cleaner"))
+        model_identity(recipe_of(f"diffusers:{path}").model_of("cleaner"))
         for path in (folder, moved)
     )
     assert here == there

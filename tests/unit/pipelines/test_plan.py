@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from components.core.errors import CasemateError
 from components.data.shards import FORMAT
 from pipelines.flow import plan as plans
 from pipelines.recipe.load import load, loads
+from pipelines.stages.registry import STAGES, stages_of
 
 EVERYTHING = {
     "prepare",
@@ -80,7 +82,8 @@ def test_where_it_runs_is_no_part_of_a_result(override):
 
 def test_a_new_formula_makes_its_results_new(monkeypatch):
     before = prints()
-    monkeypatch.setitem(plans.VERSIONS, "certify", plans.VERSIONS["certify"] + 1)
+    stage = STAGES["certify"]
+    monkeypatch.setitem(STAGES, "certify", replace(stage, version=stage.version + 1))
     after = prints()
     moved = {name for name in before if before[name] != after[name]}
     assert moved == {"certify.patch", "certify.l2", "report"}
@@ -212,11 +215,12 @@ def test_selecting_a_stage_pulls_in_its_needs(until, expected):
 
 def test_a_stage_without_a_section_is_refused():
     recipe = loads("name: bare\ndata: {source: digits}\n", source="bare")
-    assert plans.stages_of(recipe) == ["prepare", "report"]
+    assert [stage.name for stage in stages_of(recipe)] == ["prepare", "report"]
     with pytest.raises(CasemateError, match="stage: attack has nothing to do"):
         plans.select(plans.plan(recipe, Path("runs")), "attack")
 
 
 def test_stages_are_those_of_the_steps():
     recipe = load("demo")
-    assert set(plans.stages_of(recipe)) == {step.stage for step in plans.steps_of(recipe)}
+    asked = [stage.name for stage in stages_of(recipe)]
+    assert asked == list(dict.fromkeys(step.stage for step in plans.steps_of(recipe)))

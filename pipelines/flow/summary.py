@@ -1,0 +1,23 @@
+"""What came of a flow: the headline figures of its finished steps."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.flow.plan import PlannedStep
+from pipelines.stages.registry import STAGES, Headline
+
+
+def summary(steps: Sequence[PlannedStep]) -> list[Headline]:
+    """Headline rows of finished steps: what, model, share of items with its interval."""
+    rows: list[Headline] = []
+    for stage in STAGES.values():
+        if stage.headlines:
+            own = [step for step in steps if step.step.stage == stage.name]
+            found = [(step.step, step.folder if step.finished else None) for step in own]
+            rows += stage.steps().headlines(found)
+    return rows
+
+
+def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:
+    """The folder of a finished step."""
+    return next((s.folder for s in steps if s.name == name and s.finished), None)

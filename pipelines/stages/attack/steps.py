@@ -1,0 +1,41 @@
+"""What the plan says about attacks: a step for each entry, and the headline figures of one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline, model_step
+
+
+def steps(planning: Planning) -> list[Step]:
+    """A step for each entry of the attack section."""
+    recipe, found = planning.recipe, []
+    for name, section in recipe.attack.items():
+        surrogate = [section.surrogate] if section.surrogate else []
+        models = dict.fromkeys([*section.models, *surrogate])
+        needs = (DATASET, *(model_step(recipe, model) for model in models))
+        identity = {"attack": section.model_dump(mode="json"), "seed": recipe.seed}
+        found.append(Step("attack", name, needs, identity))
+    return found
+
+
+def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+    """Clean accuracy of each model, and what each line of the attack list left."""
+    folders = [folder for _, folder in steps if folder]
+    rows = [_headlines(json.loads((folder / "summary.json").read_text())) for folder in folders]
+    return [row for found in rows for row in found]
+
+
+def _headlines(result: Mapping[str, Any]) -> list[Headline]:
+    """The rows of one entry; a model's verdict stands with its last row."""
+    norm, eps = result["threat"]["kind"], result["threat"]["eps"]
+    budget = norm if eps is None else f"{norm} {eps:g}"
+    rows: list[Headline] = []
+    for model, summary in result["models"].items():
+        rows.append(headline("clean", model, summary["clean_accuracy"]))
+        left = {attack["entry"]: attack["robust_accuracy"] for attack in summary["attacks"]}
+        rows += [headline(f"{entry} {budget}", model, value) for entry, value in left.items()]
+        if sanity := summary.get("sanity"):
+            rows[-1] |= {"verdict": sanity["verdict"], "reasons": sanity["reasons"]}
+    return rows

@@ -1,0 +1,39 @@
+"""What the plan says about the images: one step, known by the content of the data's files."""
+
+from pathlib import Path
+from typing import Any
+
+from components.core.settings import plain
+from components.data.settings import DataSettings
+from pipelines.stages.registry import DATASET, Planning, Step
+
+
+def steps(planning: Planning) -> list[Step]:
+    """The prepared dataset: the recipe's own, or a finished one in its place."""
+    prepared = planning.prepared
+    data = _dataset_identity(prepared) if prepared else _data_identity(planning.recipe.data)
+    return [Step(DATASET, identity={"data": data}, given=prepared)]
+
+
+def _dataset_identity(prepared: Path) -> dict[str, object]:
+    from components.data.stream import read_page
+
+    return {"digest": read_page(prepared / "dataset.json")["digest"]}
+
+
+def _data_identity(section: DataSettings) -> dict[str, object]:
+    """The data section with the content of its files in place of their paths."""
+    values: dict[str, Any] = plain(section)  # shard_size too: it orders streamed training
+    parts = [values, values["synthetic"]] if values["synthetic"] else [values]
+    for part in parts:
+        part |= _content(part["source"], part.pop("path"), part.pop("options"))
+    return values
+
+
+def _content(source: str, path: str | None, options: dict[str, object]) -> dict[str, object]:
+    """What a source's files hold, and those of its options that do not name a file."""
+    from components.data.sources.stamp import named_files, source_stamp
+
+    files = named_files(source, options)
+    others = {key: value for key, value in options.items() if key not in files}
+    return {"content": source_stamp(source, path, options), "options": others}

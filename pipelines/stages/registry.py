@@ -1,0 +1,176 @@
+"""The stages of a flow, in their order, and the steps that they add to its plan.
+
+A stage is a folder of this package: `steps.py` says what it adds to the plan (free of torch), and
+`stage.py` runs one of its steps. Both are imported when they are first needed. To add a stage, add
+its folder, its section in the recipe's schema, and a line below.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Required, TypedDict, cast
+
+if TYPE_CHECKING:  # the command line lists stages: spare it pydantic
+    from pipelines.recipe.schema.recipe import Recipe
+    from pipelines.runtime.artifacts import StageDir
+
+DATASET = "prepare"  # the step whose folder holds the images
+GIVEN_VERSION = 1  # of steps without a stage: a given model, a given denoiser
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage for one part of the recipe; `identity` is everything its result depends on."""
+
+    stage: str
+    part: str = ""
+    needs: tuple[str, ...] = ()
+    identity: Mapping[str, object] = field(default_factory=dict)
+    given: Path | None = None  # a folder made elsewhere, which is used as it is
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}.{self.part}" if self.part else self.stage
+
+    @property
+    def waits(self) -> bool:
+        """Whether it needs another step of its own stage."""
+        return any(need.startswith(f"{self.stage}.") for need in self.needs)
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What the steps of a stage follow from."""
+
+    recipe: "Recipe"
+    prepared: Path | None = None  # a finished dataset in place of the recipe's own
+    earlier: Sequence[Step] = ()  # the steps of the stages before
+
+
+class Share(TypedDict):
+    """A share of items with its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+    num_items: int
+
+
+class Headline(Share, total=False):
+    """A row of a flow's summary; the verdict on the attacks stands with a model's last row."""
+
+    what: Required[str]
+    model: Required[str]
+    verdict: str
+    reasons: Sequence[str]
+
+
+class StageSteps(Protocol):
+    """`steps.py` of a stage; `headlines` only where the registry says that it has some."""
+
+    def steps(self, planning: Planning) -> list[Step]:
+        """What the stage adds to the plan, every step after what it needs."""
+
+    def headlines(self, steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+        """The figures of its steps, each with its folder if it is finished."""
+
+
+class StageRun(Protocol):
+    """`stage.py` of a stage."""
+
+    def run(self, recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
+        """Make one step: from the folders of finished steps to its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is known about a stage before any of its code is loaded."""
+
+    name: str
+    section: str  # of the recipe; without it the stage has nothing to do
+    version: int  # raised by hand when its formula changes: old results are not taken for new ones
+    help: str  # of its command
+    context: str = "testing"  # of its dataset in MLflow
+    in_lanes: bool = False  # whether its steps run side by side, each on workers of its own
+    needs_cpus: bool = False  # that idle actors of other stages would hold
+    headlines: bool = False  # whether its steps have figures for the summary
+    logged: tuple[str, ...] = ()  # files that the flow logs for a stage that knows no tracking
+
+    def steps(self) -> StageSteps:
+        return cast(StageSteps, self._module("steps"))
+
+    def load(self) -> StageRun:
+        return cast(StageRun, self._module("stage"))
+
+    def _module(self, name: str) -> object:
+        return import_module(f"pipelines.stages.{self.name}.{name}")
+
+
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "prepare",
+            section="data",
+            version=2,
+            help="Prepare the recipe's dataset.",
+            context="preparation",
+            needs_cpus=True,
+        ),
+        Stage(
+            "train",
+            section="train",
+            version=3,
+            help="Train the recipe's models, preparing data first.",
+            context="training",
+            in_lanes=True,
+            needs_cpus=True,
+        ),
+        Stage(
+            "tune",
+            section="tune",
+            version=4,
+            help="Tune the recipe; the best one is written as best.yaml.",
+            context="tuning",
+            in_lanes=True,
+            needs_cpus=True,
+        ),
+        Stage(
+            "attack",
+            section="attack",
+            version=3,
+            help="Attack a recipe's models, training them first, or a model folder on any data.",
+            headlines=True,
+        ),
+        Stage(
+            "certify",
+            section="certify",
+            version=2,
+            help="Certify the recipe's models, training them first.",
+            headlines=True,
+        ),
+        Stage(
+            "report",
+            section="report",
+            version=3,
+            help="Run what the report needs, then write it.",
+            logged=("report.html",),
+        ),
+    )
+}
+
+
+def stages_of(recipe: "Recipe") -> list[Stage]:
+    """The stages that a recipe has work for; needs no look at the data."""
+    return [stage for stage in STAGES.values() if getattr(recipe, stage.section)]
+
+
+def model_step(recipe: "Recipe", model: str) -> str:
+    """The step whose folder holds a model of the recipe."""
+    return f"model.{model}" if recipe.given_model() else f"train.{model}"
+
+
+def headline(what: str, model: str, share: Share) -> Headline:
+    """A row of a flow's summary."""
+    return cast(Headline, {"what": what, "model": model, **share})
