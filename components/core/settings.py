@@ -120,6 +120,10 @@ class Settings:
         """Rules between fields that are broken; asked only when every field is in range."""
         return iter(())
 
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        """(field, pixels) of every length that must fit into the images."""
+        return iter(())
+
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
