@@ -58,7 +58,7 @@ check: setup ## lint, format check, types, import contracts, recipes
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@for recipe in pipelines/recipes/*.yaml; do $(BIN)/casemate lint $$recipe || exit 1; done
+	$(BIN)/casemate lint --all
 
 fix: setup ## format and apply safe lint fixes
 	$(BIN)/ruff format .

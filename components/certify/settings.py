@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from components.core.settings import Settings
+from components.core.settings import Problem, Settings
 
 
 class ChallengeSettings(Settings):
@@ -12,6 +13,15 @@ class ChallengeSettings(Settings):
     __slots__ = ()
 
     num_items: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What the training of a model decides about its certificates."""
+
+    name: str
+    trained_for: Mapping[str, Any]  # its objective, as model.json has it
+    token_policy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,10 @@ class CertificateSettings(Settings):
         """The certificates of the section called `name`, by their own names."""
         return {name: CertificateEntry(self)}
 
-    def lengths(self) -> Iterator[tuple[str, int]]:
-        """(field, pixels) of every length that must fit into the images."""
+    def model_problems(self, model: TrainedModel) -> Iterator[Problem]:
+        """Settings that this model cannot be certified with."""
         return iter(())
+
+    def max_votes(self, *, side: int) -> int:
+        """An upper bound of the stored predictions per item of square images."""
+        return 0

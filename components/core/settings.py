@@ -133,6 +133,10 @@ class Settings:
         """The fields as they stand in a recipe."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        """(field, pixels) of every length that must fit into the images."""
+        return iter(())
+
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:

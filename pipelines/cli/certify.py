@@ -35,10 +35,13 @@ def estimate(
     as_json: JsonOpt = False,
 ) -> None:
     """Say what a recipe's certificates cost: passes, FLOPs, hours and memory."""
+    from pipelines.recipe.check import check
     from pipelines.stages.certify.cost import estimates_of
 
+    loaded = load_recipe(recipe, set_, smoke)
+    check(loaded)
     rows = estimates_of(
-        load_recipe(recipe, set_, smoke),
+        loaded,
         accelerators=accelerator or [],
         dtype=dtype,
         num_workers=workers,

@@ -40,9 +40,11 @@ def submit(
     as_json: JsonOpt = False,
 ) -> None:
     """Send a flow to a cluster: a controller job that runs every stage as its own Ray job."""
+    from pipelines.recipe.check import check
     from pipelines.runtime import jobs
 
     loaded = load_recipe(recipe, set_, smoke)
+    check(loaded)
     place = storage or loaded.storage.root
     if "://" in place:
         raise CasemateError("--storage", place, "is a URL; name a folder that all nodes share")

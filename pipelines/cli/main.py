@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,23 +122,52 @@ def recipes(
 
 
 @app.command(epilog="Example: casemate lint my-recipe.yaml")
-def lint(recipe: RecipeArg, set_: SetOpt = None, as_json: JsonOpt = False) -> None:
-    """Validate a recipe and warn about known mistakes."""
+def lint(
+    recipes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECIPE...", help="Names of ready recipes or YAML paths."),
+    ] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Lint all ready recipes.")] = False,
+    set_: SetOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Validate recipes and warn about known mistakes."""
     from pipelines.recipe.lint import warnings_of
+    from pipelines.recipe.load import available
 
-    loaded = load_recipe(recipe, set_, False)
-    try:
-        found = warnings_of(loaded)
-    except CasemateError as error:  # found by a check that knows the recipe, not its file
-        own = error.key.startswith(f"{loaded.name}: ")  # trials of a search say whose they are
-        key = error.key.removeprefix(f"{loaded.name}: ") if own else error.key
-        raise CasemateError(f"{recipe}: {key}", error.value, error.remedy) from error
+    names = available() if all_ else recipes or []
+    if not names:
+        raise CasemateError("lint", "", "needs a recipe's name or path, or --all")
+    if len(names) == 1:  # the usual case: its error is the command's
+        _show_lint(names[0], warnings_of(load_recipe(names[0], set_, False)), as_json=as_json)
+        return
+    wrong, found = 0, {}
+    for name in names:
+        try:
+            found[name] = warnings_of(load_recipe(name, set_, False))
+        except CasemateError as error:
+            print(f"casemate: {error}", file=sys.stderr)
+            wrong += 1
+            continue
+        if not as_json:
+            _show_lint(name, found[name], as_json=False)
     if as_json:
-        print(json.dumps([{"key": w.key, "message": w.message} for w in found], indent=2))
+        print(json.dumps({n: [_plain(w) for w in ws] for n, ws in found.items()}, indent=2))
+    if wrong:
+        raise typer.Exit(2)
+
+
+def _show_lint(name: str, found: Sequence[Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_plain(warning) for warning in found], indent=2))
         return
     for warning in found:
         print(f"warning: {warning.key}: {warning.message}")
-    print(f"{recipe}: valid, {len(found)} warning(s)")
+    print(f"{name}: valid, {len(found)} warning(s)")
+
+
+def _plain(warning: Any) -> dict[str, str]:
+    return {"key": warning.key, "message": warning.message}
 
 
 @app.command(epilog="Example: casemate verify runs/demo/certify.l2-1f2e3d4c5b6a --resample 5")

@@ -122,13 +122,10 @@ def _execute(
 
 def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
     """Refuse impossible settings before anything is trained or tracked."""
-    from pipelines.recipe import trials as tune_points
-    from pipelines.recipe.check import check_recipe
+    from pipelines.recipe.check import check
     from pipelines.runtime.tracking import Tracker
 
-    check_recipe(recipe)
-    if recipe.tune:
-        tune_points.check(recipe)
+    check(recipe)
     return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
 
 
@@ -199,13 +196,13 @@ class _Runner:
     def _check_on_images(self) -> None:
         """Refuse what does not fit the prepared images, before anything is trained on them."""
         from components.data.prepared import PreparedDataset
-        from pipelines.recipe.check import check_on_images
+        from pipelines.recipe.check import check
+        from pipelines.recipe.facts import facts_of_prepared
 
         if self.fits:
             return
         dataset = PreparedDataset.open(self.steps[DATASET].folder)
-        side = min(dataset.height, dataset.width)
-        check_on_images(self.recipe, side=side, channels=dataset.channels)
+        check(self.recipe, facts_of_prepared(dataset))
         self.fits = True
 
     def _lanes(self) -> int:

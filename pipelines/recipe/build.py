@@ -58,6 +58,7 @@ from components.train.selection import Selection
 from components.train.settings import StepSettings, TrainSettings
 from components.train.validation import TrainingAttack, ValidationAttack
 from pipelines.recipe import denoisers
+from pipelines.recipe.facts import validation_eps
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.place import ClusterSection
@@ -82,7 +83,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
     start = denoisers.start_of(recipe, model)
     architecture, options = denoisers.network_of(section)
     if start:
-        denoisers.check_start(start, channels=dataset.channels)
+        denoisers.check_start("model.pretrained", start, channels=dataset.channels)
     elif section.pretrained:
         parent = read_parent(section.pretrained, architecture=section.architecture)
         usual = {"mean": parent.mean, "std": parent.std}
@@ -293,13 +294,6 @@ def session_settings(recipe: Recipe, model: str, dataset: PreparedDataset) -> di
         "leak": leak_detector(recipe, model),
         "checkpoint_steps": recipe.cluster.checkpoint_steps,
     }
-
-
-def validation_eps(recipe: Recipe, model: str) -> float | None:
-    """Epsilon of the validation attack: as written, else the objective's own, else no attack."""
-    assert recipe.train is not None
-    own = recipe.objective_of(model)
-    return recipe.train.val_eps or (own.eps if isinstance(own, AdversarialSettings) else None)
 
 
 def validation_attack(recipe: Recipe, model: str) -> ValidationAttack | TrainingAttack | None:

@@ -1,187 +1,479 @@
-"""Mistakes that would otherwise only show in workers, found before the first one starts.
+"""The one gate: refuses recipes that cannot work, before anything starts.
 
-Some a recipe shows alone, others need the side of its images: as it is written, as its source is
-known for, or as prepared.
+`run`, `submit`, `lint`, `estimate` and every trial of a search ask the same function, once with
+what the recipe says and once more with what is known after preparation. Checks come in groups. A
+group reports everything that it finds; later groups build on it, so they are not asked then.
 """
 
-from collections.abc import Iterator
-
-from torch import nn
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from components.attacks.settings import AasSettings
-from components.certify.l2.settings import GaussianSettings
-from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
+from components.certify.patch.settings import ablation_of
+from components.core.digests import canonical_json
 from components.core.errors import CasemateError
-from components.data.settings import DataSettings
-from components.data.sources import find_source
-from components.denoising.loading import describe_source
+from components.core.settings import plain
+from components.data.sources import Fitting, find_source
+from components.data.sources.registry import check_options
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.settings import ModelSettings
-from components.models.zoo import check_known
+from components.models.spec import ModelSpec
 from components.train.objectives.settings import (
-    AblationTrainingSettings,
     AdversarialSettings,
-    ColumnsTrainingSettings,
     DenoisedTrainingSettings,
     ObjectiveSettings,
 )
 from components.train.schedules import peak_rate
-from components.train.settings import TrainSettings
-from pipelines.recipe import build, denoisers
+from pipelines.recipe.consistency import consistency_problems, objective_key
+from pipelines.recipe.facts import (
+    Facts,
+    facts_of,
+    given_spec,
+    is_here,
+    source_side,
+    trained_model,
+)
+from pipelines.recipe.problems import Problems
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def check_recipe(recipe: Recipe) -> None:
-    """Refuse what a recipe alone shows to be impossible."""
-    for section in recipe.attack.values():
-        build.attack_list(section)
-    if recipe.train:
-        for model in recipe.model_names():
-            check_known(recipe.model_of(model).architecture)
-        _check_floor(recipe.train)
-        _check_bands(recipe)
-        build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
-        share, rest = divmod(recipe.train.batch_size, recipe.cluster.train_workers)
-        if build.mixing(recipe.train.augment) and share % 2 and not rest:
-            remedy = f"leaves a worker {share} images; mixing needs pairs"
-            raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
-    if side := known_side(recipe.data):
-        check_on_images(recipe, side=side)
-    else:
-        _check_denoisers(recipe, channels=known_channels(recipe.data), side=None)
+Check = Callable[[Recipe, Facts, Problems], None]
+MOST_VOTES = 2**31  # of one file
+TIMM = "timm"
+ANY_IMAGES = Facts(height=32, width=32)  # of a size that most networks take, to inspect layers
 
 
-def _check_floor(train: TrainSettings) -> None:
-    """Refuse a cosine that would rise to its floor."""
+def check(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
+    """Raise `RecipeError` if the recipe or one of its trials cannot work.
+
+    `facts` is what is known beside the recipe, `source` the file that errors name.
+    """
+    check_one(recipe, facts, source=source)
+    if recipe.tune:
+        from pipelines.recipe import trials  # a trial is a recipe, and passes the same checks
+
+        trials.check(recipe, facts)
+
+
+def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
+    """Raise `RecipeError` if the recipe cannot work, whatever its trials are."""
+    known = Facts()
+    for group in GROUPS:
+        problems = Problems()
+        for one in group:
+            with problems.at(""):
+                one(recipe, known, problems)
+        problems.refuse(source or recipe.source)
+        if group is REGISTRIES:  # the source exists: ask it
+            known = facts_of(recipe).updated(facts)
+
+
+# 1. Sections against each other
+
+
+def _sections(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    problems.found += consistency_problems(recipe)
+
+
+def _trained_models(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Certificates that the training of their model rules out."""
+    for name, section in recipe.certify.items():
+        if model := trained_model(recipe, section.model):
+            for p in section.model_problems(model):
+                problems.add(f"certify.{name}.{p.field}", p.value, p.remedy)
+
+
+def _batches(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Batches that cannot be divided among workers, copies and generated images."""
+    if recipe.train is None:
+        return
+    size, workers = recipe.train.batch_size, recipe.cluster.train_workers
+    augment, synthetic = recipe.train.augment, recipe.data.synthetic
+    share, rest = divmod(size, workers)
+    if rest:
+        remedy = f"is not divisible by cluster.train_workers {workers}"
+        problems.add("train.batch_size", size, remedy)
+    elif (augment.mixup or augment.cutmix) and share % 2:
+        remedy = f"leaves a worker {share} images; mixing needs pairs"
+        problems.add("train.batch_size", size, remedy)
+    if synthetic and augment.copies > 1:
+        remedy = "cannot be combined with data.synthetic; set it to 1"
+        problems.add("train.augment.copies", augment.copies, remedy)
+    if synthetic and synthetic.ratio * size < 1:
+        remedy = f"of a batch of {size} is less than one image; raise it"
+        problems.add("data.synthetic.ratio", synthetic.ratio, remedy)
+
+
+def _rates(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """A cosine that would rise to its floor."""
+    if recipe.train is None:
+        return
+    train = recipe.train
     floor = getattr(train.schedule, "floor", None) or 0.0
     peak = peak_rate(train.learning_rate, batch_size=train.batch_size, rule=train.rate_rule)
     if floor > peak:
-        remedy = f"is above the learning rate, which comes to {peak:g}: it would rise to it"
-        raise CasemateError("train.schedule.floor", floor, remedy)
+        remedy = f"is above the learning rate, which comes to {peak:g}: the rate would rise"
+        problems.add("train.schedule.floor", floor, remedy)
 
 
-def trained_ablation(objective: ObjectiveSettings) -> tuple[str, int] | None:
-    """The kind of certificate and the visible side that a model is trained for, if it is."""
-    if isinstance(objective, ColumnsTrainingSettings):
-        return "columns", objective.band
-    if isinstance(objective, AblationTrainingSettings):
-        return f"{objective.shape}s", objective.size
-    return None
+# 2. Registries and files
 
 
-def _check_bands(recipe: Recipe) -> None:
-    """Refuse certificates that leave their band to a model that was not trained on any."""
-    for name, entry in recipe.certificates().items():
-        section = entry.section
-        if not isinstance(section, AblationSettings) or section.band:
+def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Sources, their options, and how images are fitted."""
+    data = recipe.data
+    with problems.at(""):
+        info = find_source(data.source)
+        check_options(info, data.options)
+        if info.test_only and recipe.train:
+            problems.add("data.source", data.source, "has test items only: it cannot be trained on")
+    with problems.at(""):
+        fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
+        if data.train_size is not None:
+            fitting.enlarged(data.train_size)
+
+
+def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Names of networks."""
+    from components.models.names import is_registered
+
+    for above, section in _model_sections(recipe):
+        if not is_registered(section.architecture):
+            from components.models.zoo import check_known  # imports timm, to name similar ones
+
+            with problems.at(above):
+                check_known(section.architecture)
+
+
+def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Policies in timm's notation; all other rules are those of the settings."""
+    if recipe.train and recipe.train.augment.rand_augment:
+        from pipelines.recipe import build
+
+        build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
+
+
+# 3. Images
+
+
+def _source_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Padding that would have to shrink images."""
+    data, stored = recipe.data, source_side(recipe.data)
+    if data.fit == "pad" and data.image_size and stored and data.image_size < stored:
+        remedy = f"is smaller than the images ({stored}), and padding cannot shrink; set data.fit"
+        problems.add("data.image_size", data.image_size, f"{remedy}: resize")
+
+
+def _lengths(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Lengths in pixels that do not fit into the images."""
+    if facts.side is None:
+        return
+    sections = [*_objectives(recipe), *((f"certify.{n}", c) for n, c in recipe.certify.items())]
+    for key, section in sections:
+        for name, pixels in section.lengths():
+            if pixels > facts.side:
+                problems.add(f"{key}.{name}", pixels, f"is larger than the image ({facts.side})")
+
+
+def _inputs(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Normalisation of other channels than the images have, and sizes of what a network sees."""
+    for above, section in _model_sections(recipe):
+        if section.architecture in ARCHITECTURES:
+            continue  # denoisers take the pixels as they are
+        complete = True
+        for name in ("mean", "std"):
+            values = getattr(section, name)
+            if facts.channels and values is not None and len(values) != facts.channels:
+                remedy = f"needs {facts.channels} entries, one per channel"
+                problems.add(_joined(above, f"model.{name}"), list(values), remedy)
+                complete = False
+        if complete and facts.side:
+            with problems.at(above):
+                _spec(section, facts)
+
+
+def _spec(section: ModelSettings, facts: Facts) -> ModelSpec:
+    """The spec of a section's network on these images; it checks itself."""
+    assert facts.side is not None
+    channels = facts.channels or len(section.mean or section.std or (0, 0, 0))
+    return ModelSpec(
+        architecture=section.architecture,
+        num_classes=facts.num_classes or 2,
+        channels=channels,
+        image_size=facts.side,
+        upsample=section.upsample,
+        upsample_mode=section.upsample_mode,
+        token_policy=section.token_policy,
+        mean=tuple(section.mean or (0.5,) * channels),
+        std=tuple(section.std or (0.5,) * channels),
+        options=section.options,
+    )
+
+
+def _classes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Attacks that rank more logits than there are classes."""
+    if facts.num_classes is None or facts.num_classes >= 4:
+        return  # no attack needs more
+    from components.attacks.suite import check_class_count
+    from pipelines.recipe import build
+
+    for name, section in recipe.attack.items():
+        with problems.at(f"attack.{name}.attacks"):
+            listed = [item.attack for item in build.attack_list(section)]
+            check_class_count(listed, num_classes=facts.num_classes)
+
+
+def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """More predictions than a file of votes holds."""
+    if facts.side is None or facts.splits is None:
+        return
+    test = facts.splits.get("test", 0)
+    for name, section in recipe.certify.items():
+        num_items = min(section.num_items or test, test)
+        if num_items * section.max_votes(side=facts.side) < MOST_VOTES:
             continue
-        shape, _ = trained_ablation(recipe.objective_of(section.model)) or (None, None)
-        if shape != section.kind:
-            remedy = f"is needed: model {section.model} was not trained on {section.kind}"
-            raise CasemateError(f"certify.{name}.band", None, remedy)
+        from components.certify.votes import check_can_store
+
+        for entry in section.entries(name).values():
+            image = {"channels": facts.channels or 3, "height": facts.side, "width": facts.side}
+            settings = {**plain(entry.section), "band": getattr(entry.section, "band", None) or 1}
+            header = {"kind": section.kind, "num_items": num_items, "image": image}
+            try:
+                check_can_store({**header, "settings": settings})
+            except CasemateError as error:
+                problems.add(f"certify.{name}.num_items", error.value, error.remedy)
 
 
-def known_side(data: DataSettings) -> int | None:
-    """The side of images as written, or of a source whose images all are squares of one size."""
-    return data.image_size or find_source(data.source).side
+def _given_model(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """A given model for other images or classes than those of the data."""
+    spec = given_spec(recipe)
+    if spec is None:
+        return
+    wanted = {
+        "channels": (spec.get("channels"), facts.channels, "data.channels"),
+        "pixels per side": (spec.get("image_size"), facts.side, "data.image_size"),
+        "classes": (spec.get("num_classes"), facts.num_classes, "data.source"),
+    }
+    denoised = any(c.denoiser_name for c in recipe.certify.values())
+    for what, (theirs, ours, key) in wanted.items():
+        if theirs and ours and theirs != ours and not (denoised and what == "pixels per side"):
+            remedy = f"{what} in the data, but {recipe.model.pretrained} takes {theirs}"
+            problems.add(key, ours, remedy)
 
 
-def known_channels(data: DataSettings) -> int | None:
-    """The channels of images as written, or of a source that is known for grey or colour."""
-    return data.channels or find_source(data.source).channels
+# 4. Networks as shapes: torch and timm are imported only for recipes that need them
 
 
-def check_on_images(recipe: Recipe, *, side: int, channels: int | None = None) -> None:
-    """Refuse what does not fit images of this side, or networks that look at them.
+def _denoisers(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Denoisers that do not suit what is trained or certified behind them."""
+    behind = [(k, o) for k, o in _objectives(recipe) if isinstance(o, DenoisedTrainingSettings)]
+    certified = [(f"certify.{n}", c) for n, c in recipe.certify.items() if c.denoiser_name]
+    starts = [(k, s) for k, s in denoisers_on_disk(recipe) if k.endswith(".pretrained")]
+    if not behind and not certified and not starts:
+        return
+    from pipelines.recipe import denoisers
 
-    `channels` are those of the images, where they are known: a recipe may leave them to its source.
-    """
-    channels = channels or known_channels(recipe.data)
-    _check_denoisers(recipe, channels=channels, side=side)
-    for key, pixels in _lengths(recipe):
-        if pixels > side:
-            raise CasemateError(key, pixels, f"is larger than the image ({side})")
-    asked = channels or 3  # any number will do to ask
-    for above, section in _trained_networks(recipe):
-        try:
-            _check_network(section, channels=asked, side=side)
-        except CasemateError as error:
-            raise CasemateError(f"{above}{error.key}", error.value, error.remedy) from error
-    for key, model in _scaled_models(recipe):
-        _check_attention(key, recipe.model_of(model), asked, side)
-
-
-def _check_denoisers(recipe: Recipe, *, channels: int | None, side: int | None) -> None:
-    """Refuse denoisers that do not suit those who are trained or certified behind them."""
-    for key, objective in _objectives(recipe):
-        if isinstance(objective, DenoisedTrainingSettings):
-            denoisers.check_use(recipe, key, objective, channels=channels, side=side)
-    denoisers.check_certificates(recipe, channels=channels, side=side)
-    for key, source in denoisers_on_disk(recipe):
-        if key.endswith(".pretrained") and denoisers.is_here(source):
-            with denoisers.by_key(key, source):
-                found = describe_source(source)
-            denoisers.check_channels(key, found.channels, channels)
+    images = {"channels": facts.channels, "side": facts.side}
+    for key, objective in behind:
+        with problems.at(""):
+            denoisers.check_use(recipe, key, objective, **images)
+    for key, section in certified:
+        with problems.at(""):
+            denoisers.check_certificate(recipe, key, section, **images)
+    for key, start in starts:
+        if is_here(start):
+            with problems.at(""):
+                denoisers.check_start(key, start, channels=facts.channels)
 
 
 def denoisers_on_disk(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Every folder of a denoiser that a recipe names, by its key."""
     for above, model in _model_sections(recipe):
         if model.pretrained and is_on_disk(model.pretrained):
-            yield f"{above}model.pretrained", model.pretrained
-    named = [*_objectives(recipe), *((f"certify.{n}", c) for n, c in recipe.certify.items())]
-    for key, section in named:
-        if isinstance(section, DenoisedTrainingSettings | GaussianSettings):
-            name = section.denoiser
-            if name and is_on_disk(name):
-                yield f"{key}.denoiser", name
-
-
-def _lengths(recipe: Recipe) -> Iterator[tuple[str, int]]:
-    """Every length inside images that a recipe names, by its key."""
+            yield _joined(above, "model.pretrained"), model.pretrained
     for key, objective in _objectives(recipe):
-        if isinstance(objective, ColumnsTrainingSettings):
-            yield f"{key}.band", objective.band
-        if isinstance(objective, AblationTrainingSettings):
-            yield f"{key}.size", objective.size
+        if isinstance(objective, DenoisedTrainingSettings) and is_on_disk(objective.denoiser):
+            yield f"{key}.denoiser", objective.denoiser
     for name, section in recipe.certify.items():
-        key = f"certify.{name}"
-        if isinstance(section, PatchSettings):
-            yield f"{key}.patch_sizes", max(section.patch_sizes)
-        if isinstance(section, AblationSettings):
-            yield f"{key}.band", section.band or 0  # None: as trained, which is asked above
-            yield f"{key}.stride", section.stride
-            if section.sweep:
-                yield f"{key}.sweep.band", max(section.sweep.band, default=0)
-                yield f"{key}.sweep.stride", max(section.sweep.stride, default=0)
-        if isinstance(section, DoubleMaskingSettings):
-            yield f"{key}.mask_patch", section.mask_patch
+        if section.denoiser_name and is_on_disk(section.denoiser_name):
+            yield f"certify.{name}.denoiser", section.denoiser_name
+
+
+def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks that cannot be built for these images, halve them or leave tokens out."""
+    if facts.side is None:
+        return
+    for above, section in _model_sections(recipe):
+        drops = section.token_policy == "drop"
+        if drops or section.options or section.architecture in ARCHITECTURES:
+            with problems.at(above):
+                _check_network(section, facts)
+
+
+def _check_network(section: ModelSettings, facts: Facts) -> None:
+    from components.models.tokens import check_droppable
+    from pipelines.recipe import denoisers
+
+    assert facts.side is not None
+    start = section.pretrained if section.architecture in ARCHITECTURES else None
+    if start and not is_here(start):
+        return
+    if start and not section.options:
+        with denoisers.by_key("model.pretrained", start):
+            network = _network(section, facts)
+        denoisers.check_side("model.pretrained", start, network, side=facts.side)
+    else:
+        network = _network(section, facts)
+        denoisers.check_side("model.options", section.options, network, side=facts.side)
+    if section.token_policy == "drop":
+        check_droppable(network)
+
+
+def has_droppable_tokens(section: ModelSettings, facts: Facts) -> bool:
+    """Whether a network could leave tokens out; most that are not plain transformers cannot."""
+    from components.models.tokens import check_droppable
+
+    try:
+        check_droppable(_network(section, facts.updated(None if facts.side else ANY_IMAGES)))
+    except CasemateError:
+        return False
+    return True
+
+
+def _network(model: ModelSettings, facts: Facts) -> "nn.Module":
+    """The network of a section, without values: to be asked what it is."""
+    from pipelines.recipe import denoisers
+
+    assert facts.side is not None
+    architecture, options = denoisers.network_of(model)
+    channels = facts.channels or 3  # any number will do to ask
+    return _shapes(architecture, canonical_json(options), channels, model.upsample or facts.side)
+
+
+@cache  # trials of a search differ in other keys, mostly
+def _shapes(architecture: str, options: str, channels: int, side: int) -> "nn.Module":
+    from components.models.costs import network_of_shapes
+
+    return network_of_shapes(
+        architecture,
+        image_size=side,
+        channels=channels,
+        num_classes=2,
+        options=json.loads(options),
+    )
+
+
+def _attention(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks whose attention is to be scaled, but that have none that can be reached."""
+    if facts.side is None:
+        return
+    for key, model in _scaled_models(recipe):
+        from components.models.attention.discover import attention_of
+
+        section = recipe.model_of(model)
+        try:
+            attention_of(_network(section, facts))
+        except CasemateError as error:
+            problems.add(key, section.architecture, error.remedy)
 
 
 def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Where a recipe scales attention, and of which of the models that it trains."""
-    for (key, objective), model in zip(_objectives(recipe), recipe.model_names(), strict=False):
+    if recipe.train is None:
+        return
+    for name in recipe.model_names():
+        objective = recipe.objective_of(name)
         if isinstance(objective, AdversarialSettings) and objective.aas:
-            yield f"{key}.aas", model
-    for name, section in recipe.attack.items() if recipe.train else ():
+            yield f"{objective_key(name)}.objective.aas", name
+    for name, section in recipe.attack.items():
         for number, entry in enumerate(section.attacks):
             if isinstance(entry, AasSettings):
                 yield from ((f"attack.{name}.attacks.{number}", model) for model in section.models)
 
 
+def _starting_weights(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Weights to start from that belong to another network or to other images."""
+    if None in (facts.side, facts.channels, facts.num_classes) or recipe.train is None:
+        return
+    for name in recipe.model_names():
+        start = recipe.model_of(name).pretrained
+        if start is None or is_on_disk(start):
+            continue  # random weights, and denoisers, which are asked above
+        if start == TIMM or Path(start).expanduser().is_dir():
+            from pipelines.recipe import build
+
+            with problems.at("" if name == MAIN else f"train.variants.{name}"):
+                build.model_spec(recipe, _as_prepared(facts), name)
+
+
+def _as_prepared(facts: Facts) -> Any:
+    """What the spec of a model needs to know of a prepared dataset."""
+    return SimpleNamespace(
+        height=facts.height,
+        width=facts.width,
+        channels=facts.channels,
+        classes=range(facts.num_classes or 0),
+    )
+
+
+def _sharding(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks and objectives that fsdp cannot train."""
+    if recipe.train is None or recipe.cluster.strategy != "fsdp" or facts.side is None:
+        return
+    import torch
+
+    from components.models.pixels import PixelModel
+    from components.train.sharding import check_shardable
+    from pipelines.recipe import build
+
+    for name in recipe.model_names():
+        if name in recipe.denoisers() or recipe.denoiser_of(name):
+            continue  # their folders may not exist yet
+        try:
+            with torch.device("meta"):  # layers are inspected, not weights
+                network = PixelModel(_spec(recipe.model_of(name), facts))
+        except RuntimeError:
+            continue  # computes with values while it is built
+        with problems.at(""):
+            check_shardable(network, build.objective(recipe, name))
+
+
+# 5. Data as prepared
+
+
+def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Splits without items, and images that are not squares."""
+    for split in ("train", "val") if recipe.train and facts.splits else ():
+        if facts.splits and facts.splits.get(split) == 0:
+            problems.add("data", f"the {split} split", "is empty: nothing to train on")
+    if recipe.train and facts.height != facts.width:
+        shape = f"{facts.height}x{facts.width}"
+        problems.add("data.image_size", shape, "is not square; set data.image_size")
+
+
+SECTIONS: list[Check] = [_sections, _trained_models, _batches, _rates]
+REGISTRIES: list[Check] = [_data, _architectures, _augmentation]
+IMAGES: list[Check] = [_source_images, _lengths, _inputs, _classes, _votes, _given_model]
+NETWORKS: list[Check] = [_denoisers, _networks, _attention, _starting_weights, _sharding]
+PREPARED: list[Check] = [_prepared]
+GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)
+
+
+def trained_ablation(objective: ObjectiveSettings) -> tuple[str, int] | None:
+    """The kind of certificate and the visible pixels that an objective trains for, if it does."""
+    return ablation_of(plain(objective))
+
+
 def _objectives(recipe: Recipe) -> list[tuple[str, ObjectiveSettings]]:
-    """The objectives of all models, in the order of their names."""
+    """The objectives of all models by their keys, `main` first."""
     names = recipe.model_names() if recipe.train else []
-    keys = ["train" if name == MAIN else f"train.variants.{name}" for name in names]
-    found = [recipe.objective_of(name) for name in names]
-    return [(f"{key}.objective", own) for key, own in zip(keys, found, strict=True)]
-
-
-def _trained_networks(recipe: Recipe) -> Iterator[tuple[str, ModelSettings]]:
-    """Sections whose network may not suit the images: with options, or of a denoiser."""
-    for above, section in _model_sections(recipe):
-        if section.options or section.architecture in ARCHITECTURES:
-            yield above, section
+    return [(f"{objective_key(name)}.objective", recipe.objective_of(name)) for name in names]
 
 
 def _model_sections(recipe: Recipe) -> list[tuple[str, ModelSettings]]:
@@ -189,43 +481,9 @@ def _model_sections(recipe: Recipe) -> list[tuple[str, ModelSettings]]:
     if recipe.train is None:
         return []
     variants = recipe.train.variants.items()
-    own = [(f"train.variants.{name}.", part.model) for name, part in variants if part.model]
+    own = [(f"train.variants.{name}", part.model) for name, part in variants if part.model]
     return [("", recipe.model), *own]
 
 
-def _check_network(section: ModelSettings, *, channels: int, side: int) -> None:
-    """Refuse a network that cannot be built for these images, or that cannot halve them."""
-    start = section.pretrained if section.architecture in ARCHITECTURES else None
-    if start and not denoisers.is_here(start):
-        return
-    if start and not section.options:
-        with denoisers.by_key("model.pretrained", start):
-            network = _network(section, channels, side)
-        denoisers.check_side("model.pretrained", start, network, side=side)
-    else:
-        network = _network(section, channels, side)
-        denoisers.check_side("model.options", section.options, network, side=side)
-
-
-def _network(model: ModelSettings, channels: int, side: int) -> nn.Module:
-    """The network of a section, without values: to be asked what it is."""
-    from components.models.costs import network_of_shapes
-
-    architecture, options = denoisers.network_of(model)
-    return network_of_shapes(
-        architecture,
-        image_size=model.upsample or side,
-        channels=channels,
-        num_classes=2,
-        options=options,
-    )
-
-
-def _check_attention(key: str, model: ModelSettings, channels: int, side: int) -> None:
-    from components.models.attention.discover import attention_of
-
-    net = _network(model, channels, side)
-    try:
-        attention_of(net)
-    except CasemateError as error:
-        raise CasemateError(key, model.architecture, error.remedy) from error
+def _joined(above: str, key: str) -> str:
+    return ".".join(filter(None, [above, key]))

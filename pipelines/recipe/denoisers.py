@@ -30,6 +30,7 @@ from components.train.objectives.settings import (
     DenoiserTrainingSettings,
     ObjectiveSettings,
 )
+from pipelines.recipe.facts import is_here
 from pipelines.recipe.schema.recipe import Recipe
 
 
@@ -133,11 +134,6 @@ def folder_behind(recipe: Recipe, name: str) -> str | None:
     return name if is_on_disk(name) else start_of(recipe, name)
 
 
-def is_here(source: str) -> bool:
-    """Whether the folder of a source is on this machine."""
-    return Path(source.partition(":")[2]).expanduser().is_dir()
-
-
 def describe(recipe: Recipe, name: str) -> Description | None:
     """A denoiser before it is loaded or trained; None if it needs a folder that is not here."""
     source = folder_behind(recipe, name)
@@ -152,15 +148,19 @@ def describe(recipe: Recipe, name: str) -> Description | None:
     return Description(diffusion(objective, start), channels, architecture, options)
 
 
-def check_certificates(recipe: Recipe, *, channels: int | None, side: int | None = None) -> None:
-    """Refuse denoisers that do not suit their certificates, before any training."""
-    for name, section in recipe.certify.items():
-        if not isinstance(section, GaussianSettings) or section.denoiser is None:
-            continue
-        key = f"certify.{name}"
-        found = check_use(recipe, key, section, channels=channels, side=side)
-        if found and isinstance(section.sampler, AncestralSettings):
-            _check_ancestral(f"{key}.sampler", section.denoiser, found)
+def check_certificate(
+    recipe: Recipe,
+    key: str,
+    section: CertificateSettings,
+    *,
+    channels: int | None,
+    side: int | None,
+) -> None:
+    """Refuse a denoiser that does not suit the certificate at `key`, before any training."""
+    assert isinstance(section, GaussianSettings)
+    found = check_use(recipe, key, section, channels=channels, side=side)
+    if found and isinstance(section.sampler, AncestralSettings):
+        _check_ancestral(f"{key}.sampler", section.denoiser_name or "", found)
 
 
 def check_use(
@@ -193,7 +193,7 @@ def check_use(
 
 @contextmanager
 def by_key(key: str, source: str) -> Iterator[None]:
-    """Mistakes in a folder are told by the key of the recipe that names it."""
+    """Report mistakes in a folder under the key of the recipe that names it."""
     try:
         yield
     except CasemateError as error:
@@ -209,7 +209,7 @@ def check_side(key: str, value: object, network: nn.Module, *, side: int) -> Non
 
 
 def _check_ancestral(key: str, name: str, found: Description) -> None:
-    """Refuse to put noise back whose variance nobody says."""
+    """Reject ancestral sampling when the variance is unknown."""
     try:
         check_variance(found.diffusion.variance, predicted=found.predicts_variance)
     except CasemateError as error:
@@ -225,9 +225,11 @@ def check_sigma(key: str, sigma: float, known: Diffusion) -> None:
         raise CasemateError(key, error.value, error.remedy) from None
 
 
-def check_start(start: str, *, channels: int) -> None:
+def check_start(key: str, start: str, *, channels: int | None) -> None:
     """Refuse weights for other images than those of the data."""
-    check_channels("model.pretrained", describe_source(start).channels, channels)
+    with by_key(key, start):
+        found = describe_source(start)
+    check_channels(key, found.channels, channels)
 
 
 def check_channels(key: str, channels: int, wanted: int | None) -> None:
@@ -238,7 +240,7 @@ def check_channels(key: str, channels: int, wanted: int | None) -> None:
 
 
 def num_passes(section: GaussianSettings, known: Diffusion) -> int:
-    """How often the network is asked for each noisy copy."""
+    """Passes of the network for each noisy copy."""
     match section.sampler:
         case HeunSettings() as sampler:
             return 2 * sampler.num_levels - 1

@@ -22,6 +22,7 @@ WRONG_KIND = (
     *("union_tag_not_found", "union_tag_invalid"),
     *("model_attributes_type", "dataclass_type", "model_type"),
 )
+MOST_SHOWN = 200  # characters of a value in a message
 RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
@@ -48,7 +49,7 @@ def _problems(place: "Place", error: Any) -> Iterator[Problem]:
         for p in cause.problems:
             yield Problem(".".join(filter(None, [key, p.field])), p.value, p.remedy)
     elif error["type"] in UNKNOWN:
-        yield Problem(key, repr(error["input"]), did_you_mean(path[-1], above.keys()))
+        yield Problem(key, _shown(error["input"]), did_you_mean(path[-1], above.keys()))
     elif error["type"] == "invalid_key":  # YAML reads `on:` as True
         named = ".".join([*path[:-1], str(error["input"])])
         yield Problem(named, "", f"is not a word; put the key in quotes. {_allowed(above)}")
@@ -58,8 +59,15 @@ def _problems(place: "Place", error: Any) -> Iterator[Problem]:
         yield _wrong_section(place, key, error["input"])
     else:
         remedy = _in_words(place, error, cause)
-        shown = "" if place.value is None and remedy.startswith("is missing") else repr(place.value)
-        yield Problem(key, shown, remedy)
+        missing = place.value is None and remedy.startswith("is missing")
+        yield Problem(key, "" if missing else _shown(place.value), remedy)
+
+
+def _shown(value: Any) -> str:
+    """A value of the file, cut where it is long: one line is read, a page is not."""
+    text = repr(value[:MOST_SHOWN] if isinstance(value, list | str) else value)
+    longer = len(text) > MOST_SHOWN or (isinstance(value, list | str) and len(value) > MOST_SHOWN)
+    return f"{text[:MOST_SHOWN]}..." if longer else text
 
 
 def _allowed(place: "Place") -> str:
@@ -72,10 +80,10 @@ def _wrong_section(place: "Place", key: str, given: Any) -> Problem:
     if not isinstance(given, Mapping):
         first = given if isinstance(given, str) and given in kinds else next(iter(kinds), "")
         example = f"{{{KIND}: {first}}}" if kinds else "{" + next(iter(place.keys()), "") + ": ...}"
-        return Problem(key, repr(given), f"is not a section; write e.g. {example}")
+        return Problem(key, _shown(given), f"is not a section; write e.g. {example}")
     if KIND not in given:
         return Problem(f"{key}.{KIND}", "", f"is missing; choose one of {', '.join(kinds)}")
-    return Problem(f"{key}.{KIND}", repr(given[KIND]), did_you_mean(str(given[KIND]), kinds))
+    return Problem(f"{key}.{KIND}", _shown(given[KIND]), did_you_mean(str(given[KIND]), kinds))
 
 
 def _in_words(place: "Place", error: Any, cause: Exception | None) -> str:

@@ -14,7 +14,6 @@ from components.attacks.settings import (
 )
 from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
-from components.core.errors import CasemateError
 from components.train.objectives.settings import (
     AdversarialSettings,
     DenoisedTrainingSettings,
@@ -23,12 +22,17 @@ from components.train.objectives.settings import (
     ObjectiveSettings,
 )
 from components.train.settings import TrainSettings
-from pipelines.recipe.check import check_recipe, denoisers_on_disk, known_side, trained_ablation
-from pipelines.recipe.denoisers import is_here
+from pipelines.recipe.check import check, denoisers_on_disk, has_droppable_tokens, trained_ablation
+from pipelines.recipe.facts import facts_of, is_here, known_side
 from pipelines.recipe.schema.recipe import Recipe
 
 ABSENT = "is not on this machine: not checked"
-FEWEST_STEPS = {PgdSettings: 10, ApgdSettings: 20, GamaSettings: 20, AutoAttackSettings: 100}
+FEWEST_STEPS: dict[type, int] = {
+    PgdSettings: 10,
+    ApgdSettings: 20,
+    GamaSettings: 20,
+    AutoAttackSettings: 100,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ class LintWarning:
 
 
 def warnings_of(recipe: Recipe) -> list[LintWarning]:
-    """All warnings of a valid recipe; what is impossible is an error instead."""
-    check_recipe(recipe)
+    """All warnings of a recipe; one that cannot work is refused by the gate."""
+    check(recipe)
     return [
         *_absent(recipe),
         *_training(recipe),
@@ -52,7 +56,10 @@ def warnings_of(recipe: Recipe) -> list[LintWarning]:
 
 
 def _absent(recipe: Recipe) -> Iterator[LintWarning]:
-    """Denoisers that may well be where the recipe will run; here nobody could look at them."""
+    """Folders that may exist where the recipe will run, but that cannot be checked here."""
+    given = recipe.given_model()
+    if given and not given.is_dir():
+        yield LintWarning("model.pretrained", f"{recipe.model.pretrained} {ABSENT}")
     for key, source in denoisers_on_disk(recipe):
         if not is_here(source):
             yield LintWarning(key, f"{source} {ABSENT}")
@@ -67,36 +74,22 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
         if isinstance(objective, AdversarialSettings):
             yield from _adversarial(key, objective, epochs)
         if recipe.train.stop_on_leak and getattr(objective, "clean_forward", "") == "none":
-            yield LintWarning(f"{key}.clean_forward", "none: nobody watches for label leaking")
+            yield LintWarning(f"{key}.clean_forward", "none: label leaking is not detected")
         average = recipe.train.average
         if average and getattr(average, "start_epoch", 0) >= epochs:
-            yield LintWarning("train.average.start_epoch", f"no epoch of model {model} is averaged")
+            yield LintWarning(
+                "train.average.start_epoch", f"leaves no epoch of model {model} to average"
+            )
         if (
             trained_ablation(objective)
             and recipe.model.token_policy == "mask"
-            and _can_drop(recipe)
+            and has_droppable_tokens(recipe.model_of(model), facts_of(recipe))
         ):
             yield LintWarning(
                 "model.token_policy",
                 f"mask: `drop` trains and certifies model {model} several times faster",
             )
     yield from _rates(recipe.train)
-
-
-def _can_drop(recipe: Recipe) -> bool:
-    """Whether the network could leave tokens out; most that are not plain transformers cannot."""
-    from components.models.costs import network_of_shapes
-    from components.models.tokens import check_droppable
-
-    size = recipe.model.upsample or recipe.data.image_size or 32  # 32: any size will do to ask
-    net = network_of_shapes(
-        recipe.model.architecture, image_size=size, num_classes=2, options=recipe.model.options
-    )
-    try:
-        check_droppable(net)
-    except CasemateError:
-        return False
-    return True
 
 
 def _adversarial(key: str, objective: AdversarialSettings, epochs: int) -> Iterator[LintWarning]:
@@ -106,9 +99,13 @@ def _adversarial(key: str, objective: AdversarialSettings, epochs: int) -> Itera
             f"{objective.eps_warmup_epochs} of {epochs} epochs: full eps is never reached",
         )
     if objective.awp and objective.awp.start_epoch >= epochs:
-        yield LintWarning(f"{key}.awp.start_epoch", "no epoch is left to perturb weights in")
+        yield LintWarning(
+            f"{key}.awp.start_epoch", "weights are never perturbed: training ends before"
+        )
     if objective.aas and objective.aas.every >= epochs:
-        yield LintWarning(f"{key}.aas.every", "the scales of attention are never searched")
+        yield LintWarning(
+            f"{key}.aas.every", "attention scales are never searched: training ends before"
+        )
 
 
 def _rates(train: TrainSettings) -> Iterator[LintWarning]:
@@ -133,7 +130,7 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
                 f"attack.{name}.attacks", "FGSM alone overstates robustness; add pgd or apgd-ce"
             )
         if section.sanity is None and section.norm != "spatial":
-            yield LintWarning(f"attack.{name}.sanity", "is off: nobody doubts these attacks")
+            yield LintWarning(f"attack.{name}.sanity", "sanity checks are off")
         trained = {
             objective.eps
             for objective in map(recipe.objective_of, section.models if recipe.train else [])
@@ -147,12 +144,10 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
 
 
 def _steps(key: str, entry: AttackSettings, eps: float | None) -> Iterator[LintWarning]:
-    """Too few steps, or steps too short to cross the ball."""
+    """Too few steps, or steps too short to cross the epsilon ball."""
     if isinstance(entry, AasSettings):
         yield from _steps(f"{key}.inner", entry.inner, eps)
-    few = {PgdSettings: 10, ApgdSettings: 20, GamaSettings: 20, AutoAttackSettings: 100}.get(
-        type(entry)
-    )
+    few = FEWEST_STEPS.get(type(entry))
     steps = getattr(entry, "num_steps", None)
     if few and steps and steps < few:
         yield LintWarning(
@@ -162,7 +157,8 @@ def _steps(key: str, entry: AttackSettings, eps: float | None) -> Iterator[LintW
         step = entry.step_size or eps / 4
         if step * entry.num_steps < 2 * eps:
             yield LintWarning(
-                f"{key}.step_size", f"{entry.num_steps} steps of {step:g} cannot cross the ball"
+                f"{key}.step_size",
+                f"{entry.num_steps} steps of {step:g} cannot cross the epsilon ball",
             )
 
 
@@ -193,14 +189,15 @@ def _gaussian(
     yield from _noise_seen(key, section, objective)
     if section.challenge and section.challenge.eps > section.reach:
         yield LintWarning(
-            f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
+            f"{key}.challenge.eps",
+            "is above the largest certifiable radius: no certificate is challenged",
         )
 
 
 def _noise_seen(
     key: str, section: GaussianSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
-    """A classifier that is shown other images than those it was trained on."""
+    """A classifier that gets other images than those it was trained on."""
     name, behind = section.model, section.denoiser is not None
     if not isinstance(objective, GaussianTrainingSettings | DenoisedTrainingSettings):
         if not behind:
@@ -209,9 +206,9 @@ def _noise_seen(
                 f"{name} was not trained on Gaussian noise: expect many abstentions",
             )
     elif isinstance(objective, DenoisedTrainingSettings) and not behind:
-        yield LintWarning(f"{key}.denoiser", f"is none, but {name} was trained behind one")
+        yield LintWarning(f"{key}.denoiser", f"is missing, but {name} was trained behind one")
     elif isinstance(objective, GaussianTrainingSettings) and behind:
-        yield LintWarning(f"{key}.denoiser", f"takes away the noise that {name} was trained on")
+        yield LintWarning(f"{key}.denoiser", f"removes the noise that {name} was trained on")
     elif objective.sigma != section.sigma:
         yield LintWarning(
             f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
@@ -221,13 +218,14 @@ def _noise_seen(
 def _levels(
     key: str, section: GaussianSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
-    """Noise that the schedule knows, but that the denoiser was not trained on."""
+    """Noise within the schedule that the denoiser was not trained on."""
     assert isinstance(objective, DenoiserTrainingSettings)
     low, high = objective.range or (0.0, 0.0)
     known = objective.full or section.sigma in objective.sigmas or low <= section.sigma <= high
     if not known:
         yield LintWarning(
-            f"{key}.sigma", f"{section.sigma:g} is no noise that {section.denoiser} was trained on"
+            f"{key}.sigma",
+            f"{section.sigma:g} is outside the noise that {section.denoiser} was trained on",
         )
 
 
@@ -261,7 +259,7 @@ def _strides(key: str, section: AblationSettings, width: int | None) -> Iterator
 
 
 def _early_stops(key: str, section: AblationSettings, side: int | None) -> Iterator[LintWarning]:
-    """Votes stop between micro-batches: one that holds them all has nothing to leave out."""
+    """Votes stop between micro-batches: a single one that holds all ablations saves nothing."""
     from components.data.ablation import Ablations
 
     if side is None or not section.stop_early:
@@ -273,8 +271,8 @@ def _early_stops(key: str, section: AblationSettings, side: int | None) -> Itera
         if section.micro_batch >= count:
             yield LintWarning(
                 f"{key}.stop_early",
-                f"saves nothing: micro_batch {section.micro_batch} asks all {count} ablations of "
-                f"stride {stride} at once; lower it or leave stop_early out",
+                f"saves nothing: micro_batch {section.micro_batch} computes all {count} ablations "
+                f"of stride {stride} at once; lower it or leave stop_early out",
             )
 
 
@@ -284,24 +282,14 @@ def _pairs(
     if trained_ablation(objective):
         yield LintWarning(
             f"{key}.model",
-            f"{section.model} saw narrow ablations in training, these masks hide little",
+            f"{section.model} was trained on narrow ablations, but these masks hide little",
         )
 
 
 def _tokens(key: str, section: PatchSettings, trained: str) -> Iterator[LintWarning]:
-    """Refusals come before training, not after it."""
-    if section.token_policy in ("as_trained", trained):
-        return
-    if not section.allow_token_mismatch:
-        raise CasemateError(
-            f"{key}.token_policy",
-            section.token_policy,
-            f"is not how model {section.model} is trained ({trained}); add "
-            "allow_token_mismatch: true to certify it so all the same",
-        )
-    yield LintWarning(
-        f"{key}.token_policy", f"{section.token_policy} differs from the training's {trained}"
-    )
+    if section.token_policy not in ("as_trained", trained):
+        message = f"{section.token_policy} differs from the training's {trained}"
+        yield LintWarning(f"{key}.token_policy", message)
 
 
 def _tuning(recipe: Recipe) -> Iterator[LintWarning]:

@@ -11,16 +11,52 @@ from pydantic import ValidationError
 
 from components.core.errors import CasemateError
 from components.core.hints import nearest_of
-from components.core.settings import Problem
 from components.core.user_code import reading, references
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
 from pipelines.recipe.explain import explain
+from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.base import keys_with_off
 from pipelines.recipe.schema.recipe import EXTENDS, Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+MAX_BYTES = 1_000_000  # of a recipe's file
+MAX_NODES = 50_000  # keys and values, aliases counted in full
+MAX_DEPTH = 50  # sections inside sections; a recipe needs eight
 logger = logging.getLogger("casemate.recipe")  # without a handler: one line on stderr
+
+
+class OutOfBoundsError(yaml.YAMLError):
+    """YAML that is too large to be a recipe."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """YAML within bounds: aliases count as what they repeat, so that few bytes stay few values."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_BYTES:
+            raise OutOfBoundsError(f"has {len(text):,} characters; at most {MAX_BYTES:,}")
+        super().__init__(text)
+        self._num_nodes, self._depth = 0, 0
+        self._sizes: dict[int, int] = {}  # of composed nodes, by identity: aliases repeat them
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """One node and all below it, counted."""
+        before, is_alias = self._num_nodes, self.check_event(yaml.AliasEvent)  # type: ignore[no-untyped-call]
+        self._num_nodes += 1
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise OutOfBoundsError(f"is nested deeper than {MAX_DEPTH} levels")
+        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        if is_alias and id(node) not in self._sizes:
+            raise OutOfBoundsError("holds an alias inside of what it repeats")
+        if is_alias:
+            self._num_nodes = before + self._sizes[id(node)]
+        self._sizes[id(node)] = self._num_nodes - before
+        if self._num_nodes > MAX_NODES:
+            raise OutOfBoundsError(f"holds more than {MAX_NODES:,} values; aliases count in full")
+        self._depth -= 1
+        return node
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, *, source: str, path: str = "") -> None:
@@ -96,6 +132,8 @@ def load(
 
 def _text(path: Path) -> str:
     try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise CasemateError("recipe", path, f"has {size:,} bytes; at most {MAX_BYTES:,}")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CasemateError("recipe", path, f"cannot be read as UTF-8 text: {error}") from error
@@ -104,9 +142,13 @@ def _text(path: Path) -> str:
 def _values(text: str, *, source: str, base: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The plain values of a recipe's text, on top of those of the recipe that it extends."""
     try:
-        _refuse_repeated_keys(yaml.compose(text, Loader=yaml.SafeLoader), source=source)
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+        loader = BoundedLoader(text)
+        node = loader.get_single_node()
+        _refuse_repeated_keys(node, source=source)
+        values = loader.construct_document(node) if node else None
+    except OutOfBoundsError as error:
+        raise CasemateError("recipe", source, str(error)) from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-13-01
         raise CasemateError("recipe", source, f"is not valid YAML: {_one_line(error)}") from error
     if not isinstance(values, dict):
         raise CasemateError("recipe", source, "must be a mapping with at least `name` and `data`")
@@ -158,8 +200,8 @@ def loads(
         if not equals or not key:
             raise CasemateError("--set", override, "is not key=value, e.g. --set train.epochs=2")
         try:
-            set_key(values, key.strip(), yaml.safe_load(value))
-        except yaml.YAMLError as error:
+            set_key(values, key.strip(), yaml.load(value, Loader=BoundedLoader))
+        except (yaml.YAMLError, ValueError) as error:
             raise CasemateError(
                 f"--set {key}", value, f"is not a YAML value: {_one_line(error)}"
             ) from error
@@ -180,17 +222,11 @@ def parse(
         try:
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
-            raise refusal(source, explain(Recipe, values, error)) from None
+            raise RecipeError(source, explain(Recipe, values, error)) from None
     if problems := list(consistency_problems(recipe)):
-        raise refusal(source, problems)
+        raise RecipeError(source, problems)
+    recipe.__dict__["source"] = source  # frozen fields aside: see `Recipe.source`
     return recipe
-
-
-def refusal(source: str, problems: Sequence[Problem]) -> CasemateError:
-    """All problems of a recipe as one error, a line each; none is told twice."""
-    first, *rest = {str(p): p for p in problems}.values()
-    more = "".join(f"\n{CasemateError(f'{source}: {p.field}', p.value, p.remedy)}" for p in rest)
-    return CasemateError(f"{source}: {first.field}", first.value, first.remedy + more)
 
 
 def with_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -198,7 +234,7 @@ def with_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     values = recipe.resolved()
     for key, value in changes.items():
         set_key(values, key, value)
-    return parse(values, source=recipe.name)
+    return parse(values, source=recipe.source)
 
 
 def set_key(values: dict[str, Any], key: str, value: object) -> None:
@@ -227,7 +263,7 @@ def shrink(recipe: Recipe) -> Recipe:
     values = recipe.resolved()
     if notes := smoking.shrink(values):
         logger.warning("smoke: %s", "; ".join(notes))
-    return parse(values, source=f"{recipe.name} --smoke")
+    return parse(values, source=f"{recipe.source} --smoke")
 
 
 def _one_line(error: Exception) -> str:

@@ -9,10 +9,11 @@ import numpy as np
 
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
+from components.core.settings import Problem
 from components.train.objectives.settings import AdversarialSettings
-from pipelines.recipe import build
-from pipelines.recipe.check import check_recipe
+from pipelines.recipe.facts import Facts, validation_eps
 from pipelines.recipe.load import with_values
+from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 from pipelines.recipe.schema.tune import (
     Axis,
@@ -25,6 +26,8 @@ from pipelines.recipe.schema.tune import (
 )
 
 Values = dict[str, Any]
+MAX_CHECKED = 200  # points that are checked whole; of more, each value of each axis once
+MAX_SHOWN = 20  # problems of trials in one refusal
 
 
 def trial_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -84,14 +87,13 @@ def draws(space: Mapping[str, Axis], *, num_trials: int, seed: int) -> list[Valu
     if num_trials > size:
         remedy = f"is more than the space has; it has {size} points"
         raise CasemateError("tune.search.num_trials", num_trials, remedy)
-    points: list[Values] = []
+    points: dict[str, Values] = {}
     numbers = count()
     while len(points) < num_trials:
         index = next(numbers)
         point = {key: draw(axis, generator(seed, key, index)) for key, axis in space.items()}
-        if point not in points:
-            points.append(point)
-    return points
+        points.setdefault(repr(point), point)
+    return list(points.values())
 
 
 def generator(seed: int, key: str, index: int) -> np.random.Generator:
@@ -161,9 +163,9 @@ def mutated(
 
 
 def probes(recipe: Recipe) -> Iterator[Values]:
-    """Points that stand for all: all of them where they are known, else the ends of every axis."""
+    """Points that stand for all: all of them where they are few, else every value of every axis."""
     points = fixed_points(recipe)
-    if points is not None:
+    if points is not None and (len(points) <= MAX_CHECKED or not tuned(recipe).space):
         yield from points
         return
     ends = {
@@ -178,49 +180,70 @@ def probes(recipe: Recipe) -> Iterator[Values]:
 
 
 def variants(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipes of trials that stand for all; a wrong value is named by its place in the tune
-    section."""
-    for values in probes(recipe):
-        try:
-            yield trial_recipe(recipe, values)
-        except CasemateError as error:
-            raise _misplaced(recipe, values, error) from None
+    """The recipes of trials that stand for all."""
+    return (trial_recipe(recipe, values) for values in probes(recipe))
 
 
-def _misplaced(recipe: Recipe, values: Values, error: CasemateError) -> CasemateError:
-    """An error of one trial's recipe as one of the tune section that asked for it."""
-    section, mistake = tuned(recipe), str(error.remedy).splitlines()[0]
-    key = error.key.removeprefix("--set ").removeprefix(f"{recipe.name}: ")
+def _misplaced(recipe: Recipe, values: Values, problem: Problem) -> Problem:
+    """A problem of one trial's recipe as one of the tune section that asked for it."""
+    section, key = tuned(recipe), problem.field
     given = [own for own in values if f"{key}.".startswith(f"{own}.")]
     if not given:  # several values that do not go together
-        first = str(error).splitlines()[0].removeprefix(f"{recipe.name}: ")
         place = "tune.changes" if section.changes else "tune.space"
-        return CasemateError(f"{recipe.name}: {place}", values, f"is no recipe: {first}")
+        return Problem(place, values, f"cannot be trained: {problem}")
     own, place = max(given, key=len), "tune.space"
     for number, change in enumerate(section.changes):
         if own in change.set and change.set[own] == values[own]:
             place = f"tune.changes.{number}.set"
-    return CasemateError(f"{recipe.name}: {place}.{key}", error.value, mistake)
+    return problem._replace(field=f"{place}.{key}")
 
 
-def check(recipe: Recipe) -> int:
-    """Refuse trials that cannot be trained or compared; the epochs of the longest one."""
-    section = tuned(recipe)
-    budgets, longest = set(), 0
-    for variant in variants(recipe):
-        _check_objective(variant)
-        check_recipe(variant)
-        longest = max(longest, variant.epochs_of(MAIN))
-        budgets.add(build.validation_eps(variant, MAIN))
-    if section.metric == "val_robust_accuracy":
-        if None in budgets:
-            remedy = "needs an adversarial objective or train.val_eps"
-            raise CasemateError("tune.metric", section.metric, remedy)
-        if len(budgets) > 1:
-            shown = ", ".join(f"{eps:g}" for eps in sorted(eps for eps in budgets if eps))
-            remedy = f"would compare attacks of eps {shown}; set train.val_eps"
-            raise CasemateError("tune.metric", section.metric, remedy)
+def check(recipe: Recipe, facts: Facts | None = None) -> int:
+    """The epochs of the longest trial; refuses trials that cannot be trained or compared.
+
+    Wrong values are named by their place in the tune section.
+    """
+    from pipelines.recipe.check import check_one
+
+    problems: list[Problem] = []
+    budgets: set[float | None] = set()
+    longest = 0
+    for values in probes(recipe):
+        try:
+            variant = trial_recipe(recipe, values)
+            _check_objective(variant)
+            check_one(_trained_alone(variant), facts)
+            budgets.add(validation_eps(variant, MAIN))
+            longest = max(longest, variant.epochs_of(MAIN))
+        except RecipeError as error:
+            problems += [_misplaced(recipe, values, p) for p in error.problems]
+        except CasemateError as error:
+            key = error.key.removeprefix("--set ")
+            problem = Problem(key, error.value, error.remedy)
+            problems.append(_misplaced(recipe, values, problem))
+        if len(problems) >= MAX_SHOWN:
+            break
+    if problems := problems or list(_metric_problems(tuned(recipe), budgets)):
+        raise RecipeError(recipe.source, problems)
     return longest
+
+
+def _trained_alone(variant: Recipe) -> Recipe:
+    """A trial without attacks and certificates, which belong to the recipe's own models."""
+    return variant.model_copy(update={"attack": {}, "certify": {}})
+
+
+def _metric_problems(section: TuneSection, budgets: set[float | None]) -> Iterator[Problem]:
+    """Trials whose measured accuracies cannot be compared."""
+    if section.metric != "val_robust_accuracy":
+        return
+    if None in budgets:
+        remedy = "needs an adversarial objective or train.val_eps"
+        yield Problem("tune.metric", section.metric, remedy)
+    elif len(budgets) > 1:
+        shown = ", ".join(f"{eps:g}" for eps in sorted(eps for eps in budgets if eps))
+        remedy = f"would compare attacks of eps {shown}; set train.val_eps"
+        yield Problem("tune.metric", section.metric, remedy)
 
 
 def _check_objective(variant: Recipe) -> None:
@@ -236,39 +259,43 @@ def _check_objective(variant: Recipe) -> None:
 
 def longest_warmup(recipe: Recipe) -> int:
     """The largest epsilon warm-up of a trial, in epochs."""
-    objectives = (variant.objective_of(MAIN) for variant in variants(recipe))
-    return max(getattr(objective, "eps_warmup_epochs", 0) for objective in objectives)
+    return max(map(_warmup, variants(recipe)))
+
+
+def _warmup(trial: Recipe) -> int:
+    return int(getattr(trial.objective_of(MAIN), "eps_warmup_epochs", 0))
 
 
 def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
-    """(key, message) of what is allowed in a tune section but probably not meant."""
+    """(key, message) of what a valid tune section asks for but probably does not mean."""
     if recipe.tune is None or recipe.train is None:
         return []
-    found, warmup, epochs = [], longest_warmup(recipe), check(recipe)
+    trials = list(variants(recipe))
+    epochs = max(trial.epochs_of(MAIN) for trial in trials)
+    warmup = max(_warmup(trial) for trial in trials)
+    found = []
     if warmup >= recipe.tune.grace_epochs and recipe.tune.grace_epochs < epochs:
-        found.append(
-            (
-                "tune.scheduler.grace_epochs",
-                f"{recipe.tune.grace_epochs:g} is not above the longest epsilon warm-up, {warmup}: "
-                "trials may be stopped while they train on easier images",
-            )
+        message = (
+            f"{recipe.tune.grace_epochs:g} is not above the longest epsilon warm-up, {warmup}: "
+            "trials may be stopped while they train on weaker attacks"
         )
+        found.append(("tune.scheduler.grace_epochs", message))
     if isinstance(recipe.tune.scheduler, PbtScheduler):
         first = max(recipe.tune.scheduler.interval, warmup)
         if first >= epochs:
             message = f"the first change comes after {first} epochs, and trials have {epochs}"
             found.append(("tune.scheduler.interval", message))
-    return [*found, *_plain_warnings(recipe)]
+    return [*found, *_plain_warnings(tuned(recipe), trials)]
 
 
-def _plain_warnings(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Trials trained without attacks stand them best when they have hardly learned anything."""
-    section = tuned(recipe)
-    plain = {not isinstance(v.objective_of(MAIN), AdversarialSettings) for v in variants(recipe)}
+def _plain_warnings(section: TuneSection, trials: list[Recipe]) -> Iterator[tuple[str, str]]:
+    """Trials without adversarial training are most robust while they have hardly learned."""
+    plain = {not isinstance(trial.objective_of(MAIN), AdversarialSettings) for trial in trials}
     if section.metric != "val_robust_accuracy" or plain == {False}:
         return
     if plain == {True}:
         message = "of trials trained without attacks prefers those that learn least; val_accuracy"
         yield "tune.metric", f"{section.metric} {message} compares what they learn"
     elif section.scheduler.kind != "none":
-        yield "tune.scheduler.kind", f"{section.scheduler.kind} gives up trials without attacks"
+        message = "stops trials that are trained without attacks"
+        yield "tune.scheduler.kind", f"{section.scheduler.kind} {message}"

@@ -1,4 +1,4 @@
-"""What only workers would have noticed is refused before any starts: by lint and by every run."""
+"""The gate refuses what workers would notice late: for lint and for every run."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 from components.core.errors import CasemateError
 from pipelines.cli.main import app
 from pipelines.flow import run as runner
-from pipelines.recipe.check import check_on_images, check_recipe
+from pipelines.recipe.check import check
+from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import loads
 
@@ -78,7 +79,7 @@ OTHERS = [
     ),
     (
         ["certify={r: {kind: rows, patch_sizes: [2]}}"],
-        "certify.r.band: None is needed: model main was not trained on rows",
+        "certify.r.band: is needed: model main was not trained on rows",
     ),
 ]
 
@@ -86,28 +87,29 @@ OTHERS = [
 @pytest.mark.parametrize(("overrides", "line"), [*SIZES, *OTHERS])
 def test_a_recipe_that_no_worker_could_run_is_refused(overrides, line):
     recipe = loads(BASE, source="x", overrides=overrides)
-    for ask in (check_recipe, warnings_of):
+    for ask in (check, warnings_of):
         with pytest.raises(CasemateError) as caught:
             ask(recipe)
-        assert str(caught.value).startswith(line)
+        assert str(caught.value).startswith(f"x: {line}")
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("overrides", "line"), SIZES)
 def test_sizes_are_asked_of_prepared_images_where_the_recipe_has_none(overrides, line):
     recipe = loads(BASE, source="x", overrides=[*overrides, *UNKNOWN_SIDE])
-    check_recipe(recipe)
-    check_on_images(recipe, side=400)  # as large as what is asked for
+    check(recipe)
+    check(recipe, Facts(height=400, width=400))  # as large as what is asked for
     with pytest.raises(CasemateError) as caught:
-        check_on_images(recipe, side=8)
-    assert str(caught.value) == f"{line} is larger than the image (8)"
+        check(recipe, Facts(height=8, width=8))
+    assert str(caught.value) == f"x: {line} is larger than the image (8)"
 
 
 @pytest.mark.parametrize(("overrides", "line"), SIZES)
 def test_sources_of_one_size_need_none_in_the_recipe(overrides, line):
     recipe = loads(BASE, source="x", overrides=[*overrides, "data.image_size=null"])
     with pytest.raises(CasemateError) as caught:
-        check_recipe(recipe)
-    assert str(caught.value) == f"{line} is larger than the image (8)"
+        check(recipe)
+    assert str(caught.value) == f"x: {line} is larger than the image (8)"
 
 
 @pytest.mark.parametrize(
@@ -131,13 +133,15 @@ def test_a_run_asks_before_it_trains(monkeypatch):
     recipe = loads(BASE, source="x", overrides=[*SIZES[0][0], *UNKNOWN_SIDE])
     monkeypatch.setattr(
         "components.data.prepared.PreparedDataset.open",
-        lambda _: SimpleNamespace(height=8, width=16, channels=1),
+        lambda _: SimpleNamespace(
+            height=8, width=16, channels=1, classes=["a", "b"], splits={"train": 3, "val": 3}
+        ),
     )
     steps = {"prepare": SimpleNamespace(folder=None)}
     work = runner._Runner(recipe, tracker=None, parent=None, steps=steps)
     monkeypatch.setattr(work, "run_step", lambda _: pytest.fail("trained"))
     training = SimpleNamespace(step=SimpleNamespace(stage="train"))
-    with pytest.raises(CasemateError, match=r"^train.objective.band: 400 is larger"):
+    with pytest.raises(CasemateError, match=r"^x: train.objective.band: 400 is larger"):
         work.run_stage([training])
 
 
@@ -146,15 +150,15 @@ def test_what_fits_passes():
     fits += ["certify={p: {kind: columns, patch_sizes: [8], stride: 8}}"]
     fits += ["train.learning_rate=0.001", "train.schedule={kind: cosine, floor: 0.001}"]
     fits += ["model.options={patch_size: 4}"]
-    check_recipe(loads(BASE, source="x", overrides=fits))
+    check(loads(BASE, source="x", overrides=fits))
 
 
 def test_smoke_lowers_a_floor_with_the_rate():
     """A rate that follows the batch shrinks with it, and a floor that was below must not refuse."""
     rule = ["train.learning_rate=0.001", "train.rate_rule=linear", "train.batch_size=512"]
     floor = ["train.schedule={kind: cosine, floor: 0.0005}"]
-    check_recipe(loads(BASE, source="x", overrides=[*rule, *floor]))
-    check_recipe(loads(BASE, source="x", overrides=[*rule, *floor], smoke=True))
+    check(loads(BASE, source="x", overrides=[*rule, *floor]))
+    check(loads(BASE, source="x", overrides=[*rule, *floor], smoke=True))
 
 
 @pytest.mark.parametrize(

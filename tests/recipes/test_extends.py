@@ -89,7 +89,10 @@ def test_paths_are_seen_from_the_file_that_names_them(tmp_path):
     [
         ("extends: dmo", "extends: dmo is unknown; did you mean 'demo'?"),
         ("extends: ./nowhere.yaml", "nowhere.yaml is not a file; check the path"),
-        ("extends: [demo]", "extends: ['demo'] is neither the name of a ready recipe nor a YAML path"),
+        (
+            "extends: [demo]",
+            "extends: ['demo'] is neither the name of a ready recipe nor a YAML path",
+        ),
         ("extends:", "extends: None is neither the name of a ready recipe nor a YAML path"),
     ],
 )

@@ -202,7 +202,11 @@ def mistake(text: str, **options) -> str:
         ),
         ("data={source: folder}", "my.yaml: data: data.path is missing", "place"),
         ("data.path=x", "my.yaml: data: data.path would be ignored", "remove it"),
-        ("data.val_fraction=0.9", "my.yaml: data.val_fraction: 0.9 + test_fraction 0.2 ", "train on"),
+        (
+            "data.val_fraction=0.9",
+            "my.yaml: data.val_fraction: 0.9 + test_fraction 0.2 ",
+            "train on",
+        ),
         ("{}", "--set: {} is not key=value", "--set train.epochs=2"),
         ("=3", "--set: =3 is not key=value", "--set train.epochs=2"),
         ("train.epochs=[", "--set train.epochs: [ is not a YAML value: ", "^"),

@@ -64,9 +64,15 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
     [
         ("epochs: 2", "tune.space: give either a space or a list of changes"),
         ("space: {train.weight_decay: [0]}, changes: [{name: a}]", "tune.space: give either "),
-        ("space: {train.weight_decay: 5}", "tune.space.train.weight_decay: 5 is neither a list of values "),
+        (
+            "space: {train.weight_decay: 5}",
+            "tune.space.train.weight_decay: 5 is neither a list of values ",
+        ),
         ("space: {train.weight_decay: []}", "tune.space.train.weight_decay: [] is empty; "),
-        ("space: {train.weight_decay: [1, 1]}", "tune.space.train.weight_decay: [1, 1] lists a value twice"),
+        (
+            "space: {train.weight_decay: [1, 1]}",
+            "tune.space.train.weight_decay: [1, 1] lists a value twice",
+        ),
         ("space: {train.weight_decay: {kind: normal}}", "tune.space.train.weight_decay: {'kind': "),
         (
             "space: {train.weight_decay: {kind: choice, value: [1]}}",
@@ -89,7 +95,10 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
         ("space: {train.variants.a.epochs: [1]}", "tune.space.train.variants.a.epochs: belongs "),
         ("space: {model.pretrained: [a, b]}", "tune.space.model.pretrained: names a place; "),
         ("space: {train.epochs: [1, 2]}, epochs: 2", "tune.epochs: 2 is set beside train.epochs"),
-        ("space: {train.batch_size: [8]}, scheduler: {kind: pbt}", "tune.scheduler.kind: pbt has noth"),
+        (
+            "space: {train.batch_size: [8]}, scheduler: {kind: pbt}",
+            "tune.scheduler.kind: pbt has noth",
+        ),
         (
             "space: {train.weight_decay: [1, 2]}, scheduler: {kind: pbt}, search: {kind: optuna}",
             "tune.scheduler.kind: pbt goes with search grid or random",
@@ -98,10 +107,22 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
             "space: {train.weight_decay: [0, 1]}, scheduler: {kind: pbt}",
             "tune.space.train.weight_decay: 0 cannot",
         ),
-        ("changes: [{name: a}], search: {kind: random}", "tune.changes: are all trained to the end; "),
-        ("changes: [{name: a}], scheduler: {kind: asha}", "tune.changes: are all trained to the end; "),
-        ("changes: [{name: a}, {name: a}]", "tune.changes: ['a', 'a'] gives two steps the same name"),
-        ("changes: [{name: a, set: {seed: 3}}]", "tune.changes.0.set.seed: must begin with train. "),
+        (
+            "changes: [{name: a}], search: {kind: random}",
+            "tune.changes: are all trained to the end; ",
+        ),
+        (
+            "changes: [{name: a}], scheduler: {kind: asha}",
+            "tune.changes: are all trained to the end; ",
+        ),
+        (
+            "changes: [{name: a}, {name: a}]",
+            "tune.changes: ['a', 'a'] gives two steps the same name",
+        ),
+        (
+            "changes: [{name: a, set: {seed: 3}}]",
+            "tune.changes.0.set.seed: must begin with train. ",
+        ),
         ("grace_epochs: 2", "tune.grace_epochs: 2 is unknown; "),
     ],
 )

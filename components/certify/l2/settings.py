@@ -91,6 +91,10 @@ class GaussianSettings(CertificateSettings):
     def denoiser_name(self) -> str | None:
         return self.denoiser
 
+    def max_votes(self, *, side: int) -> int:
+        drawn = self.num_select + self.num_estimate
+        return 0 if self.method == "sequential" else drawn  # those stop long before
+
     @property
     def reach(self) -> float:
         """The largest radius that this many draws can certify."""

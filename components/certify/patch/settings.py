@@ -1,15 +1,30 @@
 """Settings of certificates against one square patch, and of the attack that challenges them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
-from components.certify.settings import CertificateEntry, CertificateSettings, ChallengeSettings
+from components.certify.settings import (
+    CertificateEntry,
+    CertificateSettings,
+    ChallengeSettings,
+    TrainedModel,
+)
 from components.core.settings import Count, Problem, Settings, default_of, settings
 
 Kind = Literal["columns", "rows", "blocks", "both"]
+
+
+def ablation_of(trained_for: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The kind of certificate and the visible pixels that a model is trained for, if it is."""
+    match trained_for:
+        case {"kind": "columns", "band": band}:
+            return "columns", int(band)
+        case {"kind": "ablation", "shape": shape, "size": size}:
+            return f"{shape}s", int(size)
+    return None
 
 
 @settings
@@ -46,6 +61,15 @@ class PatchSettings(CertificateSettings):
 
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield "patch_sizes", max(self.patch_sizes)
+
+    def model_problems(self, model: TrainedModel) -> Iterator[Problem]:
+        known = self.allow_token_mismatch or self.token_policy in ("as_trained", model.token_policy)
+        if not known:
+            remedy = (
+                f"is not how model {model.name} is trained ({model.token_policy}) and costs "
+                "certified accuracy; add allow_token_mismatch: true to certify it anyway"
+            )
+            yield Problem("token_policy", self.token_policy, remedy)
 
 
 @settings
@@ -109,6 +133,17 @@ class AblationSettings(PatchSettings):
             yield "sweep.band", max(self.sweep.band, default=0)
             yield "sweep.stride", max(self.sweep.stride, default=0)
 
+    def model_problems(self, model: TrainedModel) -> Iterator[Problem]:
+        yield from PatchSettings.model_problems(self, model)
+        swept = self.sweep is not None and bool(self.sweep.band)
+        shape, _ = ablation_of(model.trained_for) or (None, 0)
+        if self.band is None and not swept and shape != self.kind:
+            remedy = f"is needed: model {model.name} was not trained on {self.kind}"
+            yield Problem("band", "", remedy)
+
+    def max_votes(self, *, side: int) -> int:
+        return side * side
+
     def entries(self, name: str) -> dict[str, CertificateEntry]:
         """Itself, or one entry for each size and stride of its sweep.
 
@@ -155,3 +190,6 @@ class DoubleMaskingSettings(PatchSettings):
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield from PatchSettings.lengths(self)
         yield "mask_patch", self.mask_patch
+
+    def max_votes(self, *, side: int) -> int:
+        return int(self.num_masks**4)

@@ -135,6 +135,9 @@ class ColumnsTrainingSettings(Settings):
     kind: Literal["columns"] = "columns"
     band: Count
 
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        yield "band", self.band
+
 
 @settings
 class AblationTrainingSettings(Settings):
@@ -145,6 +148,9 @@ class AblationTrainingSettings(Settings):
     size: Count
     """Pixels on the visible side."""
     position: Literal["batch", "image"] = "batch"
+
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        yield "size", self.size
 
 
 @settings

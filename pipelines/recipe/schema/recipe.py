@@ -1,5 +1,6 @@
 """The recipe: one file says everything about a result."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -58,6 +59,11 @@ class Recipe(Section):
     cluster: ClusterSection = ClusterSection()
     storage: StorageSection = StorageSection()
     tracking: TrackingSection = TrackingSection()
+
+    @cached_property
+    def source(self) -> str:
+        """The file that errors name. Set by whoever reads it; no part of the recipe's values."""
+        return self.name
 
     def model_names(self) -> list[str]:
         """The models that the train section makes, `main` first; without it the given one."""

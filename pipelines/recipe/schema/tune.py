@@ -11,6 +11,10 @@ from pipelines.recipe.schema.base import Section
 
 Number = Annotated[float, Fractional()]
 
+MAX_VALUES = 1_000  # of one axis
+MAX_TRIALS = 10_000  # of one search: a longer list is a mistake, and takes minutes to check
+TrialCount = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+
 # Keys that decide how trials are measured, or that trials do not look at.
 FIXED = {
     "train.variants": "belongs to other models; trials train `main`",
@@ -74,6 +78,8 @@ def _choice_as_list(axis: Any) -> Any:
 def _has_each_value_once(axis: Any) -> Any:
     if axis == []:
         raise ValueError("is empty; write the values to try")
+    if isinstance(axis, list) and len(axis) > MAX_VALUES:
+        raise ValueError(f"lists {len(axis)} values; at most {MAX_VALUES}, or a distribution")
     if isinstance(axis, list) and any(value in axis[:i] for i, value in enumerate(axis)):
         raise ValueError("lists a value twice; keep one")
     return axis
@@ -105,7 +111,7 @@ class RandomSearch(Section):
     """Different points, drawn from the recipe's seed."""
 
     kind: Literal["random"]
-    num_trials: Count = 16
+    num_trials: TrialCount = 16
 
 
 class OptunaSearch(Section):
@@ -116,7 +122,7 @@ class OptunaSearch(Section):
     """
 
     kind: Literal["optuna"]
-    num_trials: Count = 32
+    num_trials: TrialCount = 32
 
 
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
@@ -196,6 +202,13 @@ class TuneSection(Section):
         if self.search.kind == "grid" and ranges:
             remedy = "is a distribution, which a grid cannot list; set search: {kind: random}"
             yield Problem(f"space.{ranges[0]}", "", remedy)
+        sizes = [len(axis) for axis in self.space.values() if isinstance(axis, list)]
+        if self.search.kind == "grid" and math.prod(sizes) > MAX_TRIALS:
+            product = " x ".join(map(str, sizes))
+            remedy = f"makes more than {MAX_TRIALS} trials; set search: {{kind: random}}"
+            yield Problem("space", f"a grid of {product} values", remedy)
+        if len(self.changes) > MAX_VALUES:
+            yield Problem("changes", f"a chain of {len(self.changes)}", f"at most {MAX_VALUES}")
         if self.scheduler.kind == "pbt":
             yield from self._pbt_problems()
 

@@ -27,7 +27,8 @@ from components.models.pixels import PixelModel
 from components.models.resizing import resized
 from pipelines.flow.plan import plan, steps_of
 from pipelines.recipe import lint
-from pipelines.recipe.check import check_on_images, check_recipe
+from pipelines.recipe.check import check
+from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import parse, with_values
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.certify import challenge
@@ -250,14 +251,16 @@ def test_mistakes_in_the_section_are_refused_in_one_line(section, said):
 
 
 def test_noise_and_channels_that_do_not_fit_are_refused_before_training(cleaner, run, tmp_path):
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.sigma: 0\.0001 is outside the deno"):
-        check_recipe(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.sigma: 0\.0001 is outside the deno"):
+        check(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
     source = f"model:{cleaner / 'model'}"
     coloured = recipe_of({"denoiser": source}, data={"source": "digits", "channels": 3})
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 1 channels go .* have 3"):
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 channels go .* have 3"):
         lint.warnings_of(coloured)
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 1 channels go .* have 3"):
-        check_on_images(recipe_of({"denoiser": source}), side=SIDE, channels=3)  # as prepared
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 channels go .* have 3"):
+        check(
+            recipe_of({"denoiser": source}), Facts(height=SIDE, width=SIDE, channels=3)
+        )  # as prepared
     three = made_denoiser(tmp_path / "three", channels=3)
     with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 channels go .* have 1"):
         run({}, **{"train.cleaner": three})

@@ -12,7 +12,8 @@ from components.core.errors import CasemateError
 from components.denoising.loading import load_denoiser
 from pipelines.cli.main import app
 from pipelines.recipe import lint
-from pipelines.recipe.check import check_on_images, check_recipe
+from pipelines.recipe.check import check
+from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import parse
 from pipelines.stages.certify.cost import estimates_of
 
@@ -55,13 +56,14 @@ def certified(source, *, data=None, train=None, **section):
 def refusal(recipe):
     """The one line by which `run` and `lint` refuse a recipe."""
     lines = []
-    for ask in (check_recipe, lint.warnings_of):
+    for ask in (check, lint.warnings_of):
         with pytest.raises(CasemateError) as caught:
             ask(recipe)
         lines.append(str(caught.value))
     assert lines[0] == lines[1]
     assert "\n" not in lines[0]
-    return lines[0]
+    assert lines[0].startswith("x: ")
+    return lines[0].removeprefix("x: ")
 
 
 def test_images_that_a_network_cannot_halve(unet):
@@ -71,13 +73,13 @@ def test_images_that_a_network_cannot_halve(unet):
     behind = {"objective": {"kind": "denoised", "sigma": 0.25, "denoiser": source}}
     training = parse({"name": "x", "data": {"source": "digits"}, "train": behind}, source="x")
     assert refusal(training) == f"train.objective.denoiser: {source} {wanted}"
-    check_recipe(certified(source, data={"image_size": 16}))
+    check(certified(source, data={"image_size": 16}))
     unknown = certified(source, data={"source": "folder", "path": "somewhere"})
-    check_recipe(unknown)
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: .* of 16; these are 24"):
-        check_on_images(unknown, side=24, channels=1)  # as prepared
+    check(unknown)
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: .* of 16; these are 24"):
+        check(unknown, Facts(height=24, width=24, channels=1))  # as prepared
     unet(levels=4)
-    check_recipe(certified(source))
+    check(certified(source))
 
 
 def test_starting_weights_for_other_sides_and_channels(unet):
@@ -100,7 +102,7 @@ def test_starting_weights_for_other_sides_and_channels(unet):
     line = f"{key}.pretrained: 3 channels go into the denoiser, but images have 1"
     assert refusal(recipe(pretrained=source)) == line
     unet()
-    check_recipe(recipe(pretrained=source))
+    check(recipe(pretrained=source))
     gone = "diffusers:nowhere"
     (warning,) = lint.warnings_of(recipe(pretrained=gone))
     assert (warning.key, warning.message) == (f"{key}.pretrained", f"{gone} {lint.ABSENT}")
@@ -110,20 +112,20 @@ def test_variances_that_ancestral_sampling_is_not_told(unet):
     source = unet(variance="learned")
     start = f"certify.l2.sampler: ancestral does not suit {source}: variance_type learned"
     assert refusal(certified(source, sampler=ANCESTRAL)).startswith(f"{start} is not supported")
-    check_recipe(certified(source))  # one step puts nothing back
+    check(certified(source))  # one step puts nothing back
     unet(variance="learned_range")
     assert refusal(certified(source, sampler=ANCESTRAL)).startswith(
         f"{start}_range needs a network"
     )
     unet(variance="learned_range", made=2)
-    check_recipe(certified(source, sampler=ANCESTRAL))
+    check(certified(source, sampler=ANCESTRAL))
 
 
 def test_channels_are_those_of_the_source(unet):
     source, line = unet(given=3), "certify.l2.denoiser: 3 channels go into the denoiser, but images"
     assert refusal(certified(source)) == f"{line} have 1"
-    check_recipe(certified(source, data={"channels": 3}))
-    check_recipe(certified(source, data={"source": "cifar10", "path": "somewhere"}))
+    check(certified(source, data={"channels": 3}))
+    check(certified(source, data={"source": "cifar10", "path": "somewhere"}))
     with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 channels go"):
         priced(certified(source))
 
@@ -139,7 +141,7 @@ def test_mistakes_in_a_folder_are_told_by_the_key_that_names_it(unet):
 
 def test_a_folder_elsewhere_is_warned_about():
     absent = certified("diffusers:nowhere/at/all")
-    check_recipe(absent)
+    check(absent)
     found = [(warning.key, warning.message) for warning in lint.warnings_of(absent)]
     message = "diffusers:nowhere/at/all is not on this machine: not checked"
     assert found == [("certify.l2.denoiser", message)]

@@ -1,0 +1,23 @@
+"""Names of timm's networks without importing timm, which takes seconds."""
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+_REGISTERED = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
+
+
+@cache
+def _names() -> frozenset[str]:
+    spec = find_spec("timm")  # of a top-level package: found, not imported
+    folders = spec.submodule_search_locations if spec else None
+    files = [path for folder in folders or () for path in Path(folder, "models").glob("*.py")]
+    return frozenset(
+        name for path in files for name in _REGISTERED.findall(path.read_text(encoding="utf-8"))
+    )
+
+
+def is_registered(architecture: str) -> bool:
+    """Whether timm certainly has a network of that name; if not, ask `zoo.check_known`."""
+    return architecture in _names()

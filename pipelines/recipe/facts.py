@@ -1,0 +1,127 @@
+"""What is known about a recipe's images and models, before anything runs or once data are prepared.
+
+Needs no torch.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.certify.settings import TrainedModel
+from components.core.settings import plain
+from components.data.settings import DataSettings
+from components.data.sources import find_source
+from components.train.objectives.settings import AdversarialSettings
+from pipelines.recipe.schema.recipe import Recipe
+
+if TYPE_CHECKING:
+    from components.data.prepared import PreparedDataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Images and classes of a dataset; None: not known yet."""
+
+    height: int | None = None
+    width: int | None = None
+    channels: int | None = None
+    num_classes: int | None = None
+    splits: Mapping[str, int] | None = None
+    """Items of each split."""
+
+    @property
+    def side(self) -> int | None:
+        """The shorter side of the images."""
+        return min(self.height, self.width) if self.height and self.width else None
+
+    def updated(self, other: "Facts | None") -> "Facts":
+        """These facts, replaced by what `other` knows."""
+        found = {f.name: getattr(other, f.name) for f in fields(self)} if other else {}
+        return replace(self, **{name: value for name, value in found.items() if value is not None})
+
+
+def facts_of(recipe: Recipe) -> Facts:
+    """What the recipe and the registry of sources say about the dataset."""
+    data, info = recipe.data, find_source(recipe.data.source)
+    side = known_side(data)
+    return Facts(
+        height=side,
+        width=side,
+        channels=known_channels(data),
+        num_classes=data.options.get("classes", info.num_classes)
+        if info.name == "made"
+        else info.num_classes,
+        splits=_limited(info.splits, data.limits) if info.splits else None,
+    )
+
+
+def _limited(splits: Mapping[str, int], limits: Mapping[Any, int]) -> dict[str, int]:
+    return {name: min(count, limits.get(name, count)) for name, count in splits.items()}
+
+
+def facts_of_prepared(dataset: "PreparedDataset") -> Facts:
+    """The dataset as it was prepared."""
+    return Facts(
+        height=dataset.height,
+        width=dataset.width,
+        channels=dataset.channels,
+        num_classes=len(dataset.classes),
+        splits=dict(dataset.splits),
+    )
+
+
+def source_side(data: DataSettings) -> int | None:
+    """The side of a source whose images all are squares of one size."""
+    return find_source(data.source).side
+
+
+def known_side(data: DataSettings) -> int | None:
+    """The side of images as written, else that of the source."""
+    return data.image_size or source_side(data)
+
+
+def known_channels(data: DataSettings) -> int | None:
+    """The channels of images as written, or of a source that is known for grey or colour."""
+    return data.channels or find_source(data.source).channels
+
+
+def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:
+    """The spec of a model that is used as it is; None if its folder is not on this machine.
+
+    A damaged model.json is reported where the folder's digest is computed.
+    """
+    folder = recipe.given_model()
+    path = folder / "model.json" if folder else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    spec = header.get("spec") if isinstance(header, dict) else None
+    return spec if isinstance(spec, dict) else None
+
+
+def trained_model(recipe: Recipe, name: str) -> TrainedModel | None:
+    """How a model is trained: by this recipe, or as the folder of a given model says."""
+    if recipe.train:
+        policy = recipe.model_of(name).token_policy
+        return TrainedModel(name, plain(recipe.objective_of(name)), policy)
+    spec = given_spec(recipe)
+    if spec is None:
+        return None
+    return TrainedModel(name, spec.get("trained_for") or {}, spec.get("token_policy", "mask"))
+
+
+def validation_eps(recipe: Recipe, model: str) -> float | None:
+    """Epsilon of the validation attack: as written, else the objective's own, else no attack."""
+    assert recipe.train is not None
+    own = recipe.objective_of(model)
+    return recipe.train.val_eps or (own.eps if isinstance(own, AdversarialSettings) else None)
+
+
+def is_here(source: str) -> bool:
+    """Whether the folder of a denoiser, `KIND:PATH`, is on this machine."""
+    return Path(source.partition(":")[2]).expanduser().is_dir()

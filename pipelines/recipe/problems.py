@@ -1,0 +1,56 @@
+"""What is wrong with a recipe: collected first, then refused all at once, a line each."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from components.core.errors import CasemateError
+from components.core.settings import Problem, SettingError
+
+
+class RecipeError(CasemateError):
+    """A recipe with problems; the message has one line `source: key: value remedy` for each."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source, self.problems = source, list({str(p): p for p in problems}.values())
+        first, *rest = self.problems
+        lines = [str(CasemateError(f"{source}: {p.field}", p.value, p.remedy)) for p in rest]
+        super().__init__(f"{source}: {first.field}", first.value, "\n".join([first.remedy, *lines]))
+
+    def __reduce__(self) -> tuple[type, tuple[str, list[Problem]]]:
+        return RecipeError, (self.source, self.problems)
+
+
+class Problems:
+    """Problems in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self.found: list[Problem] = []
+
+    def add(self, key: str, value: object, remedy: str) -> None:
+        """Note one problem; `remedy` continues the sentence that key and value begin."""
+        self.found.append(Problem(key, value, remedy))
+
+    @contextmanager
+    def at(self, key: str) -> Iterator[None]:
+        """Note what a component raises about its arguments, with `key` in front of its field."""
+        try:
+            yield
+        except SettingError as error:
+            self.found += [p._replace(field=_joined(key, p.field)) for p in error.problems]
+        except CasemateError as error:
+            self.add(_joined(key, error.key), error.value, _one_line(error.remedy))
+        except ValueError as error:
+            self.add(key, "", f"is wrong: {_one_line(str(error))}")
+
+    def refuse(self, source: str) -> None:
+        """Raise if there are any."""
+        if self.found:
+            raise RecipeError(source, self.found)
+
+
+def _joined(key: str, field: str) -> str:
+    return ".".join(filter(None, [key, field]))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
