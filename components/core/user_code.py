@@ -113,6 +113,19 @@ def digests(values: Any) -> list[str]:
     return list(dict.fromkeys(digest for digest in found if digest))
 
 
+def seen_from(values: Any, base: Path) -> Any:
+    """Plain values with file names of references made absolute, as seen from `base`."""
+    if isinstance(values, dict):
+        return {key: seen_from(value, base) for key, value in values.items()}
+    if isinstance(values, list):
+        return [seen_from(value, base) for value in values]
+    form = _FORM.fullmatch(values) if is_reference(values) else None
+    if not form or form["digest"] or not form["place"].endswith(".py"):
+        return values
+    place = (base / Path(form["place"]).expanduser()).resolve()
+    return str(Reference(str(place), None, form["name"]))
+
+
 def pinned(text: str, *, field: str) -> str:
     """A reference with its digest; other text, and text that is not trusted, as it is."""
     if not is_reference(text) or not is_trusted():
@@ -139,8 +152,10 @@ def load(text: str, *, field: str) -> Any:
     module = _imported(reference, folder, field=field)
     found = getattr(module, reference.name, None)
     if found is None:
-        public = sorted(name for name in vars(module) if not name.startswith("_"))
-        raise _refusal(field, text, f"has no such name: {did_you_mean(reference.name, public)}")
+        home = module.__name__
+        own = [name for name, x in vars(module).items() if getattr(x, "__module__", "") == home]
+        remedy = f"cannot be found: {reference.name} {did_you_mean(reference.name, own)}"
+        raise _refusal(field, text, remedy)
     return found
 
 
@@ -158,11 +173,16 @@ def settings_class(text: str, *, field: str) -> type:
 
 
 def checked_options(
-    text: str, options: Mapping[str, Any], *, field: str, given: tuple[str, ...] = ()
+    text: str,
+    options: Mapping[str, Any],
+    *,
+    field: str,
+    given: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Options as arguments of what a reference names, checked against its Settings or signature.
 
-    `given` are arguments that the caller passes itself. Problems name `options.<key>`.
+    The caller passes `given` itself, always, and `also` sometimes. Problems name `options.<key>`.
     """
     target = load(text, field=field)
     if hasattr(target, "Settings"):
@@ -178,7 +198,7 @@ def checked_options(
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if missing := sorted(set(given) - {p.name for p in named}):
         raise _refusal(field, text, f"takes no argument {missing[0]}; give it one")
-    free = {p.name: p for p in named if p.name not in given}
+    free = {p.name: p for p in named if p.name not in (*given, *also)}
     needed = [name for name, p in free.items() if p.default is p.empty]
     _refuse_keys(options, free, needed)
     return dict(options)
