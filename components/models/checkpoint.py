@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from components.core import user_code
+from components.core.code_copies import look_in
 from components.core.digests import digest_bytes, digest_json
 from components.core.errors import CasemateError
 from components.models.pixels import PixelModel
@@ -82,7 +83,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 def load_model(folder: Path, *, device: str | torch.device = "cpu") -> PixelModel:
     """The model in eval mode; refuses weights that do not match the recorded digest."""
     header = read_header(folder)
-    user_code.look_in(folder.absolute() / CODE)
+    look_in(folder.absolute() / CODE)
     model = PixelModel(ModelSpec.from_dict(header["spec"], source=str(folder / "model.json")))
     path = folder / "model.safetensors"
     try:

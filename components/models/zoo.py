@@ -1,7 +1,6 @@
 """Architectures by name: timm's, variants of them, networks of our own and of the user's."""
 
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
@@ -137,13 +136,9 @@ def build_network(
 def _users_network(architecture: str, **arguments: Any) -> nn.Module:
     """What a factory of the user's own returns, if it is a network."""
     sizes = {key: arguments.pop(key) for key in Sizes._fields}
-    with _as_model_keys():
-        build = user_code.load(architecture, field="architecture")
-        options = user_code.checked_options(
-            architecture, arguments, field="architecture", given=Sizes._fields
-        )
+    options = _users_options(architecture, arguments)
     try:
-        net = build(**sizes, **options)
+        net = user_code.load(architecture, field="architecture")(**sizes, **options)
     except Exception as error:
         remedy = f"fails to build: {type(error).__name__}: {' '.join(str(error).split())}"
         raise CasemateError("model.architecture", architecture, remedy) from error
@@ -153,11 +148,12 @@ def _users_network(architecture: str, **arguments: Any) -> nn.Module:
     return net
 
 
-@contextmanager
-def _as_model_keys() -> Iterator[None]:
-    """Problems of user code become errors of the recipe's `model` section."""
+def _users_options(architecture: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the user's factory takes them; problems are told as of the `model` section."""
     try:
-        yield
+        return user_code.checked_options(
+            architecture, options, field="architecture", given=Sizes._fields
+        )
     except SettingError as error:
         first = error.problems[0]
         raise CasemateError(f"model.{first.field}", first.value, first.remedy) from error
@@ -169,11 +165,13 @@ def is_known(architecture: str) -> bool:
     return maker is not None and maker.classifies
 
 
-def check_known(architecture: str) -> None:
-    """Refuse a name that no network here has, without building one."""
+def check_known(architecture: str, options: Mapping[str, Any] | None = None) -> None:
+    """Refuse a name that no network here has, without building one.
+
+    `options` are checked where that needs no network: for a factory of the user's own.
+    """
     if user_code.is_reference(architecture):
-        with _as_model_keys():
-            user_code.load(architecture, field="architecture")
+        _users_options(architecture, options or {})
     elif find_maker(architecture) is None:
         raise _unknown(architecture)
 

@@ -14,6 +14,7 @@ from components.certify.patch.settings import AblationSettings, DoubleMaskingSet
 from components.core.errors import CasemateError
 from components.data.settings import DataSettings
 from components.data.sources import find_source
+from components.data.sources.registry import check_options
 from components.denoising.loading import describe_source
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.settings import ModelSettings
@@ -33,11 +34,13 @@ from pipelines.recipe.schema.recipe import MAIN, Recipe
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what a recipe alone shows to be impossible."""
-    for section in recipe.attack.values():
-        build.attack_list(section)
+    check_options(find_source(recipe.data.source), recipe.data.options)
+    for attack in recipe.attack.values():
+        build.attack_list(attack)
     if recipe.train:
         for model in recipe.model_names():
-            check_known(recipe.model_of(model).architecture)
+            section = recipe.model_of(model)
+            check_known(section.architecture, section.options)
         _check_floor(recipe.train)
         _check_bands(recipe)
         build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)

@@ -182,8 +182,8 @@ def parse(
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
             raise refusal(source, explain(Recipe, values, error)) from None
-    if problems := list(consistency_problems(recipe)):
-        raise refusal(source, problems)
+        if problems := list(consistency_problems(recipe)):
+            raise refusal(source, problems)
     return recipe
 
 

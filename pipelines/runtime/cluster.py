@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import ray
 
+from components.core.code_copies import code_files, copy_of
 from components.core.errors import CasemateError
-from components.core.user_code import copy_of
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
 
@@ -114,7 +114,7 @@ def code_env(user_code: Sequence[str] = ()) -> dict[str, Any]:
 
 def _refuse_excluded(copy: Path) -> None:
     """Refuse user code in folders that Ray leaves out: `excludes` hold for all that it packs."""
-    for path in copy.rglob("*.py"):
+    for path in code_files(copy):
         if found := set(path.relative_to(copy).parts) & set(NOT_CODE):
             remedy = "is a folder name that does not travel to clusters; rename it"
             raise CasemateError("user code", found.pop(), remedy)

@@ -6,7 +6,7 @@ a source, write its file and an entry below.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -393,7 +393,7 @@ def find_source(name: str) -> SourceInfo:
     if name.startswith(HUB_PREFIX) and len(name) > len(HUB_PREFIX):
         return _BY_NAME[f"{HUB_PREFIX}<name>"]
     if is_reference(name):
-        return _USERS
+        return replace(_USERS, name=name)
     info = _BY_NAME.get(_ALIASES.get(name, name))
     if info is None:
         raise CasemateError("data.source", name, f"is unknown; choose {', '.join(SOURCE_NAMES)}")
@@ -401,11 +401,11 @@ def find_source(name: str) -> SourceInfo:
 
 
 def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
-    """Only known keys, each of its type, and those that must be there.
+    """Only known keys, each of its type, and those that must be there."""
+    if is_reference(info.name):
+        from components.data.sources.user import check_user_options
 
-    The options of a source of the user's own are checked where it is opened.
-    """
-    if info is _USERS:
+        check_user_options(info.name, options)
         return
     known = {option.name: option for option in info.options}
     for key, value in options.items():
