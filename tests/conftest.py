@@ -25,6 +25,7 @@ os.environ |= {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_worker_niceness": "0",  # the tests with Ray are the long ones: nothing goes before them
     "RAY_TMPDIR": str(RAY_HOME),
+    "CASEMATE_USER_CODE": str(RAY_HOME / "user_code"),
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 os.environ.pop("RAY_ADDRESS", None)

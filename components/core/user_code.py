@@ -11,32 +11,34 @@ Installed packages (site-packages) are not copied; their digest is compared wher
 Light to import: no numerical library is loaded.
 """
 
-import ast
 import importlib
-import importlib.util
 import inspect
-import os
 import pickle
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.core.digests import digest_bytes
+from components.core.code_copies import (
+    FOLDER,
+    Located,
+    clash,
+    code_files,
+    copy_below,
+    copy_of,
+    digest_of,
+    locate,
+    stage,
+    top_names,
+)
 from components.core.hints import did_you_mean
 from components.core.settings import Problem, SettingError, Settings, hints_of, plain, refusals
 
 PREFIX = "python:"
-FOLDER = "casemate_user_"  # and the digest: a name that workers can look for
-CACHE_ENV = "CASEMATE_USER_CODE"  # folder of the copies
-OURS = frozenset({"components", "pipelines"})  # never copied: workers have them
 _FORM = re.compile(r"python:(?P<place>[^:@]+?)(@(?P<digest>[0-9a-f]{16}))?:(?P<name>\w+)")
 
 
@@ -48,7 +50,6 @@ class Reading(NamedTuple):
 
 
 _reading: ContextVar[Reading] = ContextVar("reading", default=Reading())  # noqa: B039 (immutable)
-_further_places: list[Path] = []  # folders that may hold copies, besides the cache
 _modules: dict[tuple[str, str], Any] = {}  # by digest and module
 
 
@@ -65,15 +66,6 @@ class Reference(NamedTuple):
     @property
     def module(self) -> str:
         return self.place.removesuffix(".py")
-
-
-class Located(NamedTuple):
-    """Files behind a reference: `first` is the named one; all are below `root`."""
-
-    root: Path
-    first: Path
-    files: tuple[Path, ...]
-    installed: bool
 
 
 @contextmanager
@@ -113,6 +105,19 @@ def digests(values: Any) -> list[str]:
     return list(dict.fromkeys(digest for digest in found if digest))
 
 
+def seen_from(values: Any, base: Path) -> Any:
+    """Plain values with file names of references made absolute, as seen from `base`."""
+    if isinstance(values, dict):
+        return {key: seen_from(value, base) for key, value in values.items()}
+    if isinstance(values, list):
+        return [seen_from(value, base) for value in values]
+    form = _FORM.fullmatch(values) if is_reference(values) else None
+    if not form or form["digest"] or not form["place"].endswith(".py"):
+        return values
+    place = (base / Path(form["place"]).expanduser()).resolve()
+    return str(Reference(str(place), None, form["name"]))
+
+
 def pinned(text: str, *, field: str) -> str:
     """A reference with its digest; other text, and text that is not trusted, as it is."""
     if not is_reference(text) or not is_trusted():
@@ -122,10 +127,11 @@ def pinned(text: str, *, field: str) -> str:
         _folder_of(reference, field=field)
         return text
     located = _located(reference, field=field)
-    _refuse_clashes(reference, located, field=field)
-    digest = _digest(located.files, located.root)
+    if found := clash(located):
+        raise _refusal(field, text, f"cannot be imported: {found}; rename it")
+    digest = digest_of(located.files, located.root)
     if not located.installed:
-        _stage(located, digest)
+        stage(located, digest)
     place = located.first.name if reference.place.endswith(".py") else reference.place
     return str(Reference(place, digest, reference.name))
 
@@ -139,8 +145,10 @@ def load(text: str, *, field: str) -> Any:
     module = _imported(reference, folder, field=field)
     found = getattr(module, reference.name, None)
     if found is None:
-        public = sorted(name for name in vars(module) if not name.startswith("_"))
-        raise _refusal(field, text, f"has no such name: {did_you_mean(reference.name, public)}")
+        home = module.__name__
+        own = [name for name, x in vars(module).items() if getattr(x, "__module__", "") == home]
+        remedy = f"cannot be found: {reference.name} {did_you_mean(reference.name, own)}"
+        raise _refusal(field, text, remedy)
     return found
 
 
@@ -158,11 +166,16 @@ def settings_class(text: str, *, field: str) -> type:
 
 
 def checked_options(
-    text: str, options: Mapping[str, Any], *, field: str, given: tuple[str, ...] = ()
+    text: str,
+    options: Mapping[str, Any],
+    *,
+    field: str,
+    given: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Options as arguments of what a reference names, checked against its Settings or signature.
 
-    `given` are arguments that the caller passes itself. Problems name `options.<key>`.
+    The caller passes `given` itself, always, and `also` sometimes. Problems name `options.<key>`.
     """
     target = load(text, field=field)
     if hasattr(target, "Settings"):
@@ -178,7 +191,7 @@ def checked_options(
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if missing := sorted(set(given) - {p.name for p in named}):
         raise _refusal(field, text, f"takes no argument {missing[0]}; give it one")
-    free = {p.name: p for p in named if p.name not in given}
+    free = {p.name: p for p in named if p.name not in (*given, *also)}
     needed = [name for name, p in free.items() if p.default is p.empty]
     _refuse_keys(options, free, needed)
     return dict(options)
@@ -245,34 +258,9 @@ def _entry_on_worker(cls: type[UserEntry], kind: str, settings: bytes) -> UserEn
     return cls(kind=kind, settings=pickle.loads(settings))
 
 
-def cache_folder() -> Path:
-    """Where copies of user code are kept on this machine."""
-    usual = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "casemate/user_code"
-    return Path(os.environ.get(CACHE_ENV, usual)).absolute()
-
-
-def copy_of(digest: str) -> Path | None:
-    """The folder with the code of that digest, if it is on this machine."""
-    name = f"{FOLDER}{digest}"
-    found = [place / name for place in (cache_folder(), *_further_places)]
-    spec = PathFinder.find_spec(name)
-    found += [Path(place) for place in (spec.submodule_search_locations or [] if spec else [])]
-    return next((folder for folder in found if folder.is_dir()), None)
-
-
-def look_in(folder: Path) -> None:
-    """Also look for copies in a folder, such as the one beside a model's weights."""
-    if folder.is_dir() and folder not in _further_places:
-        _further_places.append(folder)
-
-
 def copy_code(text: str, folder: Path) -> None:
     """Put the copy behind a pinned reference below a folder; installed code is not copied."""
-    reference = _parsed(text, field="")
-    origin = copy_of(reference.digest or "")
-    if origin is None or origin.parent == folder:
-        return
-    _copy_files(sorted(origin.rglob("*.py")), origin, folder / origin.name)
+    copy_below(_parsed(text, field="").digest or "", folder)
 
 
 def _parsed(text: str, *, field: str) -> Reference:
@@ -284,147 +272,23 @@ def _parsed(text: str, *, field: str) -> Reference:
 
 
 def _located(reference: Reference, *, field: str) -> Located:
-    """The files behind a reference that is not pinned yet."""
-    base = _reading.get().base
-    if reference.place.endswith(".py"):
-        first = (base / Path(reference.place).expanduser()).resolve()
-        if not first.is_file():
-            raise _refusal(field, reference, f"names a file that does not exist: {first}")
-        root, inside, installed = first.parent, first.parent, False
-    else:
-        root, first = _module_file(reference, base, field=field)
-        installed = bool({"site-packages", "dist-packages"} & set(root.parts))
-        inside = root / reference.module.partition(".")[0] if installed else root
     try:
-        files = source_files(first, root, inside=inside)
-    except (SyntaxError, ValueError, OSError) as error:
-        raise _refusal(field, reference, f"cannot be read: {_one_line(error)}") from error
-    return Located(root, first, files, installed)
-
-
-def _module_file(reference: Reference, base: Path, *, field: str) -> tuple[Path, Path]:
-    """Root and file of `package.module`, found without importing the package."""
-    top, *rest = reference.place.split(".")
-    spec = PathFinder.find_spec(top, [str(base.resolve()), *sys.path])
-    if spec and spec.submodule_search_locations:
-        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
-        root, stem = folder.parent, folder.joinpath(*rest)
-        tries = [stem / "__init__.py", *([stem.with_name(f"{stem.name}.py")] if rest else [])]
-    elif spec and spec.origin and not rest:
-        root, tries = Path(spec.origin).resolve().parent, [Path(spec.origin).resolve()]
-    else:
-        root, tries = base, []
-    first = next((path for path in tries if path.suffix == ".py" and path.is_file()), None)
-    if first is None:
-        remedy = f"names a module that is not found here: {reference.place}; or name its file"
-        raise _refusal(field, reference, remedy)
-    return root, first
-
-
-def source_files(first: Path, root: Path, *, inside: Path) -> tuple[Path, ...]:
-    """A file and all that it imports, directly or not, from below `inside`: found by reading."""
-    found: set[Path] = set()
-    todo = [first]
-    while todo:
-        path = todo.pop()
-        if path in found or not path.is_relative_to(inside):
-            continue
-        found.add(path)
-        above = path.parent
-        while above != root and (above / "__init__.py").is_file():
-            todo.append(above / "__init__.py")
-            above = above.parent
-        for node in ast.walk(ast.parse(path.read_bytes(), filename=path.name)):
-            todo += _imported_files(node, path, root)
-    return tuple(sorted(found))
-
-
-def _imported_files(node: ast.AST, path: Path, root: Path) -> Iterator[Path]:
-    """Files below `root` that an import statement may load."""
-    place = root
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        names = [".".join(filter(None, [node.module, alias.name])) for alias in node.names]
-        names += [node.module] if node.module else []
-        if node.level:
-            place = path.parents[min(node.level, len(path.parents)) - 1]
-    else:
-        return
-    for name in names:
-        if place == root and name.partition(".")[0] in OURS:
-            continue
-        stem = place.joinpath(*name.split("."))
-        tries = (stem.with_name(f"{stem.name}.py"), stem / "__init__.py")
-        yield from (file for file in tries if file.is_file())
-
-
-def _refuse_clashes(reference: Reference, located: Located, *, field: str) -> None:
-    """Refuse modules whose name Python gives to another one: the wrong one would be imported."""
-    if located.installed:
-        return
-    elsewhere = [
-        place
-        for place in sys.path
-        if Path(place).resolve() != located.root and not Path(place).name.startswith(FOLDER)
-    ]
-    for name in sorted(_top_names(located.files, located.root)):
-        if name in sys.stdlib_module_names or name in OURS:
-            where = "the standard library" if name not in OURS else "casemate"
-        elif spec := PathFinder.find_spec(name, elsewhere):
-            where = str(spec.origin or name)
-        else:
-            continue
-        remedy = f"needs a module {name}, which is also the name of one of {where}; rename it"
-        raise _refusal(field, reference, remedy)
-
-
-def _top_names(files: tuple[Path, ...], root: Path) -> set[str]:
-    return {path.relative_to(root).parts[0].removesuffix(".py") for path in files}
-
-
-def _digest(files: tuple[Path, ...], root: Path) -> str:
-    chunks = [part for f in files for part in (f.relative_to(root).as_posix().encode(), f)]
-    return digest_bytes(*(c.read_bytes() if isinstance(c, Path) else c for c in chunks))[:16]
-
-
-def _stage(located: Located, digest: str) -> None:
-    """Copy the files to the cache; equal digests are equal files, so the first copy stays."""
-    target = cache_folder() / f"{FOLDER}{digest}"
-    if not target.is_dir():
-        _copy_files(list(located.files), located.root, target)
-
-
-def _copy_files(files: list[Path], root: Path, target: Path) -> None:
-    """All files or none: a copy is renamed into place when it is complete."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
-    try:
-        for path in files:
-            place = partial / path.relative_to(root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
-        partial.chmod(0o755)
-        if not target.is_dir():
-            partial.rename(target)
-    except OSError:
-        if not target.is_dir():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        return locate(reference.place, _reading.get().base)
+    except LookupError as error:
+        raise _refusal(field, reference, str(error)) from error
 
 
 def _folder_of(reference: Reference, *, field: str) -> Path | None:
     """The copy behind a pinned reference; None: installed code of the same digest."""
     assert reference.digest is not None
     if folder := copy_of(reference.digest):
-        if _digest(tuple(sorted(folder.rglob("*.py"))), folder) != reference.digest:
+        if digest_of(code_files(folder), folder) != reference.digest:
             remedy = f"has a copy that was changed: {folder}; remove that folder"
             raise _refusal(field, reference, remedy)
         return folder
     if not reference.place.endswith(".py"):
         located = _located(reference._replace(digest=None), field=field)
-        if located.installed and _digest(located.files, located.root) == reference.digest:
+        if located.installed and digest_of(located.files, located.root) == reference.digest:
             return None
         if located.installed:
             raise _refusal(field, reference, "is installed here in another version")
@@ -441,11 +305,22 @@ def _imported(reference: Reference, folder: Path | None, *, field: str) -> Any:
             if folder:
                 _use_only(folder)
             importlib.invalidate_caches()
-            _modules[key] = importlib.import_module(reference.module)
-        except Exception as error:
-            remedy = f"fails to import: {type(error).__name__}: {_one_line(error)}"
+            with _without_bytecode():
+                _modules[key] = importlib.import_module(reference.module)
+        except (Exception, SystemExit) as error:
+            remedy = f"fails to import: {type(error).__name__}: {' '.join(str(error).split())}"
             raise _refusal(field, reference, remedy) from error
     return _modules[key]
+
+
+@contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Copies stay as they are: no `__pycache__` beside the weights of a model."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def _use_only(folder: Path) -> None:
@@ -453,7 +328,7 @@ def _use_only(folder: Path) -> None:
 
     The copy stays on the path, for imports inside functions.
     """
-    names = _top_names(tuple(folder.rglob("*.py")), folder)
+    names = top_names(code_files(folder), folder)
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
         if name.partition(".")[0] in names and not (place and Path(place).is_relative_to(folder)):
@@ -463,7 +338,3 @@ def _use_only(folder: Path) -> None:
 
 def _refusal(field: str, reference: object, remedy: str) -> SettingError:
     return SettingError(Problem(field, repr(str(reference)), remedy))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

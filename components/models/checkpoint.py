@@ -1,4 +1,8 @@
-"""The model format: `model.safetensors` + `model.json`; never a pickled class."""
+"""The model format: `model.safetensors` + `model.json`; never a pickled class.
+
+A model of the user's own architecture also has `code/`: a copy of the code whose digest
+`model.json` names. Such a folder is enough to load the model anywhere; loading it runs that code.
+"""
 
 import json
 from pathlib import Path
@@ -8,6 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from components.core import user_code
+from components.core.code_copies import look_in
 from components.core.digests import digest_bytes, digest_json
 from components.core.errors import CasemateError
 from components.core.files import atomic, write_json
@@ -15,6 +21,7 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
 FORMAT = 1
+CODE = "code"  # folder of the user's own code beside the weights
 
 
 def weights_digest(model: PixelModel) -> str:
@@ -35,6 +42,8 @@ def weights_digest(model: PixelModel) -> str:
 def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
     """Write both files, JSON last; returns the model's digest."""
     folder.mkdir(parents=True, exist_ok=True)
+    if user_code.is_reference(model.spec.architecture):
+        user_code.copy_code(model.spec.architecture, folder / CODE)
     state = {k: v.detach().cpu().contiguous() for k, v in model.net.state_dict().items()}
     with atomic(folder / "model.safetensors") as temporary:
         save_file(state, temporary)
@@ -71,6 +80,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 def load_model(folder: Path, *, device: str | torch.device = "cpu") -> PixelModel:
     """The model in eval mode; refuses weights that do not match the recorded digest."""
     header = read_header(folder)
+    look_in(folder.absolute() / CODE)
     model = PixelModel(ModelSpec.from_dict(header["spec"], source=str(folder / "model.json")))
     path = folder / "model.safetensors"
     try:

@@ -1,15 +1,19 @@
-"""Architectures by name: all that timm knows, variants of timm's, and a few networks of our own."""
+"""Architectures by name: timm's, variants of them, networks of our own and of the user's."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 from timm.layers import PatchEmbed, to_2tuple
 from timm.models.xcit import ConvPatchEmbed
 from torch import nn
 
+from components.core import user_code
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 from components.models.adapt import set_xcit_patch
 from components.models.networks.preact import preact_resnet18, wrn_28_10
 from components.models.networks.tiny import tiny_vit, tiny_xcit
@@ -41,6 +45,62 @@ COUNTS = (
 )  # options that are at least 1; none is negative
 
 
+class Sizes(NamedTuple):
+    """What a network's input and output look like, which follows from the data."""
+
+    image_size: int
+    channels: int
+    num_classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """How the network of one name is made."""
+
+    make: Callable[..., nn.Module]
+    arguments: Callable[[Sizes], dict[str, Any]]  # what the data decide, in the maker's words
+    variant: Mapping[str, Any] = field(default_factory=dict)  # options that the name stands for
+    classifies: bool = True  # False: estimates images
+
+
+def _own(architecture: str) -> Maker | None:
+    make = OWN.get(architecture) or DENOISERS.get(architecture)
+    return make and Maker(make, Sizes._asdict, classifies=architecture in OWN)
+
+
+def _timm(architecture: str) -> Maker | None:
+    if not timm.is_model(architecture):
+        return None
+    fixed = timm.get_pretrained_cfg(architecture).fixed_input_size  # positions belong to a size
+
+    def arguments(sizes: Sizes) -> dict[str, Any]:
+        named = {"in_chans": sizes.channels, "num_classes": sizes.num_classes}
+        return {**named, "img_size": sizes.image_size} if fixed else named
+
+    return Maker(partial(timm.create_model, architecture), arguments)
+
+
+def _variant(architecture: str) -> Maker | None:
+    base, options = VARIANTS.get(architecture, (None, {}))
+    maker = _timm(base) if base else None
+    return maker and replace(maker, variant=options)
+
+
+def _users(architecture: str) -> Maker | None:
+    """A factory of the user's own: `build(*, num_classes, channels, image_size, **options)`."""
+    if not user_code.is_reference(architecture):
+        return None
+    return Maker(partial(_users_network, architecture), Sizes._asdict)
+
+
+FAMILIES: tuple[Callable[[str], Maker | None], ...] = (_users, _own, _variant, _timm)
+
+
+def find_maker(architecture: str) -> Maker | None:
+    """How a network is made, from the first family that knows its name."""
+    return next(filter(None, (find(architecture) for find in FAMILIES)), None)
+
+
 def build_network(
     architecture: str,
     *,
@@ -54,23 +114,15 @@ def build_network(
     `options` go to the architecture's own maker, except `stem_patch`: an XCiT's patch side, smaller
     than the one it was designed with.
     """
-    base, variant = VARIANTS.get(architecture, (architecture, {}))
-    arguments: dict[str, Any]
-    if own := OWN.get(base) or DENOISERS.get(base):
-        make: Callable[..., nn.Module] = own
-        arguments = {"channels": channels, "num_classes": num_classes, "image_size": image_size}
-    elif timm.is_model(base):
-        make = timm.create_model
-        arguments = {"model_name": base, "in_chans": channels, "num_classes": num_classes}
-        if timm.get_pretrained_cfg(base).fixed_input_size:  # positions belong to a size
-            arguments["img_size"] = image_size
-    else:
+    maker = find_maker(architecture)
+    if maker is None:
         raise _unknown(architecture)
-    _check_options(options, taken=arguments)
-    chosen = {**variant, **options}
+    arguments = maker.arguments(Sizes(image_size, channels, num_classes))
+    _check_options(options, taken={*arguments, "model_name"})
+    chosen = {**maker.variant, **options}
     stem_patch = chosen.pop("stem_patch", None)
     try:
-        net = make(**arguments, **chosen)
+        net = maker.make(**arguments, **chosen)
     except (TypeError, AssertionError, ValueError, ZeroDivisionError) as error:
         raise CasemateError(
             "model.options", dict(options), f"do not fit {architecture} at {image_size}px: {error}"
@@ -81,15 +133,46 @@ def build_network(
     return net
 
 
+def _users_network(architecture: str, **arguments: Any) -> nn.Module:
+    """What a factory of the user's own returns, if it is a network."""
+    sizes = {key: arguments.pop(key) for key in Sizes._fields}
+    options = _users_options(architecture, arguments)
+    try:
+        net = user_code.load(architecture, field="architecture")(**sizes, **options)
+    except Exception as error:
+        remedy = f"fails to build: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise CasemateError("model.architecture", architecture, remedy) from error
+    if not isinstance(net, nn.Module):
+        remedy = f"returns a {type(net).__name__}, not an nn.Module"
+        raise CasemateError("model.architecture", architecture, remedy)
+    return net
+
+
+def _users_options(architecture: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as the user's factory takes them; problems are told as of the `model` section."""
+    try:
+        return user_code.checked_options(
+            architecture, options, field="architecture", given=Sizes._fields
+        )
+    except SettingError as error:
+        first = error.problems[0]
+        raise CasemateError(f"model.{first.field}", first.value, first.remedy) from error
+
+
 def is_known(architecture: str) -> bool:
     """Whether `build_network` can build a classifier of that name."""
-    return architecture in OWN or architecture in VARIANTS or bool(timm.is_model(architecture))
+    maker = find_maker(architecture)
+    return maker is not None and maker.classifies
 
 
-def check_known(architecture: str) -> None:
-    """Refuse a name that no network here has, without building one."""
-    base, _ = VARIANTS.get(architecture, (architecture, {}))
-    if not (base in OWN or base in DENOISERS or timm.is_model(base)):
+def check_known(architecture: str, options: Mapping[str, Any] | None = None) -> None:
+    """Refuse a name that no network here has, without building one.
+
+    `options` are checked where that needs no network: for a factory of the user's own.
+    """
+    if user_code.is_reference(architecture):
+        _users_options(architecture, options or {})
+    elif find_maker(architecture) is None:
         raise _unknown(architecture)
 
 
@@ -102,13 +185,13 @@ def _unknown(architecture: str) -> CasemateError:
     )
 
 
-def _check_options(options: Mapping[str, Any], *, taken: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, Any], *, taken: Container[str]) -> None:
     for key, value in options.items():
         if key in taken:
             raise CasemateError(f"model.options.{key}", value, "follows from the data; remove it")
         if key in WEIGHT_OPTIONS:
             raise CasemateError(
-                f"model.options.{key}", value, "is no option here; use model.pretrained"
+                f"model.options.{key}", value, "is not an option here; use model.pretrained"
             )
         _check_number(key, value)
 
@@ -121,7 +204,7 @@ def _check_number(key: str, value: Any) -> None:
         if not isfinite(number):
             raise CasemateError(f"model.options.{key}", value, "is not a finite number")
         if key.endswith("_rate") and not 0 <= number < 1:
-            raise CasemateError(f"model.options.{key}", value, "is no rate; it is in [0, 1)")
+            raise CasemateError(f"model.options.{key}", value, "is not a rate; it is in [0, 1)")
         if number < (least := 1 if key in COUNTS else 0):
             raise CasemateError(f"model.options.{key}", value, f"must be at least {least}")
 

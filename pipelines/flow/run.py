@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.core.digests import digest_json
+from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
@@ -97,7 +98,8 @@ def _execute(
         check_reachable(place)  # before a tracking store is made for a flow that cannot start
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_check_and_track, recipe, root)
-        with ray_cluster(recipe.cluster, address=address), _stop_signals():
+        own_code = digests(recipe.resolved())
+        with ray_cluster(recipe.cluster, address=address, user_code=own_code), _stop_signals():
             tracker = loading.result()
             for step in todo:
                 if step.name in again:

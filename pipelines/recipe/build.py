@@ -16,8 +16,10 @@ from components.attacks.interface import Attack, Items
 from components.attacks.scales import Scales, ScaleSearch, global_scales
 from components.attacks.settings import AasSettings, AttackSettings, AutoAttackSettings
 from components.attacks.suite import autoattack, make_attack
+from components.attacks.user import user_attack
 from components.core.errors import CasemateError
 from components.core.settings import plain
+from components.core.user_code import UserEntry
 from components.data.augment import Augmentation, Mixing
 from components.data.prepared import PreparedDataset
 from components.data.settings import AugmentSettings
@@ -52,6 +54,7 @@ from components.train.objectives.settings import (
 )
 from components.train.objectives.standard import Standard
 from components.train.objectives.trades import Trades
+from components.train.objectives.user import user_objective
 from components.train.optim import OptimizerSettings
 from components.train.schedules import RateSchedule, epsilon_at, peak_rate
 from components.train.selection import Selection
@@ -156,6 +159,8 @@ def objective(recipe: Recipe, model: str) -> Objective:
             return DenoisedFineTuning(OneShot(denoisers.denoiser(o)), o.sigma, smoothing)
         case StandardSettings() as o:
             return Standard(smoothing, o.criterion)
+        case UserEntry() as entry:
+            return user_objective(entry, smoothing=smoothing)
 
 
 def adversarial_objective(o: AdversarialSettings, smoothing: float) -> AdversarialObjective:
@@ -338,7 +343,10 @@ def attack_list(section: AttackSection) -> list[ListedAttack]:
     return listed
 
 
-def _listed(entry: AttackSettings, section: AttackSection) -> list[ListedAttack]:
+def _listed(entry: AttackSettings | UserEntry, section: AttackSection) -> list[ListedAttack]:
+    if isinstance(entry, UserEntry):
+        own = user_attack(entry, norm=section.norm, eps=section.eps or 0.0)
+        return [ListedAttack(own.name, own.name, own)]
     if isinstance(entry, AutoAttackSettings):
         label = f"autoattack-{entry.version}"
         members = _ensemble(entry, section)

@@ -148,7 +148,7 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
             from components.models.zoo import check_known  # imports timm, to name similar ones
 
             with problems.at(above):
-                check_known(section.architecture)
+                check_known(section.architecture, section.options)
 
 
 def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:

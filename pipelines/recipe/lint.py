@@ -14,6 +14,7 @@ from components.attacks.settings import (
 )
 from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
+from components.core.user_code import UserEntry
 from components.train.objectives.settings import (
     AdversarialSettings,
     DenoisedTrainingSettings,
@@ -143,7 +144,7 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
             )
 
 
-def _steps(key: str, entry: AttackSettings, eps: float | None) -> Iterator[LintWarning]:
+def _steps(key: str, entry: AttackSettings | UserEntry, eps: float | None) -> Iterator[LintWarning]:
     """Too few steps, or steps too short to cross the epsilon ball."""
     if isinstance(entry, AasSettings):
         yield from _steps(f"{key}.inner", entry.inner, eps)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from components.core.errors import CasemateError
 from components.core.hints import nearest_of
-from components.core.user_code import reading, references
+from components.core.user_code import reading, references, seen_from
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
 from pipelines.recipe.explain import explain
@@ -161,6 +161,7 @@ def _values(text: str, *, source: str, base: Path, below: tuple[Path, ...] = ())
     if path in below:
         raise CasemateError(key, parent, "leads back to itself; recipes extend in one direction")
     extended = _values(_text(path), source=str(path), base=path.parent, below=(*below, path))
+    extended = seen_from(extended, path.parent)
     extended.pop("name", None)  # two recipes of one name would share their folders
     return merged(extended, values)
 
@@ -223,8 +224,8 @@ def parse(
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
             raise RecipeError(source, explain(Recipe, values, error)) from None
-    if problems := list(consistency_problems(recipe)):
-        raise RecipeError(source, problems)
+        if problems := list(consistency_problems(recipe)):
+            raise RecipeError(source, problems)
     recipe.__dict__["source"] = source  # frozen fields aside: see `Recipe.source`
     return recipe
 

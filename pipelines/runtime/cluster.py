@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import ray
 
+from components.core.code_copies import code_files, copy_of
 from components.core.errors import CasemateError, first_line
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
@@ -29,19 +30,24 @@ _started_here: set[str] = set()  # addresses of local Rays that end with this pr
 
 
 @contextmanager
-def ray_cluster(section: ClusterSection, *, address: str | None = None) -> Iterator[None]:
-    """A connected Ray for the time of a flow; an already connected one is left as it is."""
+def ray_cluster(
+    section: ClusterSection, *, address: str | None = None, user_code: Sequence[str] = ()
+) -> Iterator[None]:
+    """A connected Ray for the time of a flow; an already connected one is left as it is.
+
+    `user_code` are the digests of the user's own code that workers need.
+    """
     if ray.is_initialized():
         yield
         return
-    connect(section, address=address or section.address)
+    connect(section, address=address or section.address, user_code=user_code)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def connect(section: ClusterSection, *, address: str | None) -> None:
+def connect(section: ClusterSection, *, address: str | None, user_code: Sequence[str] = ()) -> None:
     """Join the named cluster or the job's own, else start a local Ray that ends with us."""
     if RAY_CAME_FIRST:
         raise CasemateError(
@@ -54,7 +60,7 @@ def connect(section: ClusterSection, *, address: str | None) -> None:
         check_reachable(address)
     if address or os.environ.get("RAY_ADDRESS"):
         try:
-            ray.init(address=address, runtime_env=_driver_env(), **quiet)
+            ray.init(address=address, runtime_env=_driver_env(user_code), **quiet)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise CasemateError(
                 "cluster.address",
@@ -90,18 +96,35 @@ def end_idle_actors() -> None:
             ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
 
 
-def code_env() -> dict[str, Any]:
-    """From a checkout the code travels along; an installed wheel must be in the cluster's image."""
-    if not (ROOT / "pyproject.toml").exists():
-        return {}
-    return {"working_dir": str(ROOT), "excludes": NOT_CODE}
+def code_env(user_code: Sequence[str] = ()) -> dict[str, Any]:
+    """From a checkout the code travels along; an installed wheel must be in the cluster's image.
+
+    Copies of the user's own code travel in either case, each as a folder named by its digest; a
+    local Ray finds them where this process does.
+    """
+    env: dict[str, Any] = {}
+    if (ROOT / "pyproject.toml").exists():
+        env = {"working_dir": str(ROOT), "excludes": NOT_CODE}
+    if copies := [copy for digest in user_code if (copy := copy_of(digest))]:
+        for copy in copies:
+            _refuse_excluded(copy)
+        env["py_modules"] = [str(copy) for copy in copies]
+    return env
 
 
-def _driver_env() -> dict[str, Any]:
+def _refuse_excluded(copy: Path) -> None:
+    """Refuse user code in folders that Ray leaves out: `excludes` hold for all that it packs."""
+    for path in code_files(copy):
+        if found := set(path.relative_to(copy).parts) & set(NOT_CODE):
+            remedy = "is a folder name that does not travel to clusters; rename it"
+            raise CasemateError("user code", found.pop(), remedy)
+
+
+def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its own environment holds already; a driver from outside brings the code."""
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
         return {}
-    return {**code_env(), "env_vars": WORKER_ENV}
+    return {**code_env(user_code), "env_vars": WORKER_ENV}
 
 
 def check_reachable(address: str, *, key: str = "cluster.address") -> None:

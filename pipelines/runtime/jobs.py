@@ -19,6 +19,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError, first_line
+from components.core.user_code import digests
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
@@ -88,7 +89,13 @@ def submit(
     attempt = 1 + sum(job.stage == "flow" for job in jobs)
     command = f"{shlex.quote(interpreter)} -m pipelines.cli control"
     job_id = _submit_job(
-        client, command, job_id=f"{name}-{attempt}", flow=name, stage="flow", env=env
+        client,
+        command,
+        job_id=f"{name}-{attempt}",
+        flow=name,
+        stage="flow",
+        env=env,
+        user_code=digests(recipe.resolved()),
     )
     return next(job for job in flow_jobs(client, name) if job.job_id == job_id)
 
@@ -101,6 +108,7 @@ def _submit_job(
     flow: str,
     stage: str,
     env: dict[str, str],
+    user_code: Sequence[str],
 ) -> str:
     """Submit a light job; a cluster that has only just started gets a minute to be ready."""
     deadline = time.monotonic() + START_SECONDS
@@ -112,7 +120,7 @@ def _submit_job(
                     submission_id=job_id,
                     entrypoint_num_cpus=0,
                     metadata={"casemate.flow": flow, "casemate.stage": stage},
-                    runtime_env={"env_vars": env, **code_env()},
+                    runtime_env={"env_vars": env, **code_env(user_code)},
                 )
             )
         except RuntimeError as error:
@@ -175,7 +183,7 @@ def control(client: JobSubmissionClient, recipe: Recipe, stages: Sequence[str], 
     name = flow_name(recipe, recipe.storage.root)
     for stage in stages:
         for attempt in range(1, MAX_TRIES + 1):
-            job_id = _join_or_submit(client, name, stage)
+            job_id = _join_or_submit(client, name, stage, user_code=digests(recipe.resolved()))
             say(f"{stage}: job {job_id}")
             status, code = _wait(client, job_id)
             if status == JobStatus.SUCCEEDED:
@@ -186,7 +194,9 @@ def control(client: JobSubmissionClient, recipe: Recipe, stages: Sequence[str], 
             say(f"{stage}: attempt {attempt} failed, trying again")
 
 
-def _join_or_submit(client: JobSubmissionClient, flow: str, stage: str) -> str:
+def _join_or_submit(
+    client: JobSubmissionClient, flow: str, stage: str, *, user_code: Sequence[str]
+) -> str:
     jobs = [job for job in flow_jobs(client, flow) if job.stage == stage]
     running = [job for job in jobs if job.active]
     if running:
@@ -195,7 +205,9 @@ def _join_or_submit(client: JobSubmissionClient, flow: str, stage: str) -> str:
     env = {**WORKER_ENV, **passed}
     command = f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}"
     job_id = f"{flow}-{stage}-{len(jobs) + 1}"
-    return _submit_job(client, command, job_id=job_id, flow=flow, stage=stage, env=env)
+    return _submit_job(
+        client, command, job_id=job_id, flow=flow, stage=stage, env=env, user_code=user_code
+    )
 
 
 def _wait(client: JobSubmissionClient, job_id: str) -> tuple[JobStatus, int | None]:

@@ -46,6 +46,6 @@ def open_source(
     if info.path == "needed" and path is None:
         raise CasemateError("data.path", path, f"must be set for source {name}: {info.wants}")
     place = None if path is None else Path(path).expanduser().absolute()
-    if name.startswith(HUB_PREFIX):
+    if info.by_name:
         return info.opener()(name.removeprefix(HUB_PREFIX), place, **chosen)
     return info.opener()(place, **chosen)

@@ -6,11 +6,12 @@ a source, write its file and an entry below.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.core.errors import CasemateError
+from components.core.user_code import PREFIX, is_reference
 
 if TYPE_CHECKING:
     from components.data.sources.base import Source
@@ -50,6 +51,7 @@ class SourceInfo:
     used_by: tuple[str, ...] = ()
     path: Literal["none", "needed", "optional"] = "needed"
     test_only: bool = False
+    by_name: bool = False  # one of many: its opener is told the name
 
     def opener(self) -> "Callable[..., Source]":
         """The function that opens it."""
@@ -199,6 +201,7 @@ _SOURCES = (
             Option("revision", (str,), "commit or tag; pins the content"),
         ),
         path="optional",
+        by_name=True,
     ),
     SourceInfo(
         "mnist",
@@ -367,6 +370,14 @@ _SOURCES = (
         used_by=(RECIPE,),
     ),
 )
+_USERS = SourceInfo(
+    f"{PREFIX}<file.py>:<Name>",
+    "A source of your own",
+    "user:open_user",
+    "what the code reads; may be left out",
+    path="optional",
+    by_name=True,
+)
 _BY_NAME = {info.name: info for info in _SOURCES}
 _ALIASES = {"torchvision:cifar10": "cifar10", "torchvision:cifar100": "cifar100"}
 SOURCE_NAMES = (*_BY_NAME, *_ALIASES)
@@ -381,6 +392,8 @@ def find_source(name: str) -> SourceInfo:
     """The source of that name, or an error that lists the names."""
     if name.startswith(HUB_PREFIX) and len(name) > len(HUB_PREFIX):
         return _BY_NAME[f"{HUB_PREFIX}<name>"]
+    if is_reference(name):
+        return replace(_USERS, name=name)
     info = _BY_NAME.get(_ALIASES.get(name, name))
     if info is None:
         raise CasemateError("data.source", name, f"is unknown; choose {', '.join(SOURCE_NAMES)}")
@@ -389,6 +402,11 @@ def find_source(name: str) -> SourceInfo:
 
 def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
     """Only known keys, each of its type, and those that must be there."""
+    if is_reference(info.name):
+        from components.data.sources.user import check_user_options
+
+        check_user_options(info.name, options)
+        return
     known = {option.name: option for option in info.options}
     for key, value in options.items():
         where = f"data.options.{key}"

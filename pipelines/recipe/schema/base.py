@@ -70,10 +70,10 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
 
 def _union(members: tuple[Any, ...], *, or_users: bool) -> Any:
     """Settings told apart by their `kind`, which may also name code of the user's own."""
-    known = Annotated[Union[members], Field(discriminator=KIND)]  # noqa: UP007
-    if not or_users:
-        return known
-    return Annotated[known, WrapValidator(_read_users_own), WrapSerializer(_write_users_own)]
+    if or_users:
+        known = _union(members, or_users=False)
+        return Annotated[known, WrapValidator(_read_users_own), WrapSerializer(_write_users_own)]
+    return Annotated[Union[members], Field(discriminator=KIND)]  # noqa: UP007
 
 
 def _read_users_own(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
@@ -88,9 +88,9 @@ def _read_users_own(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         return UserEntry(kind=str(kind), settings=given)
     pinned = user_code.pinned(str(kind), field=KIND)
     own = user_code.settings_class(pinned, field=KIND)
-    # `| None` because an adapter of a bare dataclass takes no config
-    read = TypeAdapter(own | None, config=Section.model_config).validate_python(given)
-    return UserEntry(kind=pinned, settings=read)
+    or_none: Any = own | None  # because an adapter of a bare dataclass takes no config
+    adapter: TypeAdapter[Any] = TypeAdapter(or_none, config=Section.model_config)
+    return UserEntry(kind=pinned, settings=adapter.validate_python(given))
 
 
 def _write_users_own(value: Any, known: SerializerFunctionWrapHandler) -> Any:

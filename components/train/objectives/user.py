@@ -1,0 +1,25 @@
+"""An objective of the user's own, named `python:file.py:Name` (`components/core/user_code.py`).
+
+`Name(settings, smoothing=...)` returns an `Objective`; `smoothing` is `train.label_smoothing`.
+"""
+
+from components.core.errors import CasemateError
+from components.core.user_code import UserEntry
+from components.train.objectives.base import Objective
+
+NEEDED = ("loss", "validation_logits", "eps_at")
+
+
+def user_objective(entry: UserEntry, *, smoothing: float) -> Objective:
+    """The objective of an entry of the user's own."""
+    try:
+        made: Objective = entry.load()(entry.settings, smoothing=smoothing)
+    except CasemateError:
+        raise
+    except Exception as error:
+        remedy = f"fails to start: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise CasemateError("train.objective.kind", entry.kind, remedy) from error
+    if missing := [name for name in NEEDED if not hasattr(made, name)]:
+        remedy = f"is not an objective: it lacks {', '.join(missing)}; derive it from Objective"
+        raise CasemateError("train.objective.kind", entry.kind, remedy)
+    return made
