@@ -13,6 +13,7 @@ from components.attacks.settings import AasSettings
 from components.certify.l2.settings import GaussianSettings
 from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
 from components.core.errors import CasemateError
+from components.data.augment import Augmentation
 from components.data.settings import DataSettings
 from components.data.sources import find_source
 from components.denoising.loading import describe_source
@@ -41,9 +42,9 @@ def check_recipe(recipe: Recipe) -> None:
             check_known(recipe.model_of(model).architecture)
         _check_floor(recipe.train)
         _check_bands(recipe)
-        build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
+        Augmentation.of(recipe.train.augment, size=recipe.data.image_size or 1)
         share, rest = divmod(recipe.train.batch_size, recipe.cluster.train_workers)
-        if build.mixing(recipe.train.augment) and share % 2 and not rest:
+        if recipe.train.augment.mixes and share % 2 and not rest:
             remedy = f"leaves a worker {share} images; mixing needs pairs"
             raise CasemateError("train.batch_size", recipe.train.batch_size, remedy)
     if side := known_side(recipe.data):

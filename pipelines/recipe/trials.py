@@ -10,7 +10,6 @@ import numpy as np
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.train.objectives.settings import AdversarialSettings
-from pipelines.recipe import build
 from pipelines.recipe.check import check_recipe
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import MAIN, Recipe
@@ -211,7 +210,8 @@ def check(recipe: Recipe) -> int:
         _check_objective(variant)
         check_recipe(variant)
         longest = max(longest, variant.epochs_of(MAIN))
-        budgets.add(build.validation_eps(variant, MAIN))
+        assert variant.train is not None
+        budgets.add(variant.train.validation_eps(variant.objective_of(MAIN)))
     if section.metric == "val_robust_accuracy":
         if None in budgets:
             remedy = "needs an adversarial objective or train.val_eps"
