@@ -17,7 +17,7 @@ from components.train.sharding import load_weights, shard, whole
 
 
 class WeightAverage:
-    """A copy of the model that holds the average; buffers are copies of the model's present ones."""
+    """A copy of the model that holds averaged weights; buffers are the model's present ones."""
 
     def __init__(self, model: PixelModel, rule: Callable[..., None]) -> None:
         self._average = AveragedModel(model, multi_avg_fn=rule)

@@ -26,7 +26,7 @@ OBJECTIVES.add(s.DenoisedTrainingSettings, "components.train.objectives.noise:De
 def make_objective(
     settings: s.ObjectiveSettings, *, label_smoothing: float, start: str | None = None
 ) -> "Objective":
-    """The objective of these settings; `start` names denoiser weights that the model starts from."""
+    """The objective of these settings; `start`: denoiser weights that the model starts from."""
     objective: Objective = implementation(settings).build(
         settings, label_smoothing=label_smoothing, start=start
     )
