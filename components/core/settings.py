@@ -237,3 +237,8 @@ def default_of(cls: type, name: str) -> Any:
 def changed_fields(own: Any) -> set[str]:
     """Names of the fields whose value is not their default."""
     return {f.name for f in fields(own) if getattr(own, f.name) != default_of(type(own), f.name)}
+
+
+def values_of(own: Any) -> dict[str, Any]:
+    """Fields by name with their values as they are, for a constructor that takes the same names."""
+    return {field.name: getattr(own, field.name) for field in fields(own)}

@@ -122,6 +122,11 @@ class AugmentSettings(Settings):
     clean_copy: bool = False
     """The first copy of each item is not augmented."""
 
+    @property
+    def mixes(self) -> bool:
+        """Whether images and labels are blended by MixUp or CutMix."""
+        return bool(self.mixup or self.cutmix)
+
     def problems(self) -> Iterator[Problem]:
         if (self.crop == "pad") != (self.pad > 0):
             yield Problem("pad", self.pad, "goes with crop: pad and is positive")

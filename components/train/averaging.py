@@ -3,7 +3,7 @@
 EMA: Polyak & Juditsky 1992, with exponential weights; SWA: Izmailov et al. 2018, alg. 1.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,36 +12,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_m
 from components.core.errors import CasemateError
 from components.models.pixels import PixelModel
 from components.train.objectives.inner import has_batch_statistics
+from components.train.settings import AverageSettings, EmaSettings, SwaSettings
 from components.train.sharding import load_weights, shard, whole
 
 
-@dataclass(frozen=True, slots=True)
-class AverageSettings:
-    """`ema` averages after every step, `swa` after every epoch from `start_epoch` on."""
-
-    kind: str = "ema"
-    decay: float = 0.9999
-    start_epoch: int = 0
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("ema", "swa"):
-            raise CasemateError("train.average.kind", self.kind, "is unknown; choose ema or swa")
-
-
 class WeightAverage:
-    """A copy of the model that holds the average; buffers are copies of the model's present ones.
+    """A copy of the model that holds averaged weights; buffers are the model's present ones."""
 
-    Such statistics of batch normalisation fit weights that move slowly. They do not fit an average
-    over far epochs, so `swa` refuses networks that have them.
-    """
-
-    def __init__(self, model: PixelModel, settings: AverageSettings) -> None:
-        if settings.kind == "swa" and has_batch_statistics(model):
-            remedy = "does not fit batch normalisation; use ema"
-            raise CasemateError("train.average.kind", settings.kind, remedy)
-        self.settings = settings
-        ema = settings.kind == "ema"
-        rule = get_ema_multi_avg_fn(settings.decay) if ema else get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
+    def __init__(self, model: PixelModel, rule: Callable[..., None]) -> None:
         self._average = AveragedModel(model, multi_avg_fn=rule)
 
     @property
@@ -52,18 +30,16 @@ class WeightAverage:
         return module if int(self._average.n_averaged) else None
 
     def shard(self) -> None:
-        """Share the average out as the model is: every worker averages its own parts."""
+        """Shard the average like the model: every worker averages its own parts."""
         module = self._average.module
         assert isinstance(module, PixelModel)
         shard(module)
 
     def after_step(self, model: PixelModel) -> None:
-        if self.settings.kind == "ema":
-            self._average.update_parameters(model)
+        """Called after every step."""
 
     def after_epoch(self, model: PixelModel, epoch: int) -> None:
-        if self.settings.kind == "swa" and epoch >= self.settings.start_epoch:
-            self._average.update_parameters(model)
+        """Called after the last step of every epoch."""
         with torch.no_grad():  # also those that changed between the steps
             for own, theirs in zip(self._average.module.buffers(), model.buffers(), strict=True):
                 own.copy_(theirs)
@@ -73,3 +49,44 @@ class WeightAverage:
 
     def restore(self, state: dict[str, Any]) -> None:
         load_weights(self._average, state)
+
+
+class ExponentialAverage(WeightAverage):
+    """Average after every step."""
+
+    def __init__(self, model: PixelModel, settings: EmaSettings) -> None:
+        super().__init__(model, get_ema_multi_avg_fn(settings.decay))  # type: ignore[no-untyped-call]
+
+    def after_step(self, model: PixelModel) -> None:
+        self._average.update_parameters(model)
+
+
+class StochasticWeightAverage(WeightAverage):
+    """Average at the end of epochs, from `start_epoch` on.
+
+    Statistics of batch normalisation fit weights that move slowly. They do not fit an average over
+    distant epochs, so networks that have them are refused.
+    """
+
+    def __init__(self, model: PixelModel, settings: SwaSettings) -> None:
+        if has_batch_statistics(model):
+            remedy = "does not fit batch normalisation; use ema"
+            raise CasemateError("train.average.kind", settings.kind, remedy)
+        super().__init__(model, get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
+        self.start_epoch = settings.start_epoch
+
+    def after_epoch(self, model: PixelModel, epoch: int) -> None:
+        if epoch >= self.start_epoch:
+            self._average.update_parameters(model)
+        super().after_epoch(model, epoch)
+
+
+AVERAGES: dict[str, Callable[..., WeightAverage]] = {
+    "ema": ExponentialAverage,
+    "swa": StochasticWeightAverage,
+}
+
+
+def weight_average(model: PixelModel, settings: AverageSettings | None) -> WeightAverage | None:
+    """The average of a model's weights, if the settings ask for one."""
+    return AVERAGES[settings.kind](model, settings) if settings else None

@@ -1,9 +1,10 @@
-"""The step and the epoch; one worker's part of it."""
+"""One training step and one epoch, on one worker."""
 
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 
 import torch
@@ -14,50 +15,46 @@ from components.data.augment import Augmentation, Mixing
 from components.data.augment.repeats import copy_names
 from components.models.pixels import PixelModel
 from components.train.feed import BatchPlan, Feed, Feeding, Share, TrainingSet, Worker
-from components.train.objectives.base import Batch, LossOut, Objective, perturbed
-from components.train.optim import OptimizerSettings, Updater, autocast_passes, without_sync
-from components.train.schedules import RateSchedule
+from components.train.objectives.base import Batch, LossOut, Objective
+from components.train.optim import Updater, autocast_passes, make_optimizer, without_sync
+from components.train.settings import TrainSettings
 from components.train.tally import Tally
 
 
-@dataclass(frozen=True, slots=True)
-class EpochSettings:
-    """What an epoch needs besides model, data and objective."""
+@dataclass(frozen=True)
+class EpochPlan:
+    """The train section of a recipe, for one model on one dataset."""
 
+    train: TrainSettings
     seed: int
     epochs: int
-    batch_size: int  # global
-    learning_rate: float  # at its peak
-    warmup_epochs: int
-    clip_norm: float | None
-    augmentation: Augmentation | None = None  # None: the stored pixels
-    mixing: Mixing | None = None
-    smoothing: float = 0.0  # of the targets that mixing makes; the objective smooths plain labels
-    num_copies: int = 1  # of an item per epoch, each augmented on its own
+    image_size: int  # side of the images that the model sees
     synthetic_ratio: float = 0.0  # share of every batch that is generated
-    schedule: RateSchedule = RateSchedule()  # noqa: RUF009 - frozen
-    micro_batch: int | None = None  # items of a worker's share per pass; None: all at once
-    precision: str = "float32"
 
-    def plan(self, data: TrainingSet) -> BatchPlan:
+    @cached_property
+    def augmentation(self) -> Augmentation:
+        """Changes of single images."""
+        return Augmentation.of(self.train.augment, size=self.image_size)
+
+    @cached_property
+    def mixing(self) -> Mixing | None:
+        """MixUp and CutMix, where one of them is on."""
+        return Mixing.of(self.train.augment)
+
+    def batches(self, data: TrainingSet) -> BatchPlan:
         """Which samples make each batch."""
-        clean_first = self.augmentation is not None and self.augmentation.clean_first
-        return BatchPlan(data, self.batch_size, self.seed, self.num_copies, clean_first)
+        return BatchPlan(data, self.train, self.seed)
 
-    def updater(self, model: PixelModel, optimizer: OptimizerSettings) -> Updater:
+    def updater(self, model: PixelModel) -> Updater:
         """What turns this model's gradients into steps."""
-        made = optimizer.make(model, learning_rate=self.learning_rate)
-        return Updater(made, model, clip_norm=self.clip_norm, precision=self.precision)
+        optimizer = make_optimizer(model, self.train)
+        clip_norm, precision = self.train.clip_norm, self.train.precision
+        return Updater(optimizer, model, clip_norm=clip_norm, precision=precision)
 
     def rate_at(self, epoch: int, step: int, *, steps_per_epoch: int) -> float:
-        """The learning rate of a step of an epoch."""
-        return self.schedule.at(
-            epoch * steps_per_epoch + step,
-            peak=self.learning_rate,
-            epochs=self.epochs,
-            warmup_epochs=self.warmup_epochs,
-            steps_per_epoch=steps_per_epoch,
-        )
+        """Learning rate of a step of an epoch."""
+        epochs = self.epochs
+        return self.train.rate_at(epoch, step, epochs=epochs, steps_per_epoch=steps_per_epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def make_batch(
     data: TrainingSet,
     share: Share,
     *,
-    settings: EpochSettings,
+    plan: EpochPlan,
     num_classes: int,
     epoch: int,
     step: int,
@@ -84,55 +81,52 @@ def make_batch(
     items = data.rows(share.index)
     labels, copies, targets = items.labels, share.copies.tolist(), None
     ids = copy_names(items.item_ids, copies)
-    if settings.augmentation is None:
-        images = items.pixels()
-    else:
-        images = settings.augmentation.apply(
-            items.images, items.item_ids, run_seed=settings.seed, epoch=epoch, repeats=copies
-        )
-    if settings.mixing is not None:
-        images, targets = settings.mixing.apply(
+    images = plan.augmentation.apply(
+        items.images, items.item_ids, run_seed=plan.seed, epoch=epoch, repeats=copies
+    )
+    if plan.mixing is not None:
+        images, targets = plan.mixing.apply(
             images,
             labels,
             num_classes=num_classes,
-            smoothing=settings.smoothing,
-            run_seed=settings.seed,
+            smoothing=plan.train.label_smoothing,
+            run_seed=plan.seed,
             epoch=epoch,
             step=step,
             item_ids=ids,
         )
         targets = targets.to(device)
     images, labels = images.to(device), labels.to(device)
-    return Batch(images, labels, ids, settings.seed, epoch, step, targets, num_steps)
+    return Batch(images, labels, ids, plan.seed, epoch, step, targets, num_steps)
 
 
 def epoch_batches(
     data: TrainingSet,
     bare: PixelModel,
     *,
-    settings: EpochSettings,
+    plan: EpochPlan,
     epoch: int,
     worker: Worker,
     feeding: Feeding,
     first_step: int = 0,
 ) -> Feed[tuple[int, Share], Batch]:
     """A worker's batches of an epoch from some step on, built ahead."""
-    plan = settings.plan(data)
+    planned = plan.batches(data)
 
     def build(numbered: tuple[int, Share]) -> Batch:
         step, share = numbered
         return make_batch(
             data,
             share,
-            settings=settings,
+            plan=plan,
             num_classes=bare.spec.num_classes,
             epoch=epoch,
             step=step,
             device=bare.mean.device,
-            num_steps=plan.num_batches,
+            num_steps=planned.num_batches,
         )
 
-    numbered = islice(enumerate(plan.shares(epoch, worker)), first_step, None)
+    numbered = islice(enumerate(planned.shares(epoch, worker)), first_step, None)
     return Feed(build, numbered, feeding=feeding)
 
 
@@ -143,7 +137,7 @@ def train_epoch(
     objective: Objective,
     updater: Updater,
     *,
-    settings: EpochSettings,
+    plan: EpochPlan,
     epoch: int,
     worker: Worker,
     feeding: Feeding = Feeding(),  # noqa: B008 - frozen
@@ -155,12 +149,12 @@ def train_epoch(
     Returns how many items this worker saw, the last learning rate, its images per second and the
     seconds of this time that it waited for data.
     """
-    num_steps = settings.plan(data).num_batches
+    num_steps = plan.batches(data).num_batches
     count, lr, losses = 0, 0.0, 0.0
     batches = epoch_batches(
         data,
         bare,
-        settings=settings,
+        plan=plan,
         epoch=epoch,
         worker=worker,
         feeding=feeding,
@@ -170,11 +164,12 @@ def train_epoch(
     began = time.perf_counter()
     with batches as feed:
         for batch in feed:
-            lr = settings.rate_at(epoch, batch.step, steps_per_epoch=num_steps)
-            address = (settings.seed, "layers", epoch, batch.step, worker.rank)  # dropout, depth
+            lr = plan.rate_at(epoch, batch.step, steps_per_epoch=num_steps)
+            address = (plan.seed, "layers", epoch, batch.step, worker.rank)  # dropout, depth
             torch.manual_seed(generator_for(*address).initial_seed())
-            with autocast_passes(bare, settings.precision):
-                tally = _gradients(wrapped, bare, objective, updater, batch, settings.micro_batch)
+            with autocast_passes(bare, plan.train.precision):
+                micro_batch = plan.train.micro_batch
+                tally = _gradients(wrapped, bare, objective, updater, batch, micro_batch)
             updater.step(lr)
             losses += tally.means()["loss"]
             count += len(batch.images)
@@ -217,7 +212,7 @@ def _backward(
     batch_size: int,
     tally: Tally,
 ) -> None:
-    with perturbed(objective, wrapped, bare, part) as seen:
+    with objective.perturbed(wrapped, bare, part) as seen:
         out = objective.loss(wrapped, bare, seen)
         updater.backward(out.loss * (len(part.images) / batch_size))
     _note(tally, out, part)

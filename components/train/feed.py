@@ -15,6 +15,7 @@ from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.data.augment.repeats import repeat_augment_indices, split_indices
 from components.data.prepared import ImageSplit, Split
+from components.train.settings import TrainSettings
 
 Planned = TypeVar("Planned")
 Built = TypeVar("Built")
@@ -78,24 +79,24 @@ class BatchPlan:
     """
 
     data: TrainingSet
-    batch_size: int  # global
+    train: TrainSettings
     seed: int
-    num_copies: int = 1  # of an item, each augmented on its own
-    clean_first: bool = False  # every item in all copies, see `split_indices`
 
     def __post_init__(self) -> None:
-        if self.num_copies > 1 and self.data.synthetic is not None:
+        copies = self.train.augment.copies
+        if copies > 1 and self.data.synthetic is not None:
             remedy = "cannot be combined with data.synthetic; set it to 1"
-            raise CasemateError("train.augment.copies", self.num_copies, remedy)
+            raise CasemateError("train.augment.copies", copies, remedy)
         if self.data.synthetic is not None and not self.parts[1]:
-            remedy = f"of a batch of {self.batch_size} is no whole image; raise it"
+            remedy = f"of a batch of {self.train.batch_size} is not a whole image; raise it"
             raise CasemateError("data.synthetic.ratio", self.data.ratio, remedy)
 
     @property
     def parts(self) -> tuple[int, int]:
         """Real and generated samples of a global batch; a set smaller than a batch is one batch."""
-        generated = int(Fraction(str(self.data.ratio)) * self.batch_size)  # 0.29 means 29/100
-        real = self.batch_size - generated
+        size = self.train.batch_size
+        generated = int(Fraction(str(self.data.ratio)) * size)  # 0.29 means 29/100
+        real = size - generated
         if self._num_real < real:
             return self._num_real, generated * self._num_real // real
         return real, generated
@@ -107,7 +108,8 @@ class BatchPlan:
 
     @property
     def _num_real(self) -> int:
-        return len(self.data.real) * (self.num_copies if self.clean_first else 1)
+        augment = self.train.augment
+        return len(self.data.real) * (augment.copies if augment.clean_copy else 1)
 
     def shares(self, epoch: int, worker: Worker) -> Iterator[Share]:
         """This worker's share of every global batch, in the order that (seed, epoch) decides.
@@ -118,7 +120,7 @@ class BatchPlan:
         size = (real + generated) // worker.world
         if size == 0:
             raise ValueError(
-                f"batch of {self.batch_size} cannot be shared by {worker.world} workers"
+                f"batch of {self.train.batch_size} cannot be shared by {worker.world} workers"
             )
         mine = slice(worker.rank * size, (worker.rank + 1) * size)
         items, copies = self._real_samples(epoch)
@@ -135,8 +137,8 @@ class BatchPlan:
 
     def _real_samples(self, epoch: int) -> tuple[Tensor, Tensor]:
         order = self.data.real.order(generator_for(self.seed, "shuffle", epoch))
-        copies, size = self.num_copies, self.batch_size
-        if self.clean_first:
+        copies, size = self.train.augment.copies, self.train.batch_size
+        if self.train.augment.clean_copy:  # every item in all copies
             return split_indices(order, num_splits=copies, batch_size=size)
         return repeat_augment_indices(order, num_repeats=copies, batch_size=size)
 
@@ -166,8 +168,8 @@ class Feeding:
 class Feed(Generic[Planned, Built]):
     """What `build` makes of each planned part, in that order, made ahead by background threads.
 
-    A part that fails raises its error when its turn comes. Leaving the context drops what nobody
-    asked for and ends the threads. `wait_seconds` is the time the reader stood still.
+    A part that fails raises its error when its turn comes. Leaving the context drops parts that
+    were not read and ends the threads. `wait_seconds` is the time that the reader waited.
     """
 
     def __init__(

@@ -2,41 +2,33 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
-from components.core.errors import CasemateError
+from components.core.settings import values_of
 from components.models.pixels import PixelModel
+from components.train.settings import TrainSettings
 
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """`adamw` reads betas and eps, `sgd` momentum and nesterov."""
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}  # constructors take the fields of their settings as arguments
 
-    kind: str = "adamw"
-    weight_decay: float = 0.05
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    momentum: float = 0.9
-    nesterov: bool = False
 
-    def make(self, model: PixelModel, *, learning_rate: float) -> torch.optim.Optimizer:
-        """The optimiser of a model; biases, norms, class token and position do not decay."""
-        groups = _decay_groups(model, self.weight_decay)
-        if self.kind == "adamw":
-            return torch.optim.AdamW(groups, lr=learning_rate, betas=self.betas, eps=self.eps)
-        if self.kind == "sgd":
-            return torch.optim.SGD(
-                groups, lr=learning_rate, momentum=self.momentum, nesterov=self.nesterov
-            )
-        remedy = "is unknown; choose adamw or sgd"
-        raise CasemateError("train.optimizer.kind", self.kind, remedy)
+def make_optimizer(model: PixelModel, train: TrainSettings) -> torch.optim.Optimizer:
+    """The optimiser of a model; biases, norms, class token and position do not decay."""
+    options = values_of(train.optimizer)
+    make: Any = OPTIMIZERS[options.pop("kind")]
+    optimizer: torch.optim.Optimizer = make(
+        _decay_groups(model, train.weight_decay), lr=train.peak_rate, **options
+    )
+    return optimizer
 
 
 def _decay_groups(model: PixelModel, weight_decay: float) -> list[dict[str, Any]]:
@@ -49,10 +41,10 @@ def _decay_groups(model: PixelModel, weight_decay: float) -> list[dict[str, Any]
 
 
 class Updater:
-    """Takes gradients of scaled losses, and steps; the scale exists in fp16 only.
+    """Turns losses into optimiser steps; losses are scaled in fp16 only.
 
     Half precision rounds small gradients to 0: losses are multiplied before the backward pass, and
-    a step whose gradients overflow is left out (Micikevicius et al. 2018, sec. 3.2).
+    a step whose gradients overflow is skipped (Micikevicius et al. 2018, sec. 3.2).
     """
 
     def __init__(
@@ -61,7 +53,7 @@ class Updater:
         model: nn.Module,
         *,
         clip_norm: float | None,
-        precision: str = "float32",
+        precision: str,
     ) -> None:
         self.optimizer, self.model, self.clip_norm = optimizer, model, clip_norm
         device = next(model.parameters()).device.type
@@ -69,14 +61,14 @@ class Updater:
 
     @property
     def learning_rate(self) -> float:
-        """Of the last step."""
+        """Learning rate of the last step."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def backward(self, loss: Tensor) -> None:
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float) -> None:
-        """Apply the gradients and forget them."""
+        """Apply the gradients and clear them."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.clip_norm is not None:
@@ -93,12 +85,6 @@ class Updater:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-
-
-def check_precision(precision: str) -> None:
-    if precision not in PRECISIONS:
-        remedy = f"is unknown; choose {', '.join(PRECISIONS)}"
-        raise CasemateError("train.precision", precision, remedy)
 
 
 @contextmanager

@@ -1,14 +1,12 @@
-"""Which weights of a training are kept, and when there is no point in going on."""
+"""Which weights of a training are kept, and when it stops early."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
-from components.core.errors import CasemateError
+from components.train.settings import TrainSettings
 
 
-@dataclass(slots=True)
 class Selection:
     """Keeps the weights with the highest validation figure, the first of equals, or the last ones.
 
@@ -16,15 +14,11 @@ class Selection:
     full epsilon from the beginning, so epochs of a warm-up can be compared with later ones.
     """
 
-    select: str = "last"
-    patience: int | None = None
-    best_value: float | None = field(default=None, init=False)
-    best_epoch: int | None = field(default=None, init=False)
-    best_weights: dict[str, Tensor] | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.select not in ("last", "best"):
-            raise CasemateError("train.select", self.select, "is unknown; choose last or best")
+    def __init__(self, train: TrainSettings) -> None:
+        self.select, self.patience = train.select, train.patience
+        self.best_value: float | None = None
+        self.best_epoch: int | None = None
+        self.best_weights: dict[str, Tensor] | None = None
 
     @property
     def is_on(self) -> bool:
@@ -32,7 +26,7 @@ class Selection:
         return self.select == "best" or self.patience is not None
 
     def consider(self, value: float, epoch: int, model: nn.Module) -> None:
-        """Take the figure of a finished epoch and, if they are the best so far, its weights."""
+        """Record the value of a finished epoch and, if it is the best so far, its weights."""
         if self.best_value is not None and value <= self.best_value:
             return
         self.best_value, self.best_epoch = value, epoch
@@ -41,7 +35,7 @@ class Selection:
             self.best_weights = {name: w.detach().cpu().clone() for name, w in weights.items()}
 
     def given_up(self, epoch: int) -> bool:
-        """Whether patience has ended with this epoch."""
+        """Whether `patience` epochs have passed without a new best one."""
         if self.patience is None or self.best_epoch is None:
             return False
         return epoch - self.best_epoch >= self.patience

@@ -17,12 +17,10 @@ from components.core.seeding import generator_for
 from components.data.prepared import Split
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.train.averaging import AverageSettings, WeightAverage
-from components.train.epoch import EpochSettings, StepDone, epoch_batches, train_epoch
+from components.train.averaging import weight_average
+from components.train.epoch import EpochPlan, StepDone, epoch_batches, train_epoch
 from components.train.feed import Feeding, TrainingSet, Worker
-from components.train.objectives.base import EstimatingObjective, Objective, StatefulObjective
-from components.train.objectives.leak import LeakDetector
-from components.train.optim import OptimizerSettings, check_precision
+from components.train.objectives.base import Objective
 from components.train.selection import Selection
 from components.train.sharding import (
     check_shardable,
@@ -34,11 +32,10 @@ from components.train.sharding import (
 )
 from components.train.tally import Tally, Total
 from components.train.validation import (
-    TrainingAttack,
-    ValidationAttack,
+    AttackPredictions,
     robust_accuracy,
-    validation_accuracy,
-    validation_error,
+    validation_attack,
+    validation_score,
 )
 
 Row = dict[str, float | int | None]
@@ -46,7 +43,7 @@ EVIDENCE = ("rescued", "broken")  # of the leak; rows show their difference
 
 
 class TrainingStoppedError(CasemateError):
-    """A mistake that every worker notices at the same step; starting again would not mend it."""
+    """A training that all workers stop at the same step; a restart would stop there again."""
 
 
 def initial_model(spec: ModelSpec, *, seed: int) -> PixelModel:
@@ -67,33 +64,27 @@ class Session:
         train: Split,
         val: Split,
         synthetic: Split | None = None,
-        settings: EpochSettings,
-        optimizer: OptimizerSettings,
-        val_items: int,
-        val_attack: ValidationAttack | TrainingAttack | None,
-        average: AverageSettings | None = None,
-        selection: Selection | None = None,
-        leak: LeakDetector | None = None,
+        plan: EpochPlan,
         checkpoint_steps: int | None = None,
         wrap: Callable[[PixelModel], nn.Module] = lambda model: model,
         worker: Worker = Worker(),  # noqa: B008 - frozen
         feeding: Feeding = Feeding(),  # noqa: B008 - frozen
     ) -> None:
-        check_precision(settings.precision)
-        self.model, self.objective, self.settings, self.worker = model, objective, settings, worker
-        self.train = TrainingSet(train, synthetic, settings.synthetic_ratio)
-        self.val, self.attacked, self.feeding = val, val.take(val_items), feeding
-        self.val_attack, self.leak = val_attack, leak
-        self.selection, self.checkpoint_steps = selection or Selection(), checkpoint_steps
-        if isinstance(objective, StatefulObjective):
-            objective.prepare(model)
-        self.average = WeightAverage(model, average) if average else None
+        self.model, self.objective, self.plan, self.worker = model, objective, plan, worker
+        settings = plan.train
+        self.train = TrainingSet(train, synthetic, plan.synthetic_ratio)
+        self.val, self.attacked, self.feeding = val, val.take(settings.val_items), feeding
+        self.val_attack: AttackPredictions | None = validation_attack(settings, objective)
+        self.leak = objective.leak_detector() if settings.stop_on_leak else None
+        self.selection, self.checkpoint_steps = Selection(settings), checkpoint_steps
+        objective.prepare(model)
+        self.average = weight_average(model, settings.average)
         self.wrapped = wrap(model)
         if is_sharded(model):
             check_shardable(model, objective)
             if self.average:
                 self.average.shard()
-        self.updater = settings.updater(model, optimizer)  # of the weights that wrapping left
+        self.updater = plan.updater(model)  # of the weights that wrapping left
         self.history: list[Row] = []
         self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and what they saw
 
@@ -103,9 +94,9 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether the last epoch is over, or patience is."""
+        """Whether the last epoch is over, or patience has ended."""
         last = self.next_epoch - 1
-        return self.next_epoch >= self.settings.epochs or self.selection.given_up(last)
+        return self.next_epoch >= self.plan.epochs or self.selection.given_up(last)
 
     @property
     def evaluated(self) -> PixelModel:
@@ -121,35 +112,32 @@ class Session:
 
     @property
     def judged_by(self) -> str:
-        """The validation figure that decides which epoch is the best.
+        """The validation metric that decides which epoch is the best.
 
-        Accuracy under attack is for models trained on attacks. Of others it is highest when they
-        have hardly learned anything, so it is reported and decides nothing.
+        Accuracy under attack judges models that were trained on attacks. For others it is highest
+        when they have learned least, so it is reported but decides nothing.
         """
-        if isinstance(self.objective, EstimatingObjective):
-            return "val_mse"
-        attacked = self.val_attack and self.objective.eps_at(self.next_epoch) is not None
-        return "val_robust_accuracy" if attacked else "val_accuracy"
+        attacked = self.val_attack and self.objective.eps is not None
+        return "val_robust_accuracy" if attacked else self.objective.validation_metric
 
     @property
     def progress(self) -> float:
         """How much of the running epoch is done."""
-        return self.num_done / self.settings.plan(self.train).num_batches
+        return self.num_done / self.plan.batches(self.train).num_batches
 
     def running(self) -> Row:
-        """What this worker has seen of the running epoch, in the words of a finished one."""
+        """What this worker has seen of the running epoch, with the keys of a finished one."""
         return self._row(self.next_epoch, self.tally, lr=self.updater.learning_rate)
 
     def final_model(self) -> PixelModel:
         """The selected model, an ordinary one; the session can go on. All workers must ask."""
         model, best = unsharded(self.evaluated), self.selection.best_weights
-        if best is None and not isinstance(self.objective, StatefulObjective):
+        if best is None and not self.objective.has_state:
             return model
         model = deepcopy(model)
         if best is not None:
             model.load_state_dict(best)
-        if isinstance(self.objective, StatefulObjective):
-            self.objective.finish(model)
+        self.objective.finish(model)
         return model
 
     def state(self) -> dict[str, Any]:
@@ -157,13 +145,12 @@ class Session:
 
         All workers must ask: where weights are shared out, the first one alone gets them whole.
         """
-        stateful = self.objective if isinstance(self.objective, StatefulObjective) else None
         return {
             "model": whole(self.model.state_dict()),
             "updater": whole(self.updater.state()),
             "history": self.history,
             "average": self.average.state() if self.average else None,
-            "objective": stateful.state() if stateful else None,
+            "objective": self.objective.state(),
             "selection": self.selection.state(),
             "leak": self.leak.state() if self.leak else None,
             "num_done": self.num_done,
@@ -177,8 +164,7 @@ class Session:
         self.history = list(state["history"])
         if self.average:
             self.average.restore(state["average"])
-        if isinstance(self.objective, StatefulObjective):
-            self.objective.restore(state["objective"])
+        self.objective.restore(state["objective"])
         self.selection.restore(state["selection"])
         if self.leak:
             self.leak.restore(state["leak"])
@@ -230,12 +216,12 @@ class Session:
         return row
 
     def _begin(self, epoch: int) -> None:
-        if not isinstance(self.objective, StatefulObjective):
+        if not self.objective.searches(epoch):
             return
         batches = epoch_batches(
             self.train,
             self.model,
-            settings=self.settings,
+            plan=self.plan,
             epoch=epoch,
             worker=Worker(),  # global batches: the same on all workers
             feeding=self.feeding,
@@ -244,9 +230,9 @@ class Session:
             self.objective.begin_epoch(self.model, epoch, batches)
 
     def _train(self, epoch: int, after_step: Callable[[StepDone], None]) -> dict[str, float]:
-        if isinstance(self.objective, StatefulObjective) and not self.objective.trains(epoch):
-            num_steps = self.settings.plan(self.train).num_batches
-            lr = self.settings.rate_at(epoch, 0, steps_per_epoch=num_steps)
+        if not self.objective.trains(epoch):
+            num_steps = self.plan.batches(self.train).num_batches
+            lr = self.plan.rate_at(epoch, 0, steps_per_epoch=num_steps)
             return {"lr": lr, "images_per_second": 0.0, "wait_seconds": 0.0}
         return train_epoch(
             self.wrapped,
@@ -254,7 +240,7 @@ class Session:
             self.train,
             self.objective,
             self.updater,
-            settings=self.settings,
+            plan=self.plan,
             epoch=epoch,
             worker=self.worker,
             feeding=self.feeding,
@@ -291,10 +277,8 @@ class Session:
         return row | further
 
     def _validate(self, model: PixelModel) -> Row:
-        seed = self.settings.seed
-        if isinstance(self.objective, EstimatingObjective):
-            return {"val_mse": validation_error(model, self.val, self.objective, seed=seed)}
-        row: Row = {"val_accuracy": validation_accuracy(model, self.val, self.objective, seed=seed)}
+        seed, key = self.plan.seed, self.objective.validation_metric
+        row: Row = {key: validation_score(model, self.val, self.objective, seed=seed)}
         if self.val_attack is not None:
             row["val_robust_accuracy"] = robust_accuracy(
                 model, self.attacked, self.val_attack, seed=seed
@@ -302,9 +286,10 @@ class Session:
         return row
 
     def _select(self, row: Row, total: Total, evaluated: PixelModel) -> None:
-        """All workers judge by the first one's figure. Of errors the lowest is the best."""
+        """All workers judge by the first one's value; the largest is the best."""
         if not self.selection.is_on:
             return
-        key, sign = self.judged_by, -1 if self.judged_by == "val_mse" else 1
-        own = torch.tensor([row.get(key) or 0.0], dtype=torch.float64)  # further workers have none
+        sign = -1 if self.objective.lower_is_better else 1
+        # further workers have no value
+        own = torch.tensor([row.get(self.judged_by) or 0.0], dtype=torch.float64)
         self.selection.consider(sign * float(total(own)), self.next_epoch, evaluated)

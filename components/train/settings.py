@@ -20,14 +20,8 @@ from components.core.settings import (
 )
 from components.data.settings import AugmentSettings
 from components.models.settings import ModelSettings
-from components.train.objectives.settings import (
-    AdversarialSettings,
-    DenoiserTrainingSettings,
-    Epochs,
-    MartSettings,
-    ObjectiveSettings,
-    StandardSettings,
-)
+from components.train.objectives.settings import Epochs, ObjectiveSettings, StandardSettings
+from components.train.schedules import TrainingSpan, cosine_rate, peak_rate, warmup_rate
 
 Decay = Annotated[float, Ge(0), Lt(1)]
 
@@ -64,6 +58,22 @@ class CosineSettings(Settings):
     cooldown_epochs: Epochs = 0
     """The last of `epochs`, at the floor."""
 
+    def rate_at(self, step: int, span: TrainingSpan, *, peak: float) -> float:
+        """Learning rate of a step after the warm-up, counted from the start of training."""
+        return cosine_rate(
+            step,
+            peak=peak,
+            first_step=span.warmup_steps,
+            last_step=(span.epochs - self.cooldown_epochs) * span.steps_per_epoch,
+            floor_ratio=0.01 if self.floor is None else self.floor / peak,
+        )
+
+    def problems_in(self, epochs: int) -> Iterator[Problem]:
+        """What does not fit a training of so many epochs."""
+        if self.cooldown_epochs and self.cooldown_epochs >= epochs:
+            remedy = "leaves no epoch before it"
+            yield Problem("schedule.cooldown_epochs", self.cooldown_epochs, remedy)
+
 
 @settings
 class StepSettings(Settings):
@@ -80,12 +90,27 @@ class StepSettings(Settings):
         if any(a >= b for a, b in pairwise(self.milestones)):
             yield Problem("milestones", list(self.milestones), "must rise")
 
+    def rate_at(self, step: int, span: TrainingSpan, *, peak: float) -> float:
+        epoch = step // span.steps_per_epoch
+        if self.every is not None:
+            return peak * self.gamma ** (epoch // self.every)
+        return peak * self.gamma ** sum(milestone <= epoch for milestone in self.milestones)
+
+    def problems_in(self, epochs: int) -> Iterator[Problem]:
+        return iter(())
+
 
 @settings
 class ConstantSettings(Settings):
     """The learning rate as written, after its warm-up."""
 
     kind: Literal["constant"] = "constant"
+
+    def rate_at(self, step: int, span: TrainingSpan, *, peak: float) -> float:
+        return peak
+
+    def problems_in(self, epochs: int) -> Iterator[Problem]:
+        return iter(())
 
 
 @settings
@@ -164,56 +189,48 @@ class TrainSettings(Settings):
     stop_on_leak: bool = True
     """Stop when attacked training images are easier than clean ones (label leaking)."""
 
-    def problems(self) -> Iterator[Problem]:
-        yield from self._mart_problems()
-        yield from self._awp_problems()
-        yield from self._denoiser_problems()
-        yield from self._validation_problems()
-        rest = getattr(self.schedule, "cooldown_epochs", 0)
-        lengths = [self.epochs, *(v.epochs for v in self.variants.values() if v.epochs)]
-        if rest and rest >= min(lengths):
-            yield Problem("schedule.cooldown_epochs", rest, "leaves no epoch before it")
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate after its warm-up, scaled with the batch size."""
+        return peak_rate(self.learning_rate, batch_size=self.batch_size, rule=self.rate_rule)
 
     def objectives(self) -> list[ObjectiveSettings]:
-        """Those of all models, `main` first."""
+        """Objectives of all models, `main` first."""
         return [self.objective, *(v.objective for v in self.variants.values())]
 
-    @property
-    def _mixes(self) -> bool:
-        return bool(self.augment.mixup or self.augment.cutmix)
+    def validation_eps(self, objective: ObjectiveSettings) -> float | None:
+        """Epsilon of the validation attack: as written, else the objective's; None: no attack."""
+        return self.val_eps or objective.attack_eps
 
-    def _mart_problems(self) -> Iterator[Problem]:
-        if not any(isinstance(o, MartSettings) for o in self.objectives()):
-            return
-        soft = "makes soft labels, which mart cannot weigh"
-        if self._mixes:
-            yield Problem("augment", "", f"{soft}; turn mixup and cutmix off")
-        if self.label_smoothing:
-            yield Problem("label_smoothing", f"{self.label_smoothing:g}", f"{soft}; leave it out")
+    def rate_at(self, epoch: int, step: int, *, epochs: int, steps_per_epoch: int) -> float:
+        """Learning rate of a step of an epoch, in a training of `epochs`."""
+        span = TrainingSpan(epochs, self.warmup_epochs, steps_per_epoch)
+        done = epoch * steps_per_epoch + step
+        if done >= span.warmup_steps:
+            return self.schedule.rate_at(done, span, peak=self.peak_rate)
+        start, num_steps = self.warmup_start, span.warmup_steps
+        return warmup_rate(done, peak=self.peak_rate, start=start, num_steps=num_steps)
 
-    def _awp_problems(self) -> Iterator[Problem]:
-        if not any(isinstance(o, AdversarialSettings) and o.awp for o in self.objectives()):
-            return
-        if self.micro_batch is not None:
-            remedy = "cannot be combined with awp, whose step belongs to the whole batch"
-            yield Problem("micro_batch", self.micro_batch, remedy)
-        if self.precision == "fp16":
-            yield Problem("precision", "fp16", "loses the gradients that awp follows; use bf16")
+    def problems(self) -> Iterator[Problem]:
+        own = [problem for o in self.objectives() for problem in o.training_problems(self)]
+        yield from dict.fromkeys(own)  # variants may share a problem
+        yield from self._denoiser_problems()
+        yield from self._validation_problems()
+        lengths = [self.epochs, *(v.epochs for v in self.variants.values() if v.epochs)]
+        yield from self.schedule.problems_in(min(lengths))
 
     def _denoiser_problems(self) -> Iterator[Problem]:
-        which = [isinstance(o, DenoiserTrainingSettings) for o in self.objectives()]
-        if any(which) and self._mixes:
-            remedy = "mixes the images that a denoiser learns; turn mixup and cutmix off"
-            yield Problem("augment", "", remedy)
-        for key in ("val_eps", "label_smoothing") if all(which) else ():
-            if value := getattr(self, key):
+        if not all(o.is_denoiser for o in self.objectives()):
+            return
+        for key, value in (("val_eps", self.val_eps), ("label_smoothing", self.label_smoothing)):
+            if value:
                 remedy = "would be ignored: a denoiser has no classes; leave it out"
                 yield Problem(key, f"{value:g}", remedy)
 
     def _validation_problems(self) -> Iterator[Problem]:
         if self.val_attack != "train":
             return
-        plain = [o.kind for o in self.objectives() if not isinstance(o, AdversarialSettings)]
+        plain = [o.kind for o in self.objectives() if o.attack_eps is None]
         # Without val_eps a plain model is not attacked at all, beside others that are.
         if plain and (self.val_eps or len(plain) == len(self.objectives())):
             remedy = f"does not exist: {plain[0]} has no training attack; choose pgd or apgd-ce"

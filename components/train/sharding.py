@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.core.errors import CasemateError
 from components.models.pixels import PixelModel
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.base import Objective, PerturbingObjective, StatefulObjective
+from components.train.objectives.base import Objective
 from components.train.objectives.inner import has_batch_statistics
 
 
@@ -48,24 +47,17 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def check_shardable(model: PixelModel, objective: Objective) -> None:
-    """Refuse what would be wrong, or wait for ever, on shared-out weights."""
-    if isinstance(objective, StatefulObjective):
-        why = "train.objective.aas, whose scales one worker searches alone"
-    elif isinstance(objective, PerturbingObjective):
-        why = "train.objective.awp, which moves weights that a worker must hold whole"
-    elif isinstance(objective, AblationTraining) and _passes_differ(model, objective):
-        why = "train.objective.position: image with dropped tokens, which takes uneven passes"
-    elif isinstance(model.net, Beit) and model.spec.token_policy == "drop":
-        why = "BEiT with dropped tokens, whose position biases are read outside their blocks"
-    elif has_batch_statistics(model):
-        why = "batch normalisation, whose statistics would differ between workers"
-    else:
-        return
-    raise CasemateError("cluster.strategy", "fsdp", f"does not fit {why}; use ddp")
+    """Refuse what would be wrong, or wait for ever, with sharded weights."""
+    if why := objective.not_shardable(model) or _network_not_shardable(model):
+        raise CasemateError("cluster.strategy", "fsdp", f"does not fit {why}; use ddp")
 
 
-def _passes_differ(model: PixelModel, objective: AblationTraining) -> bool:
-    return objective.position == "image" and model.spec.token_policy == "drop"
+def _network_not_shardable(model: PixelModel) -> str | None:
+    if isinstance(model.net, Beit) and model.spec.token_policy == "drop":
+        return "BEiT with dropped tokens, whose position biases are read outside their blocks"
+    if has_batch_statistics(model):
+        return "batch normalisation, whose statistics would differ between workers"
+    return None
 
 
 def whole(state: Mapping[Any, Any]) -> dict[Any, Any]:

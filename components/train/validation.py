@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
@@ -10,30 +11,34 @@ from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.pgd import pgd_linf
 from components.attacks.starts import random_starts
-from components.core.errors import CasemateError
 from components.core.types import Labels
 from components.data.prepared import Split
 from components.models.pixels import PixelModel
-from components.train.objectives.base import Batch, EstimatingObjective, Objective
-from components.train.objectives.inner import AdversarialObjective, predictions
+from components.train.objectives.base import Batch, Objective
+from components.train.objectives.inner import predictions
+from components.train.settings import TrainSettings
 
 BATCH = 128  # validation batches are fixed: logits depend on the shape
+
+
+class AttackPredictions(Protocol):
+    """An attack on validation items."""
+
+    def predictions(self, model: PixelModel, batch: Batch) -> Labels:
+        """Classes of the attacked images. Hold `attack_mode(model)` around the call."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationAttack:
     """An l-inf attack at the full epsilon, whatever the objective warms up to.
 
-    `pgd` takes steps of eps / 4; `apgd-ce` finds its own, and is harder to please.
+    `pgd` takes steps of eps / 4; `apgd-ce` adapts its own and is stronger.
     """
 
     eps: float
-    num_steps: int = 10
-    kind: str = "pgd"
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("pgd", "apgd-ce"):
-            raise CasemateError("train.val_attack", self.kind, "is unknown; choose pgd or apgd-ce")
+    num_steps: int
+    kind: Literal["pgd", "apgd-ce"]
 
     def predictions(self, model: PixelModel, batch: Batch) -> Labels:
         """The classes of the attacked images. Hold `attack_mode(model)` around the call."""
@@ -58,9 +63,9 @@ class ValidationAttack:
 
 @dataclass(frozen=True, slots=True)
 class TrainingAttack:
-    """The attack of an objective; give it one whose epsilon does not warm up."""
+    """The attack of an objective whose epsilon does not warm up."""
 
-    objective: AdversarialObjective
+    objective: Objective
 
     def predictions(self, model: PixelModel, batch: Batch) -> Labels:
         """The classes of the attacked images, or of the clean ones that are wrong already."""
@@ -77,37 +82,32 @@ def _batches(data: Split, *, seed: int, device: torch.device) -> Iterator[Batch]
         yield Batch(images, labels, part.item_ids, seed, 0, start // BATCH)
 
 
-def validation_accuracy(
-    model: PixelModel, data: Split, objective: Objective, *, seed: int
-) -> float:
-    """Share of validation items classified rightly on what the objective shows the model."""
-    model.eval()
-    correct = 0
-    with torch.inference_mode():
-        for batch in _batches(data, seed=seed, device=model.mean.device):
-            logits = objective.validation_logits(model, batch)
-            correct += int((logits.argmax(dim=1) == batch.labels).sum())
-    return correct / len(data)
+def validation_attack(train: TrainSettings, objective: Objective) -> AttackPredictions | None:
+    """The attack on validation items after every epoch; None: no classes, or no epsilon."""
+    eps = train.val_eps or objective.eps
+    if eps is None or not objective.classifies:
+        return None
+    if train.val_attack == "train":
+        return TrainingAttack(objective.without_warmup(eps))
+    return ValidationAttack(eps, train.val_steps, train.val_attack)
 
 
-def validation_error(
-    model: PixelModel, data: Split, objective: EstimatingObjective, *, seed: int
-) -> float:
-    """Mean squared error over validation items, of estimates of images."""
+def validation_score(model: PixelModel, data: Split, objective: Objective, *, seed: int) -> float:
+    """Mean of the objective's validation metric over validation items."""
     model.eval()
     total = 0.0
     with torch.inference_mode():
         for batch in _batches(data, seed=seed, device=model.mean.device):
-            total += float(objective.validation_errors(model, batch).double().sum())
+            total += float(objective.validation_scores(model, batch).double().sum())
     return total / len(data)
 
 
 def robust_accuracy(
-    model: PixelModel, data: Split, attack: ValidationAttack | TrainingAttack, *, seed: int
+    model: PixelModel, data: Split, attack: AttackPredictions, *, seed: int
 ) -> float:
-    """Share of validation items right before and after the attack."""
-    standing = 0
+    """Share of validation items that are right before and after the attack."""
+    num_robust = 0
     with attack_mode(model):
         for batch in _batches(data, seed=seed, device=model.mean.device):
-            standing += int((attack.predictions(model, batch) == batch.labels).sum())
-    return standing / len(data)
+            num_robust += int((attack.predictions(model, batch) == batch.labels).sum())
+    return num_robust / len(data)

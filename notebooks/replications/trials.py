@@ -24,7 +24,7 @@ from notebooks.replications.arms import ARMS, Size, values_of
 from notebooks.replications.measures import MEASURES
 from pipelines.recipe.load import parse
 from pipelines.stages.prepare.stage import list_splits
-from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.session import make_session
 
 Trial = dict[str, Any]
 Results = dict[str, list[Trial]]  # arm -> its trials, in the order of their seeds

@@ -5,75 +5,28 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from components.certify.l2.settings import GaussianSettings
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
-from components.core.settings import default_of, plain
 from components.denoising import pretrained
-from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
 from components.denoising.loading import (
     Description,
     describe_source,
-    load_denoiser,
-    source_digest,
     source_of,
 )
 from components.denoising.samplers import check_variance, timesteps_below
 from components.denoising.settings import AncestralSettings, HeunSettings, is_on_disk
 from components.models.settings import ModelSettings
+from components.train.objectives.denoiser import diffusion_of
 from components.train.objectives.settings import (
     DenoisedTrainingSettings,
     DenoiserTrainingSettings,
-    ObjectiveSettings,
 )
 from pipelines.recipe.facts import is_here
 from pipelines.recipe.schema.recipe import Recipe
-
-
-def diffusion(section: DenoiserTrainingSettings, start: str | None = None) -> Diffusion:
-    """The noise levels of a denoiser that a recipe trains; from weights on disk, those of `start`.
-
-    What these predict, and how times are fed, is theirs; levels that the objective writes down must
-    be theirs too.
-    """
-    key = "train.objective.schedule"
-    if start is None:
-        if section.schedule == "pretrained":
-            raise CasemateError(key, "pretrained", "needs model.pretrained: diffusers:PATH")
-        return Diffusion.named(section.schedule, section.num_timesteps)
-    known = describe_source(start).diffusion
-    if section.schedule == "pretrained":
-        _check_number(section, len(known.schedule), start)
-        return known
-    wanted = Diffusion.named(section.schedule, section.num_timesteps)
-    ours, theirs = (d.schedule.alphas_cumprod for d in (wanted, known))
-    if len(ours) != len(theirs) or not np.allclose(ours, theirs, rtol=1e-4, atol=1e-6):
-        remedy = (
-            f"is not the schedule of {start}: {_in_words(known)}; "
-            "schedule: pretrained trains with that one"
-        )
-        raise CasemateError(key, _in_words(wanted), remedy)
-    return known
-
-
-def _check_number(section: DenoiserTrainingSettings, found: int, start: str) -> None:
-    """Refuse a number of timesteps that the weights do not have; the default says nothing."""
-    unsaid = default_of(DenoiserTrainingSettings, "num_timesteps")
-    if section.num_timesteps not in (unsaid, found):
-        remedy = f"is not the number of {start}, {found}; leave it out beside schedule: pretrained"
-        raise CasemateError("train.objective.num_timesteps", section.num_timesteps, remedy)
-
-
-def _in_words(known: Diffusion) -> str:
-    """A schedule by what tells it from others: kind, number of timesteps, first and last beta."""
-    config, betas = known.config, known.schedule.betas
-    trained = config.get("trained_betas") is not None
-    kind = "trained_betas" if trained else config.get("beta_schedule")
-    return f"{kind}, {len(betas)} timesteps, betas {betas[0]:.4g} to {betas[-1]:.4g}"
 
 
 def start_of(recipe: Recipe, name: str) -> str | None:
@@ -89,16 +42,6 @@ def network_of(section: ModelSettings) -> tuple[str, Mapping[str, Any]]:
     return section.architecture, section.options
 
 
-def denoiser(section: DenoisedTrainingSettings) -> Denoiser:
-    """The denoiser that a classifier is trained behind, once `placed` has named its folder."""
-    if not is_on_disk(section.denoiser):
-        remedy = "is not trained yet; name a denoiser on disk: diffusers:PATH or model:PATH"
-        raise CasemateError("train.objective.denoiser", section.denoiser, remedy)
-    loaded = load_denoiser(section.denoiser)
-    loaded.diffusion.schedule.check(section.sigma)
-    return loaded
-
-
 def placed(name: str, inputs: Mapping[str, Path]) -> str:
     """A denoiser by the absolute path of its folder, if it is on disk or among the inputs."""
     if is_on_disk(name):
@@ -106,16 +49,6 @@ def placed(name: str, inputs: Mapping[str, Path]) -> str:
         return f"{kind}:{Path(path).expanduser().absolute()}"
     trained = inputs.get(f"train.{name}")
     return f"model:{(trained / 'model').absolute()}" if trained else name
-
-
-def trained_for(section: ObjectiveSettings, start: str | None = None) -> dict[str, Any]:
-    """What a model remembers of its objective: no place on disk, and the levels of a denoiser."""
-    values: dict[str, Any] = plain(section)
-    if isinstance(section, DenoiserTrainingSettings):
-        values["diffusion"] = diffusion(section, start).to_dict()
-    if isinstance(section, DenoisedTrainingSettings) and is_on_disk(section.denoiser):
-        values["denoiser"] = source_digest(section.denoiser)
-    return values
 
 
 def of_certificate(
@@ -145,7 +78,7 @@ def describe(recipe: Recipe, name: str) -> Description | None:
     assert isinstance(objective, DenoiserTrainingSettings)
     channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
     start, (architecture, options) = start_of(recipe, name), network_of(recipe.model_of(name))
-    return Description(diffusion(objective, start), channels, architecture, options)
+    return Description(diffusion_of(objective, start), channels, architecture, options)
 
 
 def check_certificate(

@@ -13,7 +13,6 @@ from components.certify.settings import TrainedModel
 from components.core.settings import plain
 from components.data.settings import DataSettings
 from components.data.sources import find_source
-from components.train.objectives.settings import AdversarialSettings
 from pipelines.recipe.schema.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -113,13 +112,6 @@ def trained_model(recipe: Recipe, name: str) -> TrainedModel | None:
     if spec is None:
         return None
     return TrainedModel(name, spec.get("trained_for") or {}, spec.get("token_policy", "mask"))
-
-
-def validation_eps(recipe: Recipe, model: str) -> float | None:
-    """Epsilon of the validation attack: as written, else the objective's own, else no attack."""
-    assert recipe.train is not None
-    own = recipe.objective_of(model)
-    return recipe.train.val_eps or (own.eps if isinstance(own, AdversarialSettings) else None)
 
 
 def is_here(source: str) -> bool:

@@ -11,7 +11,7 @@ from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.core.settings import Problem
 from components.train.objectives.settings import AdversarialSettings
-from pipelines.recipe.facts import Facts, validation_eps
+from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import with_values
 from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.recipe import MAIN, Recipe
@@ -213,7 +213,8 @@ def check(recipe: Recipe, facts: Facts | None = None) -> int:
             variant = trial_recipe(recipe, values)
             _check_objective(variant)
             check_one(_trained_alone(variant), facts)
-            budgets.add(validation_eps(variant, MAIN))
+            assert variant.train is not None
+            budgets.add(variant.train.validation_eps(variant.objective_of(MAIN)))
             longest = max(longest, variant.epochs_of(MAIN))
         except RecipeError as error:
             problems += [_misplaced(recipe, values, p) for p in error.problems]

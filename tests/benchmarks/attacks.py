@@ -30,12 +30,12 @@ from components.attacks.pgd import Pgd
 from components.models.fast import lean
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.train.epoch import EpochSettings, train_epoch
+from components.train.epoch import EpochPlan, train_epoch
 from components.train.feed import Worker
-from components.train.objectives.adversarial import AdversarialTraining
-from components.train.objectives.inner import InnerAttack
-from components.train.optim import OptimizerSettings
+from components.train.objectives.registry import make_objective
+from components.train.objectives.settings import FgsmTrainingSettings
 from components.train.session import initial_model
+from components.train.settings import TrainSettings
 from pipelines.recipe import load as recipes
 from tests.benchmarks.input import demo_digits
 
@@ -68,14 +68,12 @@ def trained_network() -> tuple[PixelModel, Items]:
     options = recipes.load("demo").model.options
     spec = ModelSpec("tiny_vit", 10, 1, 32, (0.5,), (0.5,), options=options)
     model = initial_model(spec, seed=0)
-    settings = EpochSettings(
-        seed=0, epochs=NUM_EPOCHS, batch_size=64, learning_rate=1e-3, warmup_epochs=1, clip_norm=1.0
-    )
-    updater = settings.updater(model, OptimizerSettings())
+    plan = EpochPlan(TrainSettings(batch_size=64), seed=0, epochs=NUM_EPOCHS, image_size=32)
+    objective = make_objective(FgsmTrainingSettings(eps=0.05), label_smoothing=0.0)
+    updater = plan.updater(model)
     for epoch in range(NUM_EPOCHS):
         train_epoch(
-            model, model, data, AdversarialTraining(InnerAttack(eps=0.05)), updater,
-            settings=settings, epoch=epoch, worker=Worker(),
+            model, model, data, objective, updater, plan=plan, epoch=epoch, worker=Worker(),
         )  # fmt: skip
     split = data.real
     x, y = split.pixels(), split.labels

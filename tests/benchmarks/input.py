@@ -13,23 +13,30 @@ import time
 
 import torch
 
-from components.data.augment import Augmentation, Mixing
 from components.data.prepared import ImageSplit
+from components.data.settings import AugmentSettings
 from components.data.sources import open_source
 from components.data.sources.fitting import Fitting
 from components.models.spec import ModelSpec
-from components.train.epoch import EpochSettings, make_batch, train_epoch
+from components.train.epoch import EpochPlan, make_batch, train_epoch
 from components.train.feed import Feed, Feeding, TrainingSet, Worker
+from components.train.objectives.settings import StandardSettings
 from components.train.objectives.standard import Standard
-from components.train.optim import OptimizerSettings
 from components.train.session import initial_model
+from components.train.settings import TrainSettings
 from pipelines.recipe import load as recipes
 
 LIMIT = 0.05
 ROUNDS = 3
-HEAVY = Augmentation(
-    224, crop="resized", flip=True, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.25
+HEAVY = AugmentSettings(
+    crop="resized",
+    flip=True,
+    rand_augment="rand-m9-mstd0.5-inc1",
+    erase_prob=0.25,
+    mixup=0.8,
+    cutmix=1.0,
 )
+STANDARD = Standard(StandardSettings(), label_smoothing=0.0)
 
 
 def demo_digits(num_items: int) -> TrainingSet:
@@ -48,35 +55,34 @@ def noise_images(num_items: int, side: int) -> TrainingSet:
     return TrainingSet(ImageSplit(ids, images, torch.arange(num_items) % 10))
 
 
-def wait_shares(data: TrainingSet, settings: EpochSettings) -> list[float]:
+def wait_shares(data: TrainingSet, plan: EpochPlan) -> list[float]:
     """Share of each epoch that training spent waiting for a batch."""
     options = recipes.load("demo").model.options
     spec = ModelSpec("tiny_vit", 10, 1, 32, (0.5,), (0.5,), options=options)
     model = initial_model(spec, seed=0)
-    updater = settings.updater(model, OptimizerSettings())
+    updater = plan.updater(model)
     shares = []
     for epoch in range(ROUNDS + 1):
         part = train_epoch(
-            model, model, data, Standard(), updater,
-            settings=settings, epoch=epoch, worker=Worker(),
+            model, model, data, STANDARD, updater, plan=plan, epoch=epoch, worker=Worker(),
         )  # fmt: skip
         shares.append(part["wait_seconds"] * part["images_per_second"] / part["count"])
     return shares[1:]  # the first one warms up
 
 
-def build_rate(data: TrainingSet, settings: EpochSettings, feeding: Feeding) -> float:
+def build_rate(data: TrainingSet, plan: EpochPlan, feeding: Feeding) -> float:
     """Images per second when nothing is done with them."""
 
     def build(numbered):
         step, share = numbered
         return make_batch(
-            data, share, settings=settings, num_classes=10, epoch=0, step=step,
+            data, share, plan=plan, num_classes=10, epoch=0, step=step,
             device=torch.device("cpu"),
         )  # fmt: skip
 
     began, count = time.perf_counter(), 0
-    plan = enumerate(settings.plan(data).shares(0, Worker()))
-    with Feed(build, plan, feeding=feeding) as feed:
+    numbered = enumerate(plan.batches(data).shares(0, Worker()))
+    with Feed(build, numbered, feeding=feeding) as feed:
         for batch in feed:
             count += len(batch.images)
     return count / (time.perf_counter() - began)
@@ -84,13 +90,11 @@ def build_rate(data: TrainingSet, settings: EpochSettings, feeding: Feeding) -> 
 
 def main() -> int:
     torch.set_num_threads(1)
-    common = {"seed": 0, "epochs": ROUNDS + 1, "learning_rate": 1e-3, "warmup_epochs": 1}
-    demo = EpochSettings(**common, batch_size=64, clip_norm=1.0)
-    moved = Augmentation(32, crop="pad", pad=4, flip=True)
-    basic = EpochSettings(**common, batch_size=64, clip_norm=1.0, augmentation=moved)
-    heavy = EpochSettings(
-        **common, batch_size=32, clip_norm=1.0, augmentation=HEAVY, mixing=Mixing()
-    )
+    common = {"seed": 0, "epochs": ROUNDS + 1}
+    demo = EpochPlan(TrainSettings(batch_size=64), **common, image_size=32)
+    moved = TrainSettings(batch_size=64, augment=AugmentSettings(crop="pad", pad=4, flip=True))
+    basic = EpochPlan(moved, **common, image_size=32)
+    heavy = EpochPlan(TrainSettings(batch_size=32, augment=HEAVY), **common, image_size=224)
     digits, noise = demo_digits(2500), noise_images(128, 256)
     shares = wait_shares(digits, demo)
     median = statistics.median(shares)

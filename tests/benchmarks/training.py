@@ -16,12 +16,9 @@ import torch
 
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
+from components.train.objectives import settings as s
 from components.train.objectives.base import Batch, Objective
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.standard import Standard
-from components.train.objectives.trades import Trades
+from components.train.objectives.registry import make_objective
 
 NUM_ROUNDS = 4  # after one that warms up
 EPS = 8 / 255
@@ -36,12 +33,15 @@ def adversarial_steps() -> dict[str, Step]:
     spec = ModelSpec("tiny_vit", 10, 3, 32, (0.5,) * 3, (0.5,) * 3, options=SMALL)
     model, shape = PixelModel(spec), (16, 3, 32, 32)
     objectives = {
-        "plain": Standard(),
-        "fgsm": AdversarialTraining(InnerAttack(eps=EPS), clean_forward="none"),
-        "pgd-10": AdversarialTraining(InnerAttack(eps=EPS, num_steps=10), clean_forward="none"),
-        "trades-10": Trades(InnerAttack(eps=EPS, num_steps=10)),
+        "plain": s.StandardSettings(),
+        "fgsm": s.FgsmTrainingSettings(eps=EPS, clean_forward="none"),
+        "pgd-10": s.PgdTrainingSettings(eps=EPS, num_steps=10, clean_forward="none"),
+        "trades-10": s.TradesSettings(eps=EPS, num_steps=10),
     }
-    return {name: (objective, model, shape) for name, objective in objectives.items()}
+    return {
+        name: (make_objective(settings, label_smoothing=0.0), model, shape)
+        for name, settings in objectives.items()
+    }
 
 
 def ablated_steps() -> dict[str, Step]:
@@ -50,7 +50,8 @@ def ablated_steps() -> dict[str, Step]:
         spec = ModelSpec(
             "vit_tiny_patch16_224", 10, 3, 224, (0.5,) * 3, (0.5,) * 3, token_policy=policy
         )
-        steps[policy] = (AblationTraining(19), PixelModel(spec), (8, 3, 224, 224))
+        objective = make_objective(s.ColumnsTrainingSettings(band=19), label_smoothing=0.0)
+        steps[policy] = (objective, PixelModel(spec), (8, 3, 224, 224))
     return steps
 
 

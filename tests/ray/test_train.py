@@ -110,7 +110,7 @@ def test_a_training_starts_without_companions(ray_session, monkeypatch):
         return type("Result", (), {"error": None})
 
     monkeypatch.setattr(train.TorchTrainer, "_initialize_and_run_controller", start)
-    train.LeanTrainer(lambda: None).fit()
+    train.FailFastTrainer(lambda: None).fit()
     assert started["callbacks"]
     companions = DatasetsCallback | PlacementGroupCleanerCallback
     assert not any(isinstance(callback, companions) for callback in started["callbacks"])

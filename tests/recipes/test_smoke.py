@@ -16,7 +16,7 @@ from pipelines.recipe import build
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.load import available, load, loads, shrink
 from pipelines.stages.prepare.stage import list_splits, open_jobs, open_sources
-from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.session import make_session
 
 NAMES = [name for name in available() if name != "demo"]  # the demo runs whole, end to end
 
@@ -79,7 +79,7 @@ def datasets(tmp_path_factory):
 def placed(recipe, model: str, root: Path):
     """As the train stage hands it to its workers: denoisers of the recipe by their folders."""
     needed = recipe.denoiser_of(model)
-    return build.on_this_machine(recipe, {f"train.{needed}": root / needed} if needed else {})
+    return build.with_absolute_paths(recipe, {f"train.{needed}": root / needed} if needed else {})
 
 
 @pytest.mark.parametrize("name", distinct())

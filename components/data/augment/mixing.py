@@ -5,7 +5,7 @@ Zhang et al. 2018 (arXiv:1710.09412), sec. 1; Yun et al. 2019 (arXiv:1905.04899)
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from components.core.errors import CasemateError
 from components.core.types import FloatArray, Images, IntArray, Labels
 from components.data.augment.draws import Draws
+from components.data.settings import AugmentSettings
 
 
 class Blends(NamedTuple):
@@ -35,24 +36,12 @@ class Mixing:
     share of the global batch mix as one worker would.
     """
 
-    mixup_alpha: float = 0.8
-    cutmix_alpha: float = 1.0
-    prob: float = 1.0  # that a batch or pair is mixed at all
-    switch_prob: float = 0.5  # that it is CutMix where both kinds are on
-    mode: str = "batch"  # one lambda per global batch, or per "pair"
+    settings: AugmentSettings
 
-    def __post_init__(self) -> None:
-        if min(self.mixup_alpha, self.cutmix_alpha) < 0 or not self.mixup_alpha + self.cutmix_alpha:
-            value = f"mixup_alpha={self.mixup_alpha}, cutmix_alpha={self.cutmix_alpha}"
-            remedy = "must not be negative nor both 0; to mix nothing leave the section out"
-            raise CasemateError("train.augment.mixup", value, remedy)
-        for key, share in (("mix_prob", self.prob), ("mix_switch", self.switch_prob)):
-            if not 0 <= share <= 1:
-                raise CasemateError(f"train.augment.{key}", share, "is not in [0, 1]")
-        if self.mode not in ("batch", "pair"):
-            raise CasemateError(
-                "train.augment.mix_mode", self.mode, "is unknown; choose batch or pair"
-            )
+    @classmethod
+    def of(cls, settings: AugmentSettings) -> Self | None:
+        """The mixing of a recipe; None: both kinds are off."""
+        return cls(settings) if settings.mixes else None
 
     def apply(
         self,
@@ -75,11 +64,11 @@ class Mixing:
             raise ValueError(f"{num_rows} images, {len(labels)} labels, {len(item_ids)} item ids")
         neighbours = zip(item_ids[::2], item_ids[1::2], strict=True)
         pair_names = tuple(f"{step}|{first}|{second}" for first, second in neighbours)
-        names = pair_names if self.mode == "pair" else (str(step),)
+        names = pair_names if self.settings.mix_mode == "pair" else (str(step),)
         height, width = images.shape[-2:]
         blends = self.draw(Draws(names, run_seed, epoch), height=height, width=width)
         targets = smoothed_targets(labels, num_classes=num_classes, smoothing=smoothing)
-        rows = 2 if self.mode == "pair" else 1  # per blend; that of a batch broadcasts
+        rows = 2 if self.settings.mix_mode == "pair" else 1  # per blend; that of a batch broadcasts
         kept = torch.from_numpy(blends.kept).to(targets).repeat_interleave(rows)[:, None]
         pixels = kept_pixels(blends, height=height, width=width).to(images)
         pixels = pixels.repeat_interleave(rows, dim=0)[:, None]
@@ -90,12 +79,13 @@ class Mixing:
 
     def draw(self, draws: Draws, *, height: int, width: int) -> Blends:
         """Lambda ~ Beta(alpha, alpha), by inversion; CutMix takes the lambda of its clipped box."""
+        own = self.settings
         mixed, switch, level, row, column = draws.uniforms("mixing", 5).T
-        cut = switch < self.switch_prob
-        if not (self.mixup_alpha and self.cutmix_alpha):
-            cut = np.full(len(cut), self.cutmix_alpha > 0)
-        alpha = np.where(cut, self.cutmix_alpha, self.mixup_alpha)
-        kept = np.where(mixed < self.prob, betaincinv(alpha, alpha, level), 1.0)
+        cut = switch < own.mix_switch
+        if not (own.mixup and own.cutmix):
+            cut = np.full(len(cut), own.cutmix > 0)
+        alpha = np.where(cut, own.cutmix, own.mixup)
+        kept = np.where(mixed < own.mix_prob, betaincinv(alpha, alpha, level), 1.0)
         box = cut_boxes(kept, row, column, height=height, width=width)
         top, bottom, left, right = box.T
         outside = 1 - (bottom - top) * (right - left) / (height * width)

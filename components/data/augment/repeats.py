@@ -46,7 +46,7 @@ def split_indices(order: Tensor, *, num_splits: int, batch_size: int) -> tuple[T
     """Item and copy index of every sample: all copies of every item, copy 0 to be left clean.
 
     A batch holds `batch_size` / `num_splits` items and, as with timm's `aug_splits`, one block per
-    copy; an epoch is `num_splits` times as long. `Augmentation.clean_first` does the leaving alone.
+    copy; an epoch is `num_splits` times as long. `Augmentation.clean_copy` does the leaving alone.
     """
     if num_splits < 1 or batch_size % num_splits:
         remedy = f"is no multiple of {num_splits} copies per item"

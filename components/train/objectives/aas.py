@@ -10,23 +10,24 @@ from the present S (`attacks/scales.py` has its other ambiguities). The text has
 update S alone (`replace`); `augment` trains the weights in it as well.
 """
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from components.attacks.gradients import attack_mode
-from components.attacks.interface import Items, check_counts
+from components.attacks.interface import Items
 from components.attacks.scales import ScaleSearch
 from components.core.seeding import generator_for
-from components.core.types import Logits
+from components.core.settings import plain
 from components.models.attention.discover import attention_of
 from components.models.attention.scaling import attach_scales, detach_scales, fold_scales
-from components.train.objectives.base import Batch, LossOut, Objective, StatefulObjective, perturbed
-from components.train.objectives.inner import check_choice
+from components.models.pixels import PixelModel
+from components.train.objectives.base import Batch, Objective
+from components.train.objectives.settings import AasTrainingSettings
+from components.train.objectives.wrapper import ObjectiveWrapper
 
 
 class ScaleAscent(ScaleSearch):
@@ -41,20 +42,16 @@ class ScaleAscent(ScaleSearch):
         return self._ascend(model, net, part, scales=scales, delta=noise)
 
 
-@dataclass(slots=True)
-class AasTraining(StatefulObjective):
+class AasTraining(ObjectiveWrapper):
     """`inner` on a network with attention scales; `max_batches` bounds what a search looks at."""
 
-    inner: Objective
-    every: int = 10
-    mode: str = "replace"
-    max_batches: int | None = None
-    search: ScaleAscent = field(default_factory=ScaleAscent)
-    _net: nn.Module | None = field(default=None, init=False, repr=False)
+    has_state = True
+    settings: AasTrainingSettings
 
-    def __post_init__(self) -> None:
-        check_choice("train.objective.aas.mode", self.mode, ("replace", "augment"))
-        check_counts("train.objective.aas", every=self.every, max_batches=self.max_batches or 1)
+    def __init__(self, inner: Objective, settings: AasTrainingSettings) -> None:
+        super().__init__(inner, settings)
+        self.search = ScaleAscent(**plain(settings, exclude={"every", "mode", "max_batches"}))
+        self._net: nn.Module | None = None
 
     def prepare(self, bare: nn.Module) -> None:
         """Attach S = 1, which changes no bit."""
@@ -65,22 +62,22 @@ class AasTraining(StatefulObjective):
     def state(self) -> dict[str, Tensor]:
         return {"attention_scales": self._scales.detach().clone()}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def restore(self, state: Any) -> None:
         self._scales.copy_(state["attention_scales"])
 
     def searches(self, epoch: int) -> bool:
         """Whether S changes at the beginning of this epoch."""
-        return epoch > 0 and epoch % self.every == 0
+        return epoch > 0 and epoch % self.settings.every == 0
 
     def trains(self, epoch: int) -> bool:
-        return self.mode == "augment" or not self.searches(epoch)
+        return self.settings.mode == "augment" or not self.searches(epoch)
 
     def begin_epoch(self, bare: nn.Module, epoch: int, batches: Iterable[Batch]) -> None:
         if not self.searches(epoch):
             return
         scales = self._scales
         if _rank() == 0:
-            scales.copy_(self._found(bare, islice(batches, self.max_batches)))
+            scales.copy_(self._found(bare, islice(batches, self.settings.max_batches)))
         if torch.distributed.is_initialized():
             torch.distributed.broadcast(scales, src=0)
 
@@ -101,19 +98,8 @@ class AasTraining(StatefulObjective):
         net = bare.get_submodule("net")
         fold_scales(net, detach_scales(net))
 
-    def perturbed(
-        self, wrapped: nn.Module, bare: nn.Module, batch: Batch
-    ) -> AbstractContextManager[Batch]:
-        return perturbed(self.inner, wrapped, bare, batch)
-
-    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
-        return self.inner.loss(wrapped, bare, batch)
-
-    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        return self.inner.validation_logits(bare, batch)
-
-    def eps_at(self, epoch: int) -> float | None:
-        return self.inner.eps_at(epoch)
+    def not_shardable(self, model: PixelModel) -> str:
+        return "train.objective.aas, whose scales one worker searches alone"
 
     @property
     def _scales(self) -> Tensor:

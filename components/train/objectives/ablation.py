@@ -4,12 +4,9 @@ Positions are uniform over all places, edges included, where a band wraps around
 tokens without a visible pixel pay for the others only, so an ablated step is a cheap one.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
-from components.attacks.interface import check_counts
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.types import Logits
@@ -17,12 +14,12 @@ from components.data.ablation import column_mask
 from components.models.masked_votes import group_by_tokens
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
-from components.train.objectives.inner import check_choice
+from components.train.objectives.settings import (
+    AblationTrainingSettings,
+    ColumnsTrainingSettings,
+)
 
-SHAPES = ("column", "row", "block")
 
-
-@dataclass(frozen=True, slots=True)
 class AblationTraining(Objective):
     """Cross-entropy on ablations whose visible side is `size` pixels.
 
@@ -30,15 +27,15 @@ class AblationTraining(Objective):
     each its own, which makes gradients less alike, and smaller groups of equally many tokens.
     """
 
-    size: int
-    label_smoothing: float = 0.0
-    shape: str = "column"
-    position: str = "batch"
+    settings: AblationTrainingSettings
 
-    def __post_init__(self) -> None:
-        check_counts("train.objective", size=self.size)
-        check_choice("train.objective.shape", self.shape, SHAPES)
-        check_choice("train.objective.position", self.position, ("batch", "image"))
+    def __init__(
+        self,
+        settings: ColumnsTrainingSettings | AblationTrainingSettings,
+        *,
+        label_smoothing: float,
+    ) -> None:
+        super().__init__(settings.ablation, label_smoothing=label_smoothing)
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = ablated_logits(wrapped, bare, batch, self.visible(batch))
@@ -48,10 +45,15 @@ class AblationTraining(Objective):
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
         return ablated_logits(bare, bare, batch, self.visible(batch, "-val"))
 
+    def not_shardable(self, model: PixelModel) -> str | None:
+        if self.settings.position == "image" and model.spec.token_policy == "drop":
+            return "train.objective.position: image with dropped tokens, which takes uneven passes"
+        return None
+
     def visible(self, batch: Batch, suffix: str = "") -> Tensor:
         """(H, W) bool, or (B, H, W) with a position for each image."""
-        stream, device = f"{self.shape}s{suffix}", batch.images.device
-        if self.position == "batch":
+        stream, device = f"{self.settings.shape}s{suffix}", batch.images.device
+        if self.settings.position == "batch":
             return self._mask(batch, stream, batch.step).to(device)
         masks = [self._mask(batch, f"{stream}-image", item) for item in batch.item_ids]
         return torch.stack(masks).to(device)
@@ -60,17 +62,18 @@ class AblationTraining(Objective):
         """(H, W) bool around a start that (seed, stream, epoch, which) decides."""
         generator = generator_for(batch.seed, stream, batch.epoch, which)
         height, width = batch.images.shape[-2:]
-        if self.size > min(height, width):
+        size = self.settings.size
+        if size > min(height, width):
             remedy = f"is wider than the image, {height}x{width}"
-            raise CasemateError("train.objective.size", self.size, remedy)
+            raise CasemateError("train.objective.size", size, remedy)
 
         def band(side: int) -> Tensor:
-            return column_mask(side, int(torch.randint(side, (), generator=generator)), self.size)
+            return column_mask(side, int(torch.randint(side, (), generator=generator)), size)
 
         everywhere = torch.ones(height, width, dtype=torch.bool)
-        if self.shape == "column":
+        if self.settings.shape == "column":
             return everywhere & band(width)
-        if self.shape == "row":
+        if self.settings.shape == "row":
             return everywhere & band(height)[:, None]
         return band(height)[:, None] & band(width)
 

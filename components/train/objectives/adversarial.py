@@ -7,65 +7,52 @@ perturbation, and attacked images become easier than clean ones (Kurakin et al. 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from components.attacks.gradients import attack_mode
-from components.attacks.interface import check_counts
 from components.core.types import Images, Labels
 from components.train.objectives.base import Batch, LossOut, cross_entropy
-from components.train.objectives.inner import (
-    AdversarialObjective,
-    InnerAttack,
-    check_choice,
-    predictions,
-)
-
-CLEAN_FORWARDS = ("none", "no_grad_eval", "train_stats")
+from components.train.objectives.inner import AdversarialObjective, predictions
+from components.train.objectives.leak import LeakDetector
+from components.train.objectives.settings import AttackedSettings
 
 
-@dataclass(frozen=True, slots=True)
 class AdversarialTraining(AdversarialObjective):
-    """Cross-entropy on the images of `attack`.
+    """Cross-entropy on the images of the training attack.
 
     A `hard` attack ascends the plain cross-entropy of the labels, for a mixed image those of its
     larger part: neither smoothing nor mixing enters it. A `soft` one ascends that of the mixed
     targets (Mo et al. 2022).
 
     Clean images take no part in the loss. `clean_forward` says whether the model sees them at all:
-    `none`; `no_grad_eval`, every `clean_every` steps to measure accuracy, which leaves no trace;
+    `none`; `no_grad_eval`, every `clean_every` steps to measure accuracy, without side effects;
     `train_stats`, at every step in training mode, so that running statistics mix clean and
     adversarial batches as in published runs.
     """
 
-    attack: InnerAttack
-    label_smoothing: float = 0.0
-    attack_target: str = "hard"
-    clean_forward: str = "no_grad_eval"
-    clean_every: int = 20
+    settings: AttackedSettings
 
-    def __post_init__(self) -> None:
-        check_choice("train.objective.attack_target", self.attack_target, ("hard", "soft"))
-        check_choice("train.objective.clean_forward", self.clean_forward, CLEAN_FORWARDS)
-        check_counts("train.objective", clean_every=self.clean_every)
+    def leak_detector(self) -> LeakDetector:
+        return LeakDetector(num_steps=self.settings.num_steps)
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
-        soft = batch.targets if self.attack_target == "soft" else None
+        soft = batch.targets if self.settings.attack_target == "soft" else None
         y = batch.hard_labels if soft is None else soft
         return self.attack(bare, batch, y, _item_losses)
 
     def outer_loss(
         self, wrapped: nn.Module, bare: nn.Module, batch: Batch, x_adv: Images
     ) -> LossOut:
-        clean = predictions(bare, batch.images) if self.clean_forward == "train_stats" else None
+        own = self.settings
+        clean = predictions(bare, batch.images) if own.clean_forward == "train_stats" else None
         logits = wrapped(x_adv)
         loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         metrics: Mapping[str, float] = {}
         if clean is not None:
             metrics = leak_metrics(clean, logits.argmax(dim=1), batch.hard_labels)
-        elif self.clean_forward == "no_grad_eval" and batch.step % self.clean_every == 0:
+        elif own.clean_forward == "no_grad_eval" and batch.step % own.clean_every == 0:
             metrics = probe(bare, batch, x_adv)
         return LossOut(loss, logits.detach(), logits.detach(), metrics)
 

@@ -9,51 +9,43 @@ Symbols: w = a layer's weights, g = the gradient of the loss there, v = its pert
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from components.core.errors import CasemateError
-from components.core.types import Logits
-from components.train.objectives.base import Batch, LossOut, Objective, StatefulObjective
-from components.train.objectives.inner import AdversarialObjective
+from components.models.pixels import PixelModel
+from components.train.objectives.base import Batch, LossOut, Objective
+from components.train.objectives.settings import AwpSettings
+from components.train.objectives.wrapper import ObjectiveWrapper
 
 TINY = 1e-20  # keeps a vanished gradient from dividing by zero
 
 
-@dataclass(frozen=True, slots=True)
-class Awp(Objective):
+class Awp(ObjectiveWrapper):
     """`inner` with perturbed weights from `start_epoch` on; costs one more pass and its gradient.
 
     Published: gamma 0.005 around TRADES, from epoch 10; 0.01 around adversarial training.
     """
 
-    inner: Objective
-    gamma: float = 0.005
-    start_epoch: int = 0
+    settings: AwpSettings
 
-    def __post_init__(self) -> None:
-        if not self.gamma > 0:
-            remedy = "moves no weight; write a number above 0, or leave awp out"
-            raise CasemateError("train.objective.awp.gamma", self.gamma, remedy)
-        if self.start_epoch < 0:
-            remedy = "is no epoch; they count from 0"
-            raise CasemateError("train.objective.awp.start_epoch", self.start_epoch, remedy)
-        if isinstance(self.inner, StatefulObjective):
+    def __init__(self, inner: Objective, settings: AwpSettings) -> None:
+        super().__init__(inner, settings)
+        if inner.has_state:
             raise TypeError("an objective with state goes around the perturbation, not into it")
 
     @contextmanager
     def perturbed(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> Iterator[Batch]:
         """Inside, the weights are w + v; afterwards they are w again, bit for bit."""
-        if isinstance(self.inner, AdversarialObjective) and batch.adversarial is None:
+        if batch.adversarial is None:
             batch = replace(batch, adversarial=self.inner.craft(bare, batch))
-        if batch.epoch < self.start_epoch:
+        if batch.epoch < self.settings.start_epoch:
             yield batch
             return
         with frozen_statistics(bare):
             loss = self.inner.loss(bare, bare, batch).loss
-        steps = weight_perturbations(bare, loss, gamma=self.gamma)
+        steps = weight_perturbations(bare, loss, gamma=self.settings.gamma)
         kept = [(weight, weight.detach().clone()) for weight, _ in steps]
         try:
             with torch.no_grad():
@@ -66,15 +58,12 @@ class Awp(Objective):
                     weight.copy_(value)  # subtracting v would leave a rounding error
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
-        if isinstance(self.inner, AdversarialObjective) and batch.adversarial is None:
+        if batch.adversarial is None:
             raise ValueError("the loss belongs inside `perturbed`, on the batch that it gives")
         return self.inner.loss(wrapped, bare, batch)
 
-    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        return self.inner.validation_logits(bare, batch)
-
-    def eps_at(self, epoch: int) -> float | None:
-        return self.inner.eps_at(epoch)
+    def not_shardable(self, model: PixelModel) -> str:
+        return "train.objective.awp, which moves weights that a worker must hold whole"
 
 
 def weight_perturbations(

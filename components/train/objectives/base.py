@@ -1,24 +1,26 @@
-"""The interface of an objective: the trainer calls it, back-propagates, and knows nothing else.
+"""Interface of an objective: the trainer calls it, back-propagates, and knows nothing else.
 
-A step is `with perturbed(objective, wrapped, bare, batch) as batch:`, inside it `loss` and the
+A step is `with objective.perturbed(wrapped, bare, batch) as batch:`, inside it `loss` and the
 backward pass, after it the optimiser.
 """
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from components.core.settings import plain
 from components.core.types import Images, Labels, Logits
 from components.models.pixels import PixelModel
+from components.train.objectives.leak import LeakDetector
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A part of one global batch; randomness is drawn by (seed, epoch, item) or by (..., step)."""
+    """Part of one global batch; randomness is drawn by (seed, epoch, item) or by (..., step)."""
 
     images: Images
     labels: Labels
@@ -28,7 +30,7 @@ class Batch:
     step: int  # of the epoch; equal on all workers that share a global batch
     targets: Tensor | None = None  # (B, K) float: mixed, already smoothed labels; None: `labels`
     num_steps: int | None = None  # of the epoch; only what changes from step to step needs it
-    adversarial: Images | None = None  # made already, by a wrapper that needed them first
+    adversarial: Images | None = None  # crafted already, by a wrapper that needed them first
 
     @property
     def hard_labels(self) -> Labels:
@@ -41,7 +43,7 @@ class LossOut:
     """The loss to minimise, and what the step learned on its way; logits are detached.
 
     `logits` are those that the training accuracy counts: of clean images where the loss contains
-    them, else of the images that it was computed on; None: the model tells no classes apart.
+    them, else of the images that it was computed on; None: the model is not a classifier.
     `metrics` are means over the items of the batch and may be missing from some steps.
     """
 
@@ -51,77 +53,113 @@ class LossOut:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Objective(Protocol):
-    """`wrapped` may synchronise gradients across workers; `bare` is the same model without that.
+class Objective:
+    """Base of all objectives; everything but `loss` has a default.
 
+    `wrapped` may synchronise gradients across workers; `bare` is the same model without that.
     `loss` calls `wrapped` exactly once, and before any graph is built through `bare`: workers wait
     for each other in that call, and it may overwrite buffers that an earlier graph has saved.
     """
 
-    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut: ...
+    has_state: bool = False
+    """Whether it changes the model by other means than gradients, so that `state` is saved."""
+    classifies: bool = True
+    """Whether the model has classes, so that it can be attacked."""
+    validation_metric: str = "val_accuracy"
+    """Mean of `validation_scores` over the validation items, by its name in histories."""
+    lower_is_better: bool = False
+    """Of the validation metric."""
+
+    def __init__(self, settings: Any, *, label_smoothing: float) -> None:
+        self.settings, self.label_smoothing = settings, label_smoothing
+
+    @classmethod
+    def build(cls, settings: Any, *, label_smoothing: float, start: str | None) -> "Objective":
+        """The objective of a recipe; `start` names denoiser weights that the model starts from."""
+        return cls(settings, label_smoothing=label_smoothing)
+
+    @classmethod
+    def trained_for(cls, settings: Any, *, start: str | None) -> dict[str, Any]:
+        """What a saved model tells of its training: settings without places on disk."""
+        values: dict[str, Any] = plain(settings)
+        return values
+
+    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
+        """The loss of a batch, with a graph."""
+        raise NotImplementedError
+
+    def perturbed(
+        self, wrapped: nn.Module, bare: nn.Module, batch: Batch
+    ) -> AbstractContextManager[Batch]:
+        """Context of a step's loss and backward pass; gives the batch to compute them on.
+
+        An objective may move the weights inside it.
+        """
+        return nullcontext(batch)
+
+    # Training attack
+
+    @property
+    def eps(self) -> float | None:
+        """Final epsilon of the training attack; None: there is no attack."""
+        return None
+
+    def eps_at(self, epoch: int) -> float | None:
+        """Epsilon of the training attack in an epoch; None: there is no attack."""
+        return None
+
+    def craft(self, bare: nn.Module, batch: Batch) -> Images:
+        """Adversarial images at the model's present weights; without an attack, the images."""
+        return batch.images
+
+    def without_warmup(self, eps: float) -> "Objective":
+        """An objective whose `craft` has another epsilon that holds from the first step on."""
+        raise ValueError(f"{type(self).__name__} has no training attack")
+
+    def leak_detector(self) -> LeakDetector | None:
+        """What stops a training whose labels leak through the attack."""
+        return None
+
+    # Validation
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
         """Logits on what the model is meant to see: whole, ablated or noisy images."""
         logits: Logits = bare(batch.images)
         return logits
 
-    def eps_at(self, epoch: int) -> float | None:
-        """The budget of the training attack; None: there is no attack."""
-        return None
+    def validation_scores(self, bare: PixelModel, batch: Batch) -> Tensor:
+        """(B,) value of the validation metric for each item."""
+        return self.validation_logits(bare, batch).argmax(dim=1) == batch.labels
 
-
-@runtime_checkable
-class EstimatingObjective(Objective, Protocol):
-    """An objective of a model that estimates images; its validation figure is an error."""
-
-    def validation_errors(self, bare: PixelModel, batch: Batch) -> Tensor:
-        """(B,) mean squared error of each item, in pixels of [0, 1]; the lower the better."""
-        ...
-
-
-@runtime_checkable
-class StatefulObjective(Objective, Protocol):
-    """An objective that changes the model by other means than gradients, between epochs."""
+    # State of the model between epochs
 
     def prepare(self, bare: nn.Module) -> None:
-        """Once, when the model is on its device, before it is wrapped or gets saved weights."""
-        ...
+        """Called once, when the model is on its device, before it is wrapped or loads weights."""
 
-    def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep besides the weights."""
-        ...
+    def state(self) -> dict[str, Tensor] | None:
+        """What a checkpoint keeps besides the weights."""
+        return None
 
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+    def restore(self, state: Any) -> None:
+        """Continue from `state`."""
+
+    def searches(self, epoch: int) -> bool:
+        """Whether `begin_epoch` is called, with the batches of the epoch."""
+        return False
 
     def begin_epoch(self, bare: nn.Module, epoch: int, batches: Iterable[Batch]) -> None:
-        """Before the steps of every epoch; `batches` are the global ones, equal on all workers."""
-        ...
+        """Called before the steps of an epoch; `batches` are global, equal on all workers."""
 
     def trains(self, epoch: int) -> bool:
-        """Whether the epoch has steps at all."""
-        ...
+        """Whether the epoch has training steps."""
+        return True
 
     def finish(self, bare: nn.Module) -> None:
-        """Once, after the last epoch: leaves an ordinary model."""
-        ...
+        """Called once on a copy of the selected model: leaves an ordinary model."""
 
-
-@runtime_checkable
-class PerturbingObjective(Objective, Protocol):
-    """An objective whose loss and gradient are taken at other weights than those of the model."""
-
-    def perturbed(
-        self, wrapped: nn.Module, bare: nn.Module, batch: Batch
-    ) -> AbstractContextManager[Batch]: ...
-
-
-def perturbed(
-    objective: Objective, wrapped: nn.Module, bare: nn.Module, batch: Batch
-) -> AbstractContextManager[Batch]:
-    """The context of a step's loss and backward pass; it gives the batch to compute them on."""
-    if isinstance(objective, PerturbingObjective):
-        return objective.perturbed(wrapped, bare, batch)
-    return nullcontext(batch)
+    def not_shardable(self, model: PixelModel) -> str | None:
+        """Why the objective cannot be trained with sharded weights; None: it can."""
+        return None
 
 
 def cross_entropy(logits: Logits, batch: Batch, *, label_smoothing: float) -> Tensor:

@@ -1,12 +1,10 @@
-"""MART: adversarial training that looks hardest at what is wrong already when clean.
+"""MART: adversarial training that up-weights misclassified examples.
 
 Wang et al. 2020, "Improving adversarial robustness requires revisiting misclassified examples",
 eq. 11: BCE(p', y) + lambda KL(p || p') (1 - p_y), where BCE(p', y) = -log p'_y - log(1 - max of the
 other p'_k) is their boosted cross-entropy (eq. 8). p, p' = softmax of clean and adversarial logits;
 lambda is `beta` here, as in TRADES.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +14,18 @@ from components.attacks.losses import cross_entropy
 from components.core.errors import CasemateError
 from components.core.types import Images, Labels, Logits
 from components.train.objectives.base import Batch, LossOut
-from components.train.objectives.inner import AdversarialObjective, InnerAttack, check_choice
+from components.train.objectives.inner import AdversarialObjective
+from components.train.objectives.settings import MartSettings
 from components.train.objectives.trades import both_logits, item_divergences
 
 # Constants of the published code: they bound log(1 - p'_k) and keep every weight positive.
 BOUND, FLOOR, WEIGHT = 1.0001, 1e-12, 1.0000001
 
 
-@dataclass(frozen=True, slots=True)
 class Mart(AdversarialObjective):
-    """The misclassified-aware loss needs to know which class is right: labels must be hard."""
+    """Labels must be hard: the loss is weighted by the probability of the right class."""
 
-    attack: InnerAttack
-    beta: float = 6.0
-    passes: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_choice("train.objective.passes", self.passes, ("auto", "joint", "separate"))
+    settings: MartSettings
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
         return self.attack(bare, batch, _hard_labels(batch), cross_entropy)
@@ -41,11 +34,12 @@ class Mart(AdversarialObjective):
         self, wrapped: nn.Module, bare: nn.Module, batch: Batch, x_adv: Images
     ) -> LossOut:
         y = _hard_labels(batch)
-        logits, adversarial = both_logits(wrapped, bare, batch.images, x_adv, passes=self.passes)
+        passes = self.settings.passes
+        logits, adversarial = both_logits(wrapped, bare, batch.images, x_adv, passes=passes)
         divergences = item_divergences(logits, adversarial)
         own = logits.softmax(dim=1).gather(1, y[:, None]).squeeze(1)
         robust = (divergences * (WEIGHT - own)).mean()
-        loss = boosted_cross_entropy(adversarial, y).mean() + self.beta * robust
+        loss = boosted_cross_entropy(adversarial, y).mean() + self.settings.beta * robust
         metrics = {"divergence": divergences.mean().item()}
         return LossOut(loss, logits.detach(), adversarial.detach(), metrics)
 

@@ -5,15 +5,20 @@ Classifiers behind a frozen denoiser are fine-tuned on what it gives them (Carli
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from components.core.errors import CasemateError
 from components.core.seeding import generator_for
+from components.core.settings import plain
 from components.core.types import Images, Logits
-from components.denoising.samplers import Draws
+from components.denoising.loading import load_denoiser, source_digest
+from components.denoising.samplers import Draws, OneShot
+from components.denoising.settings import is_on_disk
 from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
+from components.train.objectives.settings import DenoisedTrainingSettings, GaussianTrainingSettings
 
 # Noisy images, their sigma in [0, 1] pixels, normals for denoisers that draw -> clean estimates
 Denoise = Callable[[Images, float, Draws], Images]
@@ -30,12 +35,10 @@ def noise_of(batch: Batch, stream: str) -> Tensor:
     return torch.stack(noise).to(batch.images.device)
 
 
-@dataclass(frozen=True, slots=True)
 class GaussianNoise(Objective):
     """Cross-entropy on x + N(0, sigma^2 I); the noise is never clamped, as in certification."""
 
-    sigma: float
-    label_smoothing: float = 0.0
+    settings: GaussianTrainingSettings
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(self._noisy(batch, "noise"))
@@ -47,20 +50,41 @@ class GaussianNoise(Objective):
         return logits
 
     def _noisy(self, batch: Batch, stream: str) -> Images:
-        return batch.images + self.sigma * noise_of(batch, stream)
+        return batch.images + self.settings.sigma * noise_of(batch, stream)
 
 
-@dataclass(frozen=True, slots=True)
 class DenoisedFineTuning(Objective):
-    """Cross-entropy on denoise(x + N(0, sigma^2 I)); no gradient enters the denoiser.
+    """Cross-entropy on denoise(x + N(0, sigma^2 I)); gradients do not enter the denoiser.
 
     One model for each sigma, the one that it will be certified at. Noise, and what the denoiser
     draws, belongs to items and is fresh in every epoch.
     """
 
-    denoise: Denoise
-    sigma: float
-    label_smoothing: float = 0.0
+    settings: DenoisedTrainingSettings
+
+    def __init__(
+        self, settings: DenoisedTrainingSettings, *, denoise: Denoise, label_smoothing: float
+    ) -> None:
+        super().__init__(settings, label_smoothing=label_smoothing)
+        self.denoise = denoise
+
+    @classmethod
+    def build(cls, settings: Any, *, label_smoothing: float, start: str | None) -> Objective:
+        """With the denoiser from its folder."""
+        if not is_on_disk(settings.denoiser):
+            remedy = "is not trained yet; name a denoiser on disk: diffusers:PATH or model:PATH"
+            raise CasemateError("train.objective.denoiser", settings.denoiser, remedy)
+        denoiser = load_denoiser(settings.denoiser)
+        denoiser.diffusion.schedule.check(settings.sigma)
+        return cls(settings, denoise=OneShot(denoiser), label_smoothing=label_smoothing)
+
+    @classmethod
+    def trained_for(cls, settings: Any, *, start: str | None) -> dict[str, Any]:
+        """The settings, with the digest of the denoiser instead of its place on disk."""
+        values: dict[str, Any] = plain(settings)
+        if is_on_disk(settings.denoiser):
+            values["denoiser"] = source_digest(settings.denoiser)
+        return values
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(self.denoised(batch, "noise"))
@@ -73,7 +97,6 @@ class DenoisedFineTuning(Objective):
 
     @torch.no_grad()
     def denoised(self, batch: Batch, stream: str) -> Images:
-        noisy = batch.images + self.sigma * noise_of(batch, stream)
-        return self.denoise(
-            noisy, self.sigma, lambda step: noise_of(batch, f"{stream}-denoiser-{step}")
-        )
+        sigma = self.settings.sigma
+        noisy = batch.images + sigma * noise_of(batch, stream)
+        return self.denoise(noisy, sigma, lambda step: noise_of(batch, f"{stream}-denoiser-{step}"))

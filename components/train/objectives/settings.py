@@ -1,7 +1,8 @@
 """Settings of the training objectives: what the loss is computed on, and how."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from annotated_types import Ge, Le
 
@@ -18,12 +19,63 @@ from components.core.settings import (
 )
 from components.core.user_code import UserEntry
 from components.denoising.settings import DenoiserName
+from components.train.schedules import epsilon_at
+
+if TYPE_CHECKING:
+    from components.train.settings import TrainSettings
 
 Epochs = Annotated[int, Ge(0)]
 
 
+class TrainingObjectiveSettings(Settings):
+    """Base of all objectives' settings: what other parts of a recipe may ask of an objective.
+
+    Every question has a default answer, that of an objective without the feature.
+    """
+
+    __slots__ = ()
+
+    @property
+    def attack_eps(self) -> float | None:
+        """Final epsilon of the training attack; None: images are not attacked."""
+        return None
+
+    @property
+    def attack_warmup_epochs(self) -> int:
+        """Epochs until the training attack has its final epsilon."""
+        return 0
+
+    @property
+    def noise_sigma(self) -> float | None:
+        """Standard deviation of the Gaussian noise that a classifier is trained on."""
+        return None
+
+    @property
+    def is_denoiser(self) -> bool:
+        """Whether the model estimates images instead of classifying them."""
+        return False
+
+    @property
+    def denoiser_name(self) -> str | None:
+        """The denoiser in front of the trained classifier."""
+        return None
+
+    @property
+    def scales_attention(self) -> bool:
+        """Whether training needs a network with attention modules that can be scaled."""
+        return False
+
+    def trained_ablation(self) -> tuple[str, int] | None:
+        """The kind of certificate and the visible side in pixels that the model is trained for."""
+        return None
+
+    def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
+        """Values of the train section that do not fit this objective."""
+        return iter(())
+
+
 @settings
-class StandardSettings(Settings):
+class StandardSettings(TrainingObjectiveSettings):
     """Cross-entropy, or binary cross-entropy per class, on clean images."""
 
     kind: Literal["standard"] = "standard"
@@ -58,7 +110,7 @@ class AasTrainingSettings(Settings):
 
 
 @settings
-class AdversarialSettings(Settings):
+class AdversarialSettings(TrainingObjectiveSettings):
     """What objectives with a training attack share."""
 
     kind: str
@@ -82,6 +134,39 @@ class AdversarialSettings(Settings):
         if self.eps_zero_epochs and self.eps_zero_epochs >= self.eps_warmup_epochs:
             remedy = f"leaves no room in eps_warmup_epochs: {self.eps_warmup_epochs}"
             yield Problem("eps_zero_epochs", self.eps_zero_epochs, remedy)
+
+    @property
+    def attack_eps(self) -> float:
+        return self.eps
+
+    @property
+    def attack_warmup_epochs(self) -> int:
+        return self.eps_warmup_epochs
+
+    @property
+    def scales_attention(self) -> bool:
+        return self.aas is not None
+
+    def eps_at(self, epoch: float) -> float:
+        """Epsilon after so many epochs, a fraction of one included."""
+        return epsilon_at(
+            epoch,
+            final=self.eps,
+            warmup_epochs=self.eps_warmup_epochs,
+            zero_epochs=self.eps_zero_epochs,
+            shape=self.eps_shape,
+        )
+
+    def without_warmup(self, eps: float) -> Self:
+        """The same settings with another epsilon that holds from the first step on."""
+        return replace(self, eps=eps, eps_warmup_epochs=0, eps_zero_epochs=0, eps_per="epoch")
+
+    def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
+        if self.awp and train.micro_batch is not None:
+            remedy = "cannot be combined with awp, whose step belongs to the whole batch"
+            yield Problem("micro_batch", train.micro_batch, remedy)
+        if self.awp and train.precision == "fp16":
+            yield Problem("precision", "fp16", "loses the gradients that awp follows; use bf16")
 
 
 @settings
@@ -127,20 +212,36 @@ class MartSettings(AdversarialSettings):
     beta: NonNegative = 6.0
     passes: Literal["auto", "joint", "separate"] = "auto"
 
+    def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
+        soft = "makes soft labels, which mart cannot weigh"
+        if train.augment.mixes:
+            yield Problem("augment", "", f"{soft}; turn mixup and cutmix off")
+        if train.label_smoothing:
+            yield Problem("label_smoothing", f"{train.label_smoothing:g}", f"{soft}; leave it out")
+        yield from AdversarialSettings.training_problems(self, train)
+
 
 @settings
-class ColumnsTrainingSettings(Settings):
+class ColumnsTrainingSettings(TrainingObjectiveSettings):
     """Training on column ablations (Salman et al. 2022, sec. 2)."""
 
     kind: Literal["columns"] = "columns"
     band: Count
+
+    @property
+    def ablation(self) -> "AblationTrainingSettings":
+        """The same training as the general objective names it."""
+        return AblationTrainingSettings(shape="column", size=self.band, position="batch")
+
+    def trained_ablation(self) -> tuple[str, int]:
+        return self.ablation.trained_ablation()
 
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield "band", self.band
 
 
 @settings
-class AblationTrainingSettings(Settings):
+class AblationTrainingSettings(TrainingObjectiveSettings):
     """Training on ablations of any shape, at one place per batch or per image."""
 
     kind: Literal["ablation"] = "ablation"
@@ -149,20 +250,31 @@ class AblationTrainingSettings(Settings):
     """Pixels on the visible side."""
     position: Literal["batch", "image"] = "batch"
 
+    @property
+    def ablation(self) -> "AblationTrainingSettings":
+        return self
+
+    def trained_ablation(self) -> tuple[str, int]:
+        return f"{self.shape}s", self.size
+
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield "size", self.size
 
 
 @settings
-class GaussianTrainingSettings(Settings):
+class GaussianTrainingSettings(TrainingObjectiveSettings):
     """Training on Gaussian noise (Cohen et al. 2019, sec. 3.3)."""
 
     kind: Literal["gaussian"] = "gaussian"
     sigma: PositivePixels
 
+    @property
+    def noise_sigma(self) -> float:
+        return self.sigma
+
 
 @settings
-class DenoiserTrainingSettings(Settings):
+class DenoiserTrainingSettings(TrainingObjectiveSettings):
     """Noise prediction at the levels that certification will meet (Carlini et al. 2023, 5.2)."""
 
     kind: Literal["denoiser"] = "denoiser"
@@ -184,15 +296,36 @@ class DenoiserTrainingSettings(Settings):
         if self.range is not None and self.range[0] >= self.range[1]:
             yield Problem("range", list(self.range), "must rise, e.g. [0, 1.0]")
 
+    @property
+    def is_denoiser(self) -> bool:
+        return True
+
+    def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
+        if train.augment.mixes:
+            remedy = "mixes the images that a denoiser learns; turn mixup and cutmix off"
+            yield Problem("augment", "", remedy)
+
 
 @settings
-class DenoisedTrainingSettings(Settings):
+class DenoisedTrainingSettings(TrainingObjectiveSettings):
     """Cross-entropy on images that were noised and denoised (Carlini et al. 2023, 4.1)."""
 
     kind: Literal["denoised"] = "denoised"
     sigma: PositivePixels
     denoiser: DenoiserName
     """A model of this recipe, diffusers:PATH or model:PATH."""
+
+    @property
+    def noise_sigma(self) -> float:
+        return self.sigma
+
+    @property
+    def denoiser_name(self) -> str:
+        return self.denoiser
+
+
+class UserObjectiveSettings(UserEntry, TrainingObjectiveSettings):
+    """An objective of the user's own, `kind: python:file.py:Name`."""
 
 
 ObjectiveSettings = Annotated[
@@ -206,6 +339,6 @@ ObjectiveSettings = Annotated[
     | GaussianTrainingSettings
     | DenoiserTrainingSettings
     | DenoisedTrainingSettings
-    | UserEntry,
+    | UserObjectiveSettings,
     ByKind(),
 ]

@@ -1,31 +1,22 @@
 """Cross-entropy on clean images."""
 
-from dataclasses import dataclass
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from components.core.errors import CasemateError
 from components.core.types import Logits
 from components.data.augment.mixing import smoothed_targets
 from components.train.objectives.base import Batch, LossOut, Objective, cross_entropy
+from components.train.objectives.settings import StandardSettings
 
 
-@dataclass(frozen=True, slots=True)
 class Standard(Objective):
-    """Plain empirical risk, by softmax (`ce`) or by one yes-no question per class (`bce`)."""
+    """Empirical risk, by softmax (`ce`) or by one binary question per class (`bce`)."""
 
-    label_smoothing: float = 0.0
-    criterion: str = "ce"
-
-    def __post_init__(self) -> None:
-        if self.criterion not in ("ce", "bce"):
-            remedy = "is unknown; choose ce or bce"
-            raise CasemateError("train.objective.criterion", self.criterion, remedy)
+    settings: StandardSettings
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(batch.images)
-        measure = cross_entropy if self.criterion == "ce" else binary_cross_entropy
+        measure = cross_entropy if self.settings.criterion == "ce" else binary_cross_entropy
         loss = measure(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 

@@ -1,10 +1,8 @@
-"""TRADES: accuracy on clean images, traded for equal answers on attacked ones.
+"""TRADES: cross-entropy on clean images plus divergence of the predictions on attacked ones.
 
 Zhang et al. 2019, "Theoretically principled trade-off between robustness and accuracy", eq. 5:
 CE(z(x), y) + beta KL(p(x) || p(x')), where x' maximises the divergence inside the ball.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +12,10 @@ from components.attacks.gradients import attack_mode
 from components.attacks.losses import kl_divergence
 from components.core.types import Images, Logits
 from components.train.objectives.base import Batch, LossOut, cross_entropy
-from components.train.objectives.inner import (
-    AdversarialObjective,
-    InnerAttack,
-    check_choice,
-    has_batch_statistics,
-)
+from components.train.objectives.inner import AdversarialObjective, has_batch_statistics
+from components.train.objectives.settings import TradesSettings
 
 
-@dataclass(frozen=True, slots=True)
 class Trades(AdversarialObjective):
     """Gradients flow through both sides of the divergence, as in the published code.
 
@@ -31,13 +24,7 @@ class Trades(AdversarialObjective):
     statistics of their mixture.
     """
 
-    attack: InnerAttack
-    beta: float = 6.0
-    label_smoothing: float = 0.0
-    passes: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_choice("train.objective.passes", self.passes, ("auto", "joint", "separate"))
+    settings: TradesSettings
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
         if self.attack.eps_of(batch) == 0:
@@ -49,15 +36,16 @@ class Trades(AdversarialObjective):
     def outer_loss(
         self, wrapped: nn.Module, bare: nn.Module, batch: Batch, x_adv: Images
     ) -> LossOut:
-        if x_adv is batch.images:  # no budget yet: whatever differed would be dropout, not attack
+        if x_adv is batch.images:  # eps 0: any difference would come from dropout
             logits = wrapped(batch.images)
             loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
             return LossOut(loss, logits.detach(), logits.detach())
-        logits, adversarial = both_logits(wrapped, bare, batch.images, x_adv, passes=self.passes)
+        passes = self.settings.passes
+        logits, adversarial = both_logits(wrapped, bare, batch.images, x_adv, passes=passes)
         natural = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         divergence = item_divergences(logits, adversarial).mean()
         metrics = {"divergence": divergence.item()}
-        loss = natural + self.beta * divergence
+        loss = natural + self.settings.beta * divergence
         return LossOut(loss, logits.detach(), adversarial.detach(), metrics)
 
 

@@ -7,7 +7,7 @@ pipelines know: which models, how many items, where the work runs.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, Union, get_args
 
@@ -62,21 +62,21 @@ def _read_name(self: Named, source: Any, handler: Any) -> core_schema.CoreSchema
 def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
     members = get_args(source)
     known = tuple(m for m in members if not issubclass(m, UserEntry))
-    schema: core_schema.CoreSchema = handler.generate_schema(
-        _union(known, or_users=len(known) < len(members))
-    )
+    users_own = next((m for m in members if issubclass(m, UserEntry)), None)
+    schema: core_schema.CoreSchema = handler.generate_schema(_union(known, users_own))
     return schema
 
 
-def _union(members: tuple[Any, ...], *, or_users: bool) -> Any:
+def _union(members: tuple[Any, ...], users_own: type[UserEntry] | None) -> Any:
     """Settings told apart by their `kind`, which may also name code of the user's own."""
-    if or_users:
-        known = _union(members, or_users=False)
-        return Annotated[known, WrapValidator(_read_users_own), WrapSerializer(_write_users_own)]
-    return Annotated[Union[members], Field(discriminator=KIND)]  # noqa: UP007
+    known = Annotated[Union[members], Field(discriminator=KIND)]  # noqa: UP007
+    if users_own is None:
+        return known
+    read = WrapValidator(partial(_read_users_own, users_own))
+    return Annotated[known, read, WrapSerializer(_write_users_own)]
 
 
-def _read_users_own(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
+def _read_users_own(entry: type[UserEntry], value: Any, known: ValidatorFunctionWrapHandler) -> Any:
     """An entry of kind `python:...` by the settings class of its own; others as they are known."""
     if isinstance(value, UserEntry):
         return value
@@ -85,12 +85,12 @@ def _read_users_own(value: Any, known: ValidatorFunctionWrapHandler) -> Any:
         return known(value)
     given = {key: inner for key, inner in value.items() if key != KIND}
     if not user_code.is_trusted():
-        return UserEntry(kind=str(kind), settings=given)
+        return entry(kind=str(kind), settings=given)
     pinned = user_code.pinned(str(kind), field=KIND)
     own = user_code.settings_class(pinned, field=KIND)
     or_none: Any = own | None  # because an adapter of a bare dataclass takes no config
     adapter: TypeAdapter[Any] = TypeAdapter(or_none, config=Section.model_config)
-    return UserEntry(kind=pinned, settings=adapter.validate_python(given))
+    return entry(kind=pinned, settings=adapter.validate_python(given))
 
 
 def _write_users_own(value: Any, known: SerializerFunctionWrapHandler) -> Any:
@@ -123,9 +123,9 @@ class Section(BaseModel):
         return self
 
 
-def union_of(registry: Registry, *, or_users: bool = False) -> Any:
+def union_of(registry: Registry, *, users_own: type[UserEntry] | None = None) -> Any:
     """The type of a section of any kind that the registry knows, or of the user's own."""
-    return _union(registry.classes(), or_users=or_users)
+    return _union(registry.classes(), users_own)
 
 
 @cache

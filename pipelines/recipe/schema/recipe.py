@@ -14,11 +14,7 @@ from components.core.settings import Name
 from components.data.settings import DataSettings
 from components.denoising.settings import is_on_disk
 from components.models.settings import ModelSettings
-from components.train.objectives.settings import (
-    DenoisedTrainingSettings,
-    DenoiserTrainingSettings,
-    ObjectiveSettings,
-)
+from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.base import Section, union_of
@@ -91,18 +87,15 @@ class Recipe(Section):
         return (variant.model if variant else None) or self.model
 
     def denoisers(self) -> list[str]:
-        """The models that estimate images instead of telling classes apart."""
+        """The models that estimate images instead of classifying them."""
         if self.train is None:
             return []
-        made = [(name, self.objective_of(name)) for name in self.model_names()]
-        return [name for name, own in made if isinstance(own, DenoiserTrainingSettings)]
+        return [name for name in self.model_names() if self.objective_of(name).is_denoiser]
 
     def denoiser_of(self, model: str) -> str | None:
         """The model of this recipe that a model is trained behind, if there is one."""
-        own = self.objective_of(model)
-        if not isinstance(own, DenoisedTrainingSettings) or is_on_disk(own.denoiser):
-            return None
-        return own.denoiser
+        behind = self.objective_of(model).denoiser_name
+        return None if behind is None or is_on_disk(behind) else behind
 
     def certified_behind(self, section: CertificateSettings) -> str | None:
         """The model of this recipe that denoises for a certificate, if there is one."""

@@ -1,13 +1,15 @@
 """What every Ray Train worker runs.
 
 Rank 0 keeps `live.json` (finished epochs, position inside the running one) on the storage. Light to
-import: Ray's controller loads this module too, and would otherwise pay for torch and timm.
+import: Ray's controller loads this module too, without torch and timm.
 """
 
 import json
 import os
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 
     from components.train.session import Session
 
+JOB = "job"  # key of the only entry of the config: Ray passes mappings
 STATE = "state.pt"
-REGISTER = "checkpoint_manager_snapshot.json"  # Ray's list of checkpoints that a start goes on from
+REGISTER = "checkpoint_manager_snapshot.json"  # Ray's list of checkpoints to resume from
 
 
 def has_checkpoint(scratch: Path) -> bool:
-    """Whether a training goes on when it is started again: a written file alone is not enough."""
+    """Whether a restarted training resumes: Ray must have registered the written checkpoint."""
     for state in scratch.glob(f"train-*/checkpoint_*/{STATE}"):
         register = state.parents[1] / REGISTER
         if register.is_file() and state.parent.name in register.read_text():
@@ -31,7 +34,21 @@ def has_checkpoint(scratch: Path) -> bool:
     return False
 
 
-def train_loop(config: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """What a worker is told."""
+
+    recipe: dict[str, Any]  # resolved, with absolute paths
+    recipe_digest: str  # of the recipe as it was written
+    model: str
+    dataset: Path
+    live: Path  # what rank 0 reports while it trains
+    stopped: Path  # why training cannot go on; only then it exists
+    out: Path
+    num_threads: int
+
+
+def train_loop(config: Mapping[str, TrainJob]) -> None:
     """Train from the last checkpoint, or from the start, to the last epoch."""
     import ray.train
     import torch
@@ -44,17 +61,18 @@ def train_loop(config: dict[str, Any]) -> None:
     from components.train.session import TrainingStoppedError
     from components.train.sharding import shard
     from pipelines.recipe import load as recipes
-    from pipelines.stages.train.stage import make_session
+    from pipelines.stages.train.session import make_session
 
-    torch.set_num_threads(config["num_threads"])
-    recipe = recipes.parse(config["recipe"], source="recipe")
+    job = config[JOB]
+    torch.set_num_threads(job.num_threads)
+    recipe = recipes.parse(job.recipe, source="recipe")
     context = ray.train.get_context()
     worker = Worker(context.get_world_rank(), context.get_world_size())
     checkpoint = ray.train.get_checkpoint()
     session = make_session(
         recipe,
-        config["model"],
-        PreparedDataset.open(Path(config["dataset"])),
+        job.model,
+        PreparedDataset.open(job.dataset),
         worker=worker,
         wrap=shard if recipe.cluster.strategy == "fsdp" else prepare_model,
         device=get_device(),
@@ -64,10 +82,10 @@ def train_loop(config: dict[str, Any]) -> None:
     if checkpoint:
         with checkpoint.as_directory() as folder:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
-    live = _Live(Path(config["live"]), session) if worker.rank == 0 else None
+    live = LiveFile(job.live, session) if worker.rank == 0 else None
 
     def report() -> None:
-        """A checkpoint of all workers, who wait for each other; the first one writes it."""
+        """Checkpoint on all workers, which wait for each other; rank 0 writes it."""
         state = session.state()
         with tempfile.TemporaryDirectory() as folder:
             saved = None
@@ -85,17 +103,16 @@ def train_loop(config: dict[str, Any]) -> None:
             )
         except TrainingStoppedError as error:
             if live:
-                write_text(Path(config["stopped"]), json.dumps(error.args))
+                write_text(job.stopped, json.dumps(error.args))
             return  # not a failure: a restart would stop at the same step
         report()
         if live:
-            live.note()
+            live.update()
     final = session.final_model()
     if live:
-        out = Path(config["out"])
-        save_model(out / "model", final, recipe_digest=config["recipe_digest"])
+        save_model(job.out / "model", final, recipe_digest=job.recipe_digest)
         history = {"rows": session.history, "selected_epoch": session.selected_epoch}
-        write_text(out / "history.json", json.dumps(history))
+        write_text(job.out / "history.json", json.dumps(history))
 
 
 def _all_reduce(sums: "torch.Tensor") -> "torch.Tensor":
@@ -108,24 +125,24 @@ def _all_reduce(sums: "torch.Tensor") -> "torch.Tensor":
     return sums.cpu()
 
 
-class _Live:
-    """Rank 0's public diary: replaced whole, at most about once a second."""
+class LiveFile:
+    """`live.json` of rank 0: replaced as a whole, at most about once a second."""
 
     def __init__(self, path: Path, session: "Session") -> None:
         self.path, self.session = path, session
         self.since = time.monotonic(), session.num_done  # when and where steps began to count
-        self.note()
+        self.update()
 
-    def step(self, step: int, steps: int) -> None:
+    def step(self, step: int, num_steps: int) -> None:
         if time.monotonic() - self.last > 1:
-            self.note()
+            self.update()
 
-    def note(self) -> None:
+    def update(self) -> None:
         session, self.last = self.session, time.monotonic()
-        if session.num_done == 0:  # between epochs; validation is no part of a step's time
+        if session.num_done == 0:  # between epochs; validation does not count as time of a step
             self.since = self.last, 0
         began, first = self.since
-        images = (session.num_done - first) * session.settings.batch_size
+        images = (session.num_done - first) * session.plan.train.batch_size
         speed = round(images / (self.last - began), 1) if images else None
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
         running = session.running() | {"images_per_second": speed}

@@ -16,7 +16,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import total_cpus
 from pipelines.stages.tune.schedulers import scheduler
 from pipelines.stages.tune.snapshot import Snapshots, unpack
-from pipelines.stages.tune.worker import EPOCHS, MISTAKE, SCORE, trial
+from pipelines.stages.tune.worker import EPOCHS, MISTAKE, SCORE, TrialJob, trial
 
 
 class Ending(tune.Stopper):  # type: ignore[misc]
@@ -82,17 +82,17 @@ def _new_tuner(
     if points is not None:
         numbered = [{"trial": i, "values": values} for i, values in enumerate(points)]
         listed = {"point": tune.grid_search(numbered)}
+    job = TrialJob(
+        recipe=build.with_absolute_paths(recipe).resolved(),
+        dataset=dataset,
+        num_threads=cluster.cpus_per_train_worker,
+        device=build.actor_device(cluster),
+    )
     pbt, stops = section.scheduler.kind == "pbt", scheduler(recipe, epochs=epochs)
     at_once = max(1, total_cpus() // cluster.cpus_per_train_worker)
     return tune.Tuner(
         trainable,
-        param_space={
-            **listed,
-            "recipe": build.on_this_machine(recipe).resolved(),
-            "dataset": str(dataset),
-            "num_threads": cluster.cpus_per_train_worker,
-            "device": build.actor_device(cluster),
-        },
+        param_space={**listed, "job": job},
         tune_config=tune.TuneConfig(
             metric=SCORE,
             mode="max",

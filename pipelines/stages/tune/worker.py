@@ -1,8 +1,9 @@
 """One trial: the recipe with other values, trained in one process from its last checkpoint."""
 
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from ray import tune
@@ -12,12 +13,12 @@ from components.core.types import Labels
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch
-from components.train.session import Session, TrainingStoppedError
-from components.train.validation import TrainingAttack, ValidationAttack
+from components.train.session import Row, Session, TrainingStoppedError
+from components.train.validation import AttackPredictions
 from pipelines.recipe import load as recipes
 from pipelines.recipe.schema.recipe import MAIN
-from pipelines.recipe.trials import trial_recipe, tuned
-from pipelines.stages.train.stage import make_session
+from pipelines.recipe.trials import Values, trial_recipe, tuned
+from pipelines.stages.train.session import make_session
 from pipelines.stages.train.worker import STATE
 
 EPOCHS, SCORE = "epochs", "score"  # what schedulers and searches look at
@@ -26,91 +27,128 @@ LOGGED = ("loss", "train_accuracy", "val_accuracy", "val_robust_accuracy", "lr",
 
 
 class RecordedAttack:
-    """An attack that remembers which items of the last pass stood it, as a text of 0 and 1.
+    """An attack that records which items of the last pass were robust, as a string of 0 and 1.
 
     Trials attack the same items, so their differences can be judged item by item.
     """
 
-    def __init__(self, attack: ValidationAttack | TrainingAttack) -> None:
-        self.attack, self.standing = attack, ""
+    def __init__(self, attack: AttackPredictions) -> None:
+        self.attack, self.robust = attack, ""
 
     def predictions(self, model: PixelModel, batch: Batch) -> Labels:
-        """The classes that the attack leaves. Batches of a pass come in order, from step 0."""
+        """Classes of the attacked images. Batches of a pass come in order, from step 0."""
         found = self.attack.predictions(model, batch)
         verdicts = "".join("01"[right] for right in (found == batch.labels).tolist())
-        self.standing = (self.standing if batch.step else "") + verdicts
+        self.robust = (self.robust if batch.step else "") + verdicts
         return found
 
 
-def trial(config: dict[str, Any]) -> None:
-    """What Ray runs. A user's mistake is reported: as an error it would be tried again."""
+class Point(TypedDict):
+    """The number of a trial and the recipe values that it tries."""
+
+    trial: int
+    values: Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialJob:
+    """What all trials of a search are told."""
+
+    recipe: dict[str, Any]  # resolved, with absolute paths
+    dataset: Path
+    num_threads: int
+    device: str
+
+
+class TrialConfig(TypedDict):
+    """Config of a trial: Ray passes mappings, and schedulers change the point."""
+
+    job: TrialJob
+    point: Point
+
+
+def trial(config: TrialConfig) -> None:
+    """What Ray runs. A user's mistake is reported: Ray would retry after an error."""
     try:
-        train(config)
+        train(config["job"], config["point"]["values"])
     except CasemateError as error:
         mistake = [error.key, str(error.value), error.remedy]
         tune.report({EPOCHS: 0, SCORE: 0.0, MISTAKE: mistake})
 
 
-def train(config: dict[str, Any]) -> None:
+def train(job: TrialJob, values: Values) -> None:
     """Train to the last epoch; every epoch is a report with its checkpoint.
 
     The checkpoint knows which values trained which epochs: a scheduler that copies trials and
     changes their values leaves a schedule, and it is read from there.
     """
-    torch.set_num_threads(config["num_threads"])
-    base = recipes.parse(config["recipe"], source="recipe")
-    values, section = config["point"]["values"], tuned(base)
-    dataset = PreparedDataset.open(Path(config["dataset"]))
-    data = dataset.load("train", limit=section.train_items)
+    torch.set_num_threads(job.num_threads)
+    base = recipes.parse(job.recipe, source="recipe")
+    section, dataset = tuned(base), PreparedDataset.open(job.dataset)
     saved = saved_state(tune.get_checkpoint())
     session = make_session(
         trial_recipe(base, values),
         MAIN,
         dataset,
-        train=data,
-        device=torch.device(config["device"]),
+        train=dataset.load("train", limit=section.train_items),
+        device=torch.device(job.device),
         fresh=saved is None,
     )
     recorded = RecordedAttack(session.val_attack) if session.val_attack else None
-    session.val_attack = recorded or session.val_attack  # type: ignore[assignment]
-    schedule: list[dict[str, Any]] = []
-    standing = ""  # of the epoch that is kept
+    session.val_attack = recorded
+    lineage = Lineage()
     if saved:
-        schedule, standing = saved.pop("schedule"), saved.pop("standing")
+        lineage = Lineage(saved.pop("schedule"), saved.pop("standing"))
         continue_with_own_settings(session, saved)
-    if not schedule or schedule[-1]["values"] != values:
-        schedule.append({"epoch": session.next_epoch, "values": values})
+    lineage.note_values(session.next_epoch, values)
     while not session.finished:
         try:
             row = session.run_epoch()
-        except TrainingStoppedError as error:  # a result, too: started again it would stop again
+        except TrainingStoppedError as error:  # a result, too: a restart would stop again
             tune.report({EPOCHS: session.next_epoch, SCORE: 0.0, "stopped": str(error)})
             return
-        kept = session.history[session.selected_epoch]
-        if recorded and kept is session.history[-1]:
-            standing = recorded.standing
-        report = {
-            **row,
-            EPOCHS: session.next_epoch,
-            SCORE: kept[section.metric],
-            "kept": kept,
-            "finished": session.finished,
-            "standing": standing,
-            "schedule": schedule,
-            # All epochs: Ray copies its own log of a trial to the storage later than its state.
-            "history": [{key: done[key] for key in LOGGED} for done in session.history],
-        }
-        with tempfile.TemporaryDirectory() as folder:
-            lineage = {"schedule": schedule, "standing": standing}
-            torch.save(session.state() | lineage, Path(folder) / STATE)
-            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+        if recorded and session.selected_epoch == session.next_epoch - 1:
+            lineage.robust = recorded.robust
+        _report(session, row, lineage, metric=section.metric)
+
+
+@dataclass(slots=True)
+class Lineage:
+    """What a trial keeps besides its session; its keys in checkpoints are those of `state`."""
+
+    schedule: list[dict[str, Any]] = field(default_factory=list)  # since which epoch which values
+    robust: str = ""  # per attacked item, of the epoch that is kept
+
+    def note_values(self, epoch: int, values: Values) -> None:
+        if not self.schedule or self.schedule[-1]["values"] != values:
+            self.schedule.append({"epoch": epoch, "values": values})
+
+    def state(self) -> dict[str, Any]:
+        return {"schedule": self.schedule, "standing": self.robust}
+
+
+def _report(session: Session, row: Row, lineage: Lineage, *, metric: str) -> None:
+    kept = session.history[session.selected_epoch]
+    report = {
+        **row,
+        EPOCHS: session.next_epoch,
+        SCORE: kept[metric],
+        "kept": kept,
+        "finished": session.finished,
+        **lineage.state(),
+        # All epochs: Ray copies its own log of a trial to the storage later than its state.
+        "history": [{key: done[key] for key in LOGGED} for done in session.history],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(session.state() | lineage.state(), Path(folder) / STATE)
+        tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
 def saved_state(checkpoint: tune.Checkpoint | None) -> dict[str, Any] | None:
-    """The state to go on from.
+    """The state to resume from; None: train from the start.
 
-    None: from the start. A kill right after Ray removed an old checkpoint leaves a search that
-    still names it; that trial is trained again, with the same result.
+    A kill right after Ray removed an old checkpoint leaves a search that still names it; that
+    trial is trained again, with the same result.
     """
     if checkpoint is None:
         return None

@@ -13,13 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 from components.data.augment import Augmentation, Mixing
 from components.data.augment.draws import Draws
+from components.data.settings import AugmentSettings
 
 SIDE = 12
-PAD = Augmentation(SIDE, crop="pad", pad=2, flip=True)
+PAD = Augmentation(size=SIDE, crop="pad", pad=2, flip=True)
 HEAVY = Augmentation(
-    SIDE,
+    size=SIDE,
     crop="resized",
     flip=True,
     rand_augment="rand-m9-mstd0.5-inc1",
@@ -76,7 +78,9 @@ def test_every_part_of_the_address_matters(other):
 
 def test_every_pad_crop_is_one_allowed_crop_or_mirror():
     images, ids = make_batch(60, channels=2, side=6)
-    result = Augmentation(6, crop="pad", pad=2, flip=True).apply(images, ids, run_seed=3, epoch=1)
+    result = Augmentation(size=6, crop="pad", pad=2, flip=True).apply(
+        images, ids, run_seed=3, epoch=1
+    )
     found = set()
     for image, changed in zip(images.numpy(), (result * 255).round().numpy(), strict=True):
         framed = np.pad(image, ((0, 0), (2, 2), (2, 2)))
@@ -104,7 +108,7 @@ def test_pad_crop_and_flip_are_pinned():
 
 def test_the_default_is_the_stored_image():
     images, ids = make_batch(4)
-    result = Augmentation(SIDE).apply(images, ids, run_seed=0, epoch=0)
+    result = Augmentation(size=SIDE).apply(images, ids, run_seed=0, epoch=0)
     assert torch.equal(result, images.to(torch.float32) / 255)
     assert result.dtype == torch.float32
 
@@ -166,7 +170,11 @@ def test_threads_do_not_disturb_each_other():
 def test_input_is_left_alone():
     images, ids = make_batch(8)
     before = images.clone()
-    for augmentation in (PAD, HEAVY, Augmentation(SIDE, rand_augment="rand-m9", erase_prob=1.0)):
+    for augmentation in (
+        PAD,
+        HEAVY,
+        Augmentation(size=SIDE, rand_augment="rand-m9", erase_prob=1.0),
+    ):
         augmentation.apply(images, ids, run_seed=3, epoch=1)
         assert torch.equal(images, before)
 
@@ -178,7 +186,7 @@ def test_input_is_left_alone():
 def test_all_sixteen_combinations_differ_and_stay_in_range(channels):
     images, ids = make_batch(24, channels=channels, side=16)  # 12 pairs: both kinds of mixing
     labels = torch.arange(24) % 5
-    basic = Augmentation(SIDE, crop="resized", flip=True)
+    basic = Augmentation(size=SIDE, crop="resized", flip=True)
     seen = set()
     for mixup, cutmix, rand, erasing in itertools.product((False, True), repeat=4):
         chosen = replace(
@@ -186,7 +194,9 @@ def test_all_sixteen_combinations_differ_and_stay_in_range(channels):
         )
         result = chosen.apply(images, ids, run_seed=3, epoch=1)
         if mixup or cutmix:
-            mixing = Mixing(0.8 * mixup, 1.0 * cutmix, switch_prob=0.5, mode="pair")
+            mixing = Mixing(
+                AugmentSettings(mixup=0.8 * mixup, cutmix=1.0 * cutmix, mix_mode="pair")
+            )
             result, targets = mixing.apply(
                 result,
                 labels,
@@ -220,8 +230,10 @@ def test_switching_a_part_on_leaves_the_draws_of_the_others():
 
 def test_first_copies_are_only_framed_and_all_copies_share_the_framing():
     images, ids = make_batch(6, side=16)
-    split = replace(HEAVY, clean_first=True, rotation=0, jitter=0, rand_augment=None)
-    framed = Augmentation(SIDE, crop="resized", flip=True).apply(images, ids, run_seed=3, epoch=1)
+    split = replace(HEAVY, clean_copy=True, copies=3, rotation=0, jitter=0, rand_augment=None)
+    framed = Augmentation(size=SIDE, crop="resized", flip=True).apply(
+        images, ids, run_seed=3, epoch=1
+    )
     copies = [split.apply(images, ids, run_seed=3, epoch=1, repeats=[k] * 6) for k in range(3)]
     assert torch.equal(copies[0], framed)
     untouched = [(copy == framed).flatten(1).float().mean(dim=1) for copy in copies[1:]]
@@ -238,17 +250,19 @@ def test_first_copies_are_only_framed_and_all_copies_share_the_framing():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"crop": "random"}, "train.augment.crop: random is not one of"),
-        ({"crop": "pad"}, "train.augment.pad: 0 goes with crop=pad"),
-        ({"pad": 4}, "train.augment.pad: 4 goes with crop=pad"),
-        ({"scale": (1.0, 0.5)}, "train.augment.scale"),
-        ({"ratio": (0.0, 1.0)}, "train.augment.ratio"),
-        ({"interpolation": "nearest"}, "train.augment.interpolation"),
-        ({"jitter": -0.1}, "train.augment.jitter"),
-        ({"rotation": 270}, "train.augment.rotation"),
-        ({"erase_prob": 1.5}, "train.augment.erase_prob"),
-        ({"erase_area": (0.5, 2.0)}, "train.augment.erase_area"),
-        ({"fill": (1, 2)}, "train.augment.fill"),
+        ({"size": 0}, "size: 0 must be at least 1"),
+        ({"crop": "random"}, "crop: random is unknown; choose one of none, pad, resized"),
+        ({"crop": "pad"}, "pad: 0 goes with crop: pad"),
+        ({"pad": 4}, "pad: 4 goes with crop: pad"),
+        ({"scale": (1.0, 0.5)}, "scale: "),
+        ({"ratio": (0.0, 1.0)}, "ratio: "),
+        ({"interpolation": "nearest"}, "interpolation: nearest"),
+        ({"jitter": -0.1}, "jitter: -0.1"),
+        ({"rotation": 270}, "rotation: 270"),
+        ({"erase_prob": 1.5}, "erase_prob: 1.5"),
+        ({"erase_area": (0.5, 2.0)}, "erase_area: "),
+        ({"erase_area": (0.5, 0.2)}, "erase_area: .* small and large"),
+        ({"fill": (1, 2)}, "fill: .* one value or three"),
         ({"rand_augment": "rand-m9.5"}, "rand-m9.5 is not a RandAugment setting"),
         ({"rand_augment": "augmix-m3"}, "is not a RandAugment setting"),
         ({"rand_augment": "rand-m9-tnone"}, "is not a RandAugment setting"),
@@ -258,8 +272,8 @@ def test_first_copies_are_only_framed_and_all_copies_share_the_framing():
     ],
 )
 def test_wrong_settings_name_their_key(wrong, message):
-    with pytest.raises(CasemateError, match=message):
-        Augmentation(SIDE, **wrong)
+    with pytest.raises((SettingError, CasemateError), match=message):
+        Augmentation(**{"size": SIDE, **wrong})
 
 
 def test_a_crop_that_cannot_reach_the_size_is_refused():
@@ -276,8 +290,8 @@ def test_wrong_calls_are_refused():
         PAD.apply(images, ids, run_seed=0, epoch=0, repeats=[1])
     with pytest.raises(ValueError, match="not uint8"):
         PAD.apply(images / 255, ids, run_seed=0, epoch=0)
-    with pytest.raises(ValueError, match="clean_first needs"):
-        replace(PAD, clean_first=True).apply(images, ids, run_seed=0, epoch=0)
+    with pytest.raises(ValueError, match="clean_copy needs"):
+        replace(PAD, clean_copy=True, copies=2).apply(images, ids, run_seed=0, epoch=0)
     with pytest.raises(ValueError, match="1 or 3 channels, not 2"):
         HEAVY.apply(images[:, :2], ids, run_seed=0, epoch=0)
     with pytest.raises(CasemateError, match=r"train\.augmentation\.fill.* 1 channel"):
@@ -287,7 +301,9 @@ def test_wrong_calls_are_refused():
 @pytest.mark.parametrize("setting", ["rand-n15-tweights", "rand-n14-t3aw", "rand-n20-t3a"])
 def test_as_many_operations_as_can_be_drawn_work(setting):
     images, ids = make_batch(2)
-    augmented = Augmentation(SIDE, rand_augment=setting).apply(images, ids, run_seed=0, epoch=0)
+    augmented = Augmentation(size=SIDE, rand_augment=setting).apply(
+        images, ids, run_seed=0, epoch=0
+    )
     assert augmented.shape == (2, 3, SIDE, SIDE)
 
 

@@ -77,9 +77,9 @@ def test_a_model_folder_is_named_from_anywhere(parent, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for start in ("parent", "./parent", "~/parent", parent):
-        placed = build.on_this_machine(recipe(start))
+        placed = build.with_absolute_paths(recipe(start))
         assert Path(placed.model.pretrained) == parent
-    assert build.on_this_machine(recipe("timm")).model.pretrained == "timm"
+    assert build.with_absolute_paths(recipe("timm")).model.pretrained == "timm"
     prints = {plan(recipe(start), tmp_path)[1].fingerprint for start in ("parent", "~/parent")}
     assert len(prints) == 1
     used = loads("name: x\ndata: {source: digits}\nmodel: {pretrained: ./parent}\n", source="x")

@@ -15,7 +15,7 @@ from components.train.objectives.settings import DenoiserTrainingSettings
 from pipelines.recipe import build
 from pipelines.recipe.denoisers import diffusion
 from pipelines.recipe.load import parse
-from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.session import make_session
 from pipelines.stages.train.steps import model_identity
 
 UNET = {
@@ -48,7 +48,7 @@ def recipe_of(start, *, objective=None, **model):
 
 def test_training_starts_from_the_weights_of_the_folder(folder, prepared):
     dataset = PreparedDataset.open(prepared)
-    recipe = build.on_this_machine(recipe_of(f"diffusers:{folder}"))
+    recipe = build.with_absolute_paths(recipe_of(f"diffusers:{folder}"))
     session = make_session(recipe, "cleaner", dataset)
     assert isinstance(session.model.net, TimedUNet)
     theirs = UNet2DModel.from_pretrained(folder / "unet").state_dict()
@@ -79,7 +79,9 @@ def test_training_can_take_the_schedule_of_the_folder(scheduler, folder, prepare
         start_with(folder, tmp_path, scheduler),
         objective={"schedule": "pretrained", "num_timesteps": 4000, "range": [0.05, 0.1]},
     )
-    session = make_session(build.on_this_machine(recipe), "cleaner", PreparedDataset.open(prepared))
+    session = make_session(
+        build.with_absolute_paths(recipe), "cleaner", PreparedDataset.open(prepared)
+    )
     betas = DDPMScheduler(**SCHEDULERS[scheduler]).betas.double().numpy()
     assert (session.objective.diffusion.schedule.betas == betas).all()
     save_model(tmp_path / "model", session.model, recipe_digest="none")

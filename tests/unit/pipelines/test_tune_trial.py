@@ -58,13 +58,10 @@ def run(prepared, tmp_path):
             if stop == len(reports):
                 raise KeyboardInterrupt
 
-        config = {
-            "recipe": recipe.resolved(),
-            "dataset": str(prepared),
-            "num_threads": 1,
-            "device": "cpu",
-            "point": {"trial": 0, "values": values},
-        }
+        job = tune_trial.TrialJob(
+            recipe=recipe.resolved(), dataset=prepared, num_threads=1, device="cpu"
+        )
+        config = {"job": job, "point": {"trial": 0, "values": values}}
         start = checkpoint and tune_trial.tune.Checkpoint.from_directory(str(checkpoint))
         with (
             mock.patch.object(tune_trial.tune, "report", report),
@@ -126,10 +123,10 @@ def test_a_trial_that_keeps_its_best_epoch_is_judged_by_it(run):
 
 
 def test_a_trial_without_attacks_keeps_its_best_clean_epoch(run):
-    """An untrained network stands an attack better than a plainly trained one."""
+    """An untrained network can have a higher robust accuracy than one trained without attacks."""
     clean, robust = iter([0.2, 0.9, 0.8]), iter([0.5, 0.25, 0.0])
     with (
-        mock.patch.object(session, "validation_accuracy", side_effect=lambda *a, **k: next(clean)),
+        mock.patch.object(session, "validation_score", side_effect=lambda *a, **k: next(clean)),
         mock.patch.object(session, "robust_accuracy", side_effect=lambda *a, **k: next(robust)),
     ):
         rows = run({DECAY: 0.1}, select="best", objective={"kind": "standard"}, val_eps=0.1)
@@ -169,6 +166,6 @@ def test_a_recording_starts_anew_with_every_pass(prepared):
         ids = tuple(data.item_ids[i] for i in rows)
         recorded.attack = wrong if step == 1 else right
         recorded.predictions(None, Batch(data.pixels(rows), labels[rows], ids, 0, 0, step))
-    assert recorded.standing == "110011"
+    assert recorded.robust == "110011"
     recorded.predictions(None, Batch(data.pixels([0]), labels[[0]], data.item_ids[:1], 0, 0, 0))
-    assert recorded.standing == "1"
+    assert recorded.robust == "1"

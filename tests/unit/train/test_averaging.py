@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from components.core.errors import CasemateError
-from components.train.averaging import AverageSettings, WeightAverage
+from components.train.averaging import WeightAverage, weight_average
 from components.train.selection import Selection
 from components.train.session import initial_model
+from components.train.settings import EmaSettings, SwaSettings, TrainSettings
 
 
 def bias_at(model, value: float) -> None:
@@ -21,7 +22,7 @@ def averaged_bias(average: WeightAverage) -> float:
 
 def test_an_exponential_average_by_hand(toy_spec):
     model = initial_model(toy_spec, seed=0)
-    average = WeightAverage(model, AverageSettings("ema", decay=0.75))
+    average = weight_average(model, EmaSettings(decay=0.75))
     assert average.model is None  # nothing was averaged: the model itself is evaluated
     for value in (1.0, 2.0, 4.0):
         bias_at(model, value)
@@ -35,7 +36,7 @@ def test_an_exponential_average_by_hand(toy_spec):
 
 def test_a_plain_average_over_late_epochs(toy_spec):
     model = initial_model(toy_spec, seed=0)
-    average = WeightAverage(model, AverageSettings("swa", start_epoch=1))
+    average = weight_average(model, SwaSettings(start_epoch=1))
     for epoch, value in enumerate((100.0, 1.0, 2.0, 6.0)):
         bias_at(model, value)
         average.after_step(model)  # steps do not count
@@ -47,17 +48,17 @@ def test_a_plain_average_over_late_epochs(toy_spec):
 def test_statistics_of_batch_normalisation_are_copied(toy_spec):
     model = initial_model(toy_spec, seed=0)
     model.net.extra = nn.BatchNorm1d(2)
-    average = WeightAverage(model, AverageSettings("ema", decay=0.9))
+    average = weight_average(model, EmaSettings(decay=0.9))
     for value in (1.0, 3.0):
         model.net.extra.running_mean.fill_(value)
         average.after_step(model)
     assert average.model.net.extra.running_mean.tolist() == [3.0, 3.0]
     with pytest.raises(CasemateError, match="does not fit batch normalisation; use ema"):
-        WeightAverage(model, AverageSettings("swa"))
+        weight_average(model, SwaSettings())
 
 
 def test_the_first_of_equally_good_epochs_is_kept():
-    model, selection = nn.Linear(1, 1), Selection("best", patience=2)
+    model, selection = nn.Linear(1, 1), Selection(TrainSettings(select="best", patience=2))
     given_up = []
     for epoch, value in enumerate((0.3, 0.5, 0.5, 0.4)):
         with torch.no_grad():
@@ -70,11 +71,9 @@ def test_the_first_of_equally_good_epochs_is_kept():
 
 
 def test_without_a_choice_nothing_is_kept():
-    selection = Selection()
+    selection = Selection(TrainSettings())
     assert not selection.is_on
-    assert Selection(patience=3).is_on
+    assert Selection(TrainSettings(patience=3)).is_on
     selection.consider(0.5, 0, nn.Linear(1, 1))
     assert selection.best_weights is None
     assert not selection.given_up(100)
-    with pytest.raises(CasemateError, match="choose last or best"):
-        Selection("first")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from components.core.errors import CasemateError
+from components.denoising import settings as denoising
 from components.denoising.loading import DIFFUSERS, OURS, load_denoiser, save_diffusers
 from components.models.checkpoint import load_model, save_model
 from components.models.zoo import DENOISERS
@@ -16,8 +17,7 @@ from components.train.objectives.noise import DenoisedFineTuning
 from pipelines.flow.plan import plan
 from pipelines.recipe import build
 from pipelines.recipe.load import loads, with_values
-from pipelines.recipe.schema import denoise
-from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.session import make_session, objective_of
 
 TEXT = """
 name: toy
@@ -110,7 +110,7 @@ def test_an_interrupted_denoiser_goes_on_as_if_nothing_had_been(toy):
 
 def test_a_classifier_is_tuned_behind_the_denoiser_of_its_recipe(trained, toy):
     folder, _ = trained
-    placed = build.on_this_machine(recipe_of(), {"train.clean": folder})
+    placed = build.with_absolute_paths(recipe_of(), {"train.clean": folder})
     session = make_session(placed, "main", toy)
     assert isinstance(session.objective, DenoisedFineTuning)
     row = session.run_epoch()
@@ -119,10 +119,10 @@ def test_a_classifier_is_tuned_behind_the_denoiser_of_its_recipe(trained, toy):
     digest = json.loads((folder / "model" / "model.json").read_text())["digest"]
     assert spec.trained_for["denoiser"] == digest  # no place on this machine
     with pytest.raises(CasemateError, match=r"denoiser: clean is not trained yet"):
-        build.objective(recipe_of(), "main")
+        objective_of(recipe_of(), "main")
     weak = with_values(placed, {"train.objective.sigma": 0.001})
     with pytest.raises(CasemateError, match=r"sigma: 0\.001 is outside the denoiser's schedule"):
-        build.objective(weak, "main")
+        objective_of(weak, "main")
 
 
 def test_the_plan_trains_denoisers_before_what_stands_behind_them(tmp_path):
@@ -155,13 +155,13 @@ def test_a_denoiser_on_disk_counts_by_its_content(trained, tmp_path):
 
 def test_paths_become_absolute(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    placed = build.on_this_machine(recipe_of("train.objective.denoiser=diffusers:here/it"))
+    placed = build.with_absolute_paths(recipe_of("train.objective.denoiser=diffusers:here/it"))
     assert placed.train.objective.denoiser == f"diffusers:{Path.cwd() / 'here/it'}"
 
 
 def test_words_are_the_same_in_both_rooms():
-    assert set(denoise.ARCHITECTURES) == set(DENOISERS)
-    assert set(denoise.SOURCES) == {OURS, DIFFUSERS}
+    assert set(denoising.ARCHITECTURES) == set(DENOISERS)
+    assert set(denoising.SOURCES) == {OURS, DIFFUSERS}
 
 
 @pytest.mark.parametrize(

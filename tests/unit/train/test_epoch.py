@@ -3,34 +3,41 @@
 import pytest
 import torch
 
-from components.data.augment import Augmentation, Mixing
-from components.train.epoch import EpochSettings, make_batch, train_epoch
+from components.data.settings import AugmentSettings
+from components.train.epoch import EpochPlan, make_batch, train_epoch
 from components.train.feed import Share, TrainingSet, Worker
+from components.train.objectives.settings import StandardSettings
 from components.train.objectives.standard import Standard
-from components.train.optim import OptimizerSettings
+from components.train.optim import make_optimizer
 from components.train.session import initial_model
+from components.train.settings import TrainSettings
 from components.train.tally import Tally
+
+STANDARD = Standard(StandardSettings(), label_smoothing=0.0)
 
 
 def share_of(index: list[int], copies: list[int] | None = None) -> Share:
     return Share(torch.tensor(index), torch.tensor(copies or [0] * len(index)))
 
 
-def batch_of(data: TrainingSet, share: Share, settings: EpochSettings, *, epoch: int = 0):
+def plan_of(*, epochs: int = 1, **changes) -> EpochPlan:
+    settings = TrainSettings(**{"batch_size": 8, "warmup_epochs": 0, **changes})
+    return EpochPlan(settings, seed=3, epochs=epochs, image_size=8)
+
+
+def batch_of(data: TrainingSet, share: Share, plan: EpochPlan, *, epoch: int = 0):
     cpu = torch.device("cpu")
-    return make_batch(
-        data, share, settings=settings, num_classes=2, epoch=epoch, step=0, device=cpu
-    )
+    return make_batch(data, share, plan=plan, num_classes=2, epoch=epoch, step=0, device=cpu)
 
 
 def test_mean_gradient_of_two_workers_is_the_gradient_of_one(toy_spec, train_split):
-    settings = EpochSettings(3, 1, 8, 1e-3, 0, 1.0)
+    plan = plan_of()
 
     def gradient(rank: int, world: int) -> torch.Tensor:
         model = initial_model(toy_spec, seed=0).double()
         data = TrainingSet(train_split)
-        share = next(settings.plan(data).shares(0, Worker(rank, world)))
-        batch = batch_of(data, share, settings)
+        share = next(plan.batches(data).shares(0, Worker(rank, world)))
+        batch = batch_of(data, share, plan)
         logits = model(batch.images.double())
         torch.nn.functional.cross_entropy(logits, batch.labels).backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -40,11 +47,10 @@ def test_mean_gradient_of_two_workers_is_the_gradient_of_one(toy_spec, train_spl
 
 
 def test_augmentation_follows_the_item(toy_spec, train_split):
-    augmentation = Augmentation(8, crop="pad", pad=2, flip=True)
-    settings = EpochSettings(3, 1, 8, 1e-3, 0, 1.0, augmentation)
+    plan = plan_of(augment=AugmentSettings(crop="pad", pad=2, flip=True))
 
     def pixels(index: list[int], epoch: int = 0) -> torch.Tensor:
-        batch = batch_of(TrainingSet(train_split), share_of(index), settings, epoch=epoch)
+        batch = batch_of(TrainingSet(train_split), share_of(index), plan, epoch=epoch)
         assert batch.item_ids == tuple(f"train-{i}" for i in index)
         return batch.images
 
@@ -53,20 +59,19 @@ def test_augmentation_follows_the_item(toy_spec, train_split):
 
 
 def test_copies_of_an_item_differ_and_carry_their_own_names(train_split):
-    augmentation = Augmentation(8, crop="pad", pad=2)
-    settings = EpochSettings(3, 1, 8, 1e-3, 0, 1.0, augmentation, num_copies=2)
-    batch = batch_of(TrainingSet(train_split), share_of([9, 4, 9], [0, 0, 1]), settings)
+    plan = plan_of(augment=AugmentSettings(crop="pad", pad=2, copies=2))
+    batch = batch_of(TrainingSet(train_split), share_of([9, 4, 9], [0, 0, 1]), plan)
     assert batch.item_ids == ("train-9", "train-4", "train-9#copy1")
     assert not torch.equal(batch.images[0], batch.images[2])
     assert batch.labels.tolist() == [1, 0, 1]
 
 
 def test_mixing_is_the_same_for_one_worker_and_for_two(train_split):
-    settings = EpochSettings(3, 1, 8, 1e-3, 0, 1.0, mixing=Mixing(), smoothing=0.1)
+    plan = plan_of(augment=AugmentSettings(mixup=0.8, cutmix=1.0), label_smoothing=0.1)
     data = TrainingSet(train_split)
-    plan = settings.plan(data)
-    whole = batch_of(data, next(plan.shares(0, Worker())), settings)
-    parts = [batch_of(data, next(plan.shares(0, Worker(rank, 2))), settings) for rank in (0, 1)]
+    planned = plan.batches(data)
+    whole = batch_of(data, next(planned.shares(0, Worker())), plan)
+    parts = [batch_of(data, next(planned.shares(0, Worker(rank, 2))), plan) for rank in (0, 1)]
     assert torch.equal(whole.images, torch.cat([part.images for part in parts]))
     assert torch.equal(whole.targets, torch.cat([part.targets for part in parts]))
     assert torch.allclose(whole.targets.sum(dim=1), torch.ones(8))
@@ -75,7 +80,7 @@ def test_mixing_is_the_same_for_one_worker_and_for_two(train_split):
 
 def test_biases_norms_and_position_do_not_decay(toy_spec):
     model = initial_model(toy_spec, seed=0)
-    optimizer = OptimizerSettings(weight_decay=0.3).make(model, learning_rate=1e-3)
+    optimizer = make_optimizer(model, TrainSettings(weight_decay=0.3))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decay = {
         names[id(parameter)]: group["weight_decay"]
@@ -92,15 +97,15 @@ def test_an_exploding_loss_stops_the_training(toy_spec, train_split):
     model = initial_model(toy_spec, seed=0)
     with torch.no_grad():
         model.net.head.bias.fill_(float("nan"))
-    settings = EpochSettings(3, 1, 8, 1e-3, 0, 1.0)
+    plan = plan_of()
     with pytest.raises(FloatingPointError, match="epoch 0"):
         train_epoch(
             model,
             model,
             TrainingSet(train_split),
-            Standard(),
-            settings.updater(model, OptimizerSettings()),
-            settings=settings,
+            STANDARD,
+            plan.updater(model),
+            plan=plan,
             epoch=0,
             worker=Worker(),
         )
@@ -108,8 +113,8 @@ def test_an_exploding_loss_stops_the_training(toy_spec, train_split):
 
 def test_sums_and_learning_rate_of_an_epoch(toy_spec, train_split):
     model = initial_model(toy_spec, seed=0)
-    settings = EpochSettings(3, 5, 8, 1e-3, 2, 1.0)
-    updater = settings.updater(model, OptimizerSettings())
+    plan = plan_of(epochs=5, warmup_epochs=2)
+    updater = plan.updater(model)
     steps, tally = [], Tally()
 
     def after_step(done):
@@ -120,9 +125,9 @@ def test_sums_and_learning_rate_of_an_epoch(toy_spec, train_split):
         model,
         model,
         TrainingSet(train_split),
-        Standard(),
+        STANDARD,
         updater,
-        settings=settings,
+        plan=plan,
         epoch=0,
         worker=Worker(),
         after_step=after_step,

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.data.prepared import ImageSplit
+from components.data.settings import AugmentSettings
 from components.train.feed import BatchPlan, Feed, Feeding, TrainingSet, Worker
+from components.train.settings import TrainSettings
+
+
+def with_copies(batch_size: int, **augment) -> TrainSettings:
+    return TrainSettings(batch_size=batch_size, augment=AugmentSettings(**augment))
 
 
 def split(num_items: int, *, prefix: str = "real") -> ImageSplit:
@@ -25,12 +31,12 @@ def batches(plan: BatchPlan, *, epoch: int = 0, rank: int = 0, world: int = 1) -
 
 
 def plain(num_items: int, batch_size: int) -> BatchPlan:
-    return BatchPlan(TrainingSet(split(num_items)), batch_size, 3)
+    return BatchPlan(TrainingSet(split(num_items)), TrainSettings(batch_size=batch_size), 3)
 
 
 def mixture(num_real: int, num_made: int, *, batch_size: int, ratio: float = 0.5) -> BatchPlan:
     data = TrainingSet(split(num_real), split(num_made, prefix="made"), ratio)
-    return BatchPlan(data, batch_size, 3)
+    return BatchPlan(data, TrainSettings(batch_size=batch_size), 3)
 
 
 # -- order and shares
@@ -71,7 +77,7 @@ class OnDisk(ImageSplit):
 
 def test_the_data_decides_which_random_order_suits_it():
     own = OnDisk(*(getattr(split(10), name) for name in ("item_ids", "images", "labels")))
-    plan = BatchPlan(TrainingSet(own), 4, 3)
+    plan = BatchPlan(TrainingSet(own), TrainSettings(batch_size=4), 3)
     assert batches(plan) == [[9, 8, 7, 6], [5, 4, 3, 2]]
 
 
@@ -89,13 +95,13 @@ def test_a_batch_that_cannot_be_shared_is_refused():
 
 def test_copies_are_counted_apart():
     data = TrainingSet(split(24))
-    repeated = BatchPlan(data, 6, 3, num_copies=3)
+    repeated = BatchPlan(data, with_copies(6, copies=3), 3)
     shares = list(repeated.shares(0, Worker()))
     assert repeated.num_batches == len(shares) == 4  # an epoch keeps its length
     for share in shares:
         assert sorted(share.copies.tolist()) == [0, 0, 1, 1, 2, 2]
         assert len(set(share.index.tolist())) == 2
-    divided = BatchPlan(data, 6, 3, num_copies=3, clean_first=True)
+    divided = BatchPlan(data, with_copies(6, copies=3, clean_copy=True), 3)
     shares = list(divided.shares(0, Worker()))
     assert divided.num_batches == len(shares) == 12  # every item in three copies
     pairs = [
@@ -164,7 +170,7 @@ def test_mixtures_that_cannot_be_are_refused():
     with pytest.raises(CasemateError, match=r"outside \[0, 1\)"):
         mixture(10, 10, batch_size=4, ratio=1.0)
     with pytest.raises(CasemateError, match="cannot be combined"):
-        BatchPlan(TrainingSet(split(9), split(9), 0.5), 4, 3, num_copies=2)
+        BatchPlan(TrainingSet(split(9), split(9), 0.5), with_copies(4, copies=2), 3)
     with pytest.raises(ValueError, match=r"ratio 0\.5"):
         TrainingSet(split(9), None, 0.5)
 

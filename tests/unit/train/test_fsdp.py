@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,32 +20,41 @@ from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.pixels import PixelModel
-from components.train.averaging import AverageSettings
-from components.train.epoch import EpochSettings
+from components.train.epoch import EpochPlan
 from components.train.feed import Worker
-from components.train.objectives.aas import AasTraining
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
-from components.train.objectives.awp import Awp
-from components.train.objectives.inner import InnerAttack, predictions
-from components.train.objectives.standard import Standard
-from components.train.objectives.trades import Trades
-from components.train.optim import OptimizerSettings
-from components.train.selection import Selection
+from components.train.objectives import settings as s
+from components.train.objectives.inner import predictions
+from components.train.objectives.registry import make_objective
 from components.train.session import Session, initial_model
+from components.train.settings import AdamWSettings, EmaSettings, SgdSettings, TrainSettings
 from components.train.sharding import check_shardable, shard
-from components.train.validation import ValidationAttack
 from pipelines.recipe.load import loads
-from pipelines.stages.train.stage import make_session
-from pipelines.stages.train.worker import train_loop
+from pipelines.stages.train.session import make_session
+from pipelines.stages.train.worker import JOB, TrainJob, train_loop
 
-ATTACK = InnerAttack(eps=0.1)
+new_objective = partial(make_objective, label_smoothing=0.0)
+ATTACK = s.FgsmTrainingSettings(eps=0.1, clean_every=1)
+STANDARD = new_objective(s.StandardSettings())
 # Every way in which an objective passes: attack and probe, two passes with gradients, ablations.
 OBJECTIVES = {
-    "at": AdversarialTraining(ATTACK, clean_every=1),
-    "trades": Trades(ATTACK, passes="separate"),
-    "columns": AblationTraining(3),
+    "at": new_objective(ATTACK),
+    "trades": new_objective(s.TradesSettings(eps=0.1, num_steps=1, passes="separate")),
+    "columns": new_objective(s.ColumnsTrainingSettings(band=3)),
 }
+
+SETTINGS = TrainSettings(
+    batch_size=6,
+    learning_rate=0.5,
+    warmup_epochs=0,
+    clip_norm=0.05,  # at every step
+    micro_batch=2,  # two passes per step
+    average=EmaSettings(decay=0.5),
+    select="best",
+    val_items=6,
+    val_eps=0.1,
+    val_steps=1,
+    stop_on_leak=False,
+)
 
 RECIPE = """
 name: toy
@@ -83,19 +93,18 @@ def total(sums: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def new_session(toy_spec, train_split, val_split):
-    def make(objective, *, optimizer="sgd", precision="float32", **placement) -> Session:
+    def make(objective, *, optimizer=SgdSettings(), precision="float32", **placement) -> Session:  # noqa: B008
         return Session(
             initial_model(toy_spec, seed=5),
             objective,
             train=train_split,
             val=val_split,
-            # clipped at every step, and in two passes per step
-            settings=EpochSettings(5, 1, 6, 0.5, 0, 0.05, micro_batch=2, precision=precision),
-            optimizer=OptimizerSettings(optimizer),
-            average=AverageSettings("ema", 0.5),
-            selection=Selection("best"),
-            val_items=6,
-            val_attack=ValidationAttack(0.1, 1),
+            plan=EpochPlan(
+                replace(SETTINGS, optimizer=optimizer, precision=precision),
+                seed=5,
+                epochs=1,
+                image_size=8,
+            ),
             checkpoint_steps=2,
             **placement,
         )
@@ -182,7 +191,7 @@ def _save_first(session: Session, path: Path) -> None:
 
 def test_both_moments_and_the_scale_survive_a_checkpoint(new_session, tmp_path):
     """fp16 with AdamW; also, an overflow in one worker's part stops the step of both."""
-    settings = {"optimizer": "adamw", "precision": "fp16", "wrap": shard}
+    settings = {"optimizer": AdamWSettings(), "precision": "fp16", "wrap": shard}
 
     def work(worker: Worker) -> None:
         session = new_session(OBJECTIVES["at"], worker=worker, **settings)
@@ -230,8 +239,6 @@ def test_what_a_worker_runs_saves_whole_models_and_goes_on(tmp_path, train_split
         width=8,
         open_split=lambda split, memory_mb: {"train": train_split, "val": val_split}[split],
     )
-    files = {name: str(tmp_path / name) for name in ("live", "stopped", "out")}
-    config = {"recipe": recipe.resolved(), "model": "main", "dataset": "", "num_threads": 1}
 
     def work(worker: Worker, start: str | None, out: str) -> None:
         kept = iter(range(9))
@@ -246,8 +253,17 @@ def test_what_a_worker_runs_saves_whole_models_and_goes_on(tmp_path, train_split
         ray.train.report = report
         ray.train.torch.get_device = lambda: torch.device("cpu")
         PreparedDataset.open = staticmethod(lambda path: dataset)
-        told = files | {"out": str(tmp_path / out), "recipe_digest": ""}
-        train_loop(config | told)
+        job = TrainJob(
+            recipe=recipe.resolved(),
+            recipe_digest="",
+            model="main",
+            dataset=Path(),
+            live=tmp_path / "live",
+            stopped=tmp_path / "stopped",
+            out=tmp_path / out,
+            num_threads=1,
+        )
+        train_loop({JOB: job})
 
     side_by_side(tmp_path, lambda worker: work(worker, None, "first"))
     side_by_side(tmp_path, lambda worker: work(worker, "first-0", "second"))  # inside an epoch
@@ -263,11 +279,15 @@ def test_what_a_worker_runs_saves_whole_models_and_goes_on(tmp_path, train_split
 @pytest.mark.parametrize(
     ("objective", "changes", "told"),
     [
-        (Awp(OBJECTIVES["at"]), {}, "train.objective.awp"),
-        (AasTraining(Standard()), {}, "train.objective.aas"),
-        (AblationTraining(3, position="image"), {}, "position: image"),
-        (Standard(), {"architecture": "resnet18", "token_policy": "mask", "options": {}}, "batch"),
-        (Standard(), {"architecture": "beit_base_patch16_224"}, "BEiT"),
+        (new_objective(replace(ATTACK, awp=s.AwpSettings())), {}, "train.objective.awp"),
+        (new_objective(replace(ATTACK, aas=s.AasTrainingSettings())), {}, "train.objective.aas"),
+        (
+            new_objective(s.AblationTrainingSettings(size=3, position="image")),
+            {},
+            "position: image",
+        ),
+        (STANDARD, {"architecture": "resnet18", "token_policy": "mask", "options": {}}, "batch"),
+        (STANDARD, {"architecture": "beit_base_patch16_224"}, "BEiT"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(toy_spec, objective, changes, told):
@@ -276,4 +296,4 @@ def test_what_cannot_be_shared_out_is_refused(toy_spec, objective, changes, told
         model = PixelModel(type(toy_spec)(**values | changes))
     with pytest.raises(CasemateError, match=rf"cluster.strategy: fsdp does not fit.*{told}.*ddp"):
         check_shardable(model, objective)
-    check_shardable(PixelModel(toy_spec), AblationTraining(3))
+    check_shardable(PixelModel(toy_spec), OBJECTIVES["columns"])

@@ -1,6 +1,6 @@
 """Objectives: they can be minimised, and their randomness belongs to items and steps."""
 
-from dataclasses import replace
+from copy import copy
 from functools import partial
 
 import pytest
@@ -12,17 +12,12 @@ from components.attacks.gradients import attack_mode
 from components.attacks.starts import random_starts
 from components.core.seeding import generator_for
 from components.data.ablation import column_mask
-from components.train.objectives.aas import AasTraining
+from components.train.objectives import settings as s
 from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp
-from components.train.objectives.base import perturbed
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.mart import Mart
-from components.train.objectives.noise import DenoisedFineTuning, GaussianNoise
-from components.train.objectives.standard import Standard
-from components.train.objectives.trades import Trades
-from components.train.schedules import epsilon_at
+from components.train.objectives.base import Objective
+from components.train.objectives.noise import DenoisedFineTuning
+from components.train.objectives.registry import make_objective
 from components.train.session import initial_model
 
 
@@ -30,27 +25,33 @@ def blur(images, sigma, generator):
     return F.avg_pool2d(images, 3, stride=1, padding=1).clamp(0, 1)
 
 
-FGSM, PGD = InnerAttack(eps=0.05), InnerAttack(eps=0.05, num_steps=3)
-OBJECTIVES = {
-    "standard": Standard(),
-    "fgsm": AdversarialTraining(FGSM),
-    "pgd": AdversarialTraining(PGD, clean_forward="train_stats"),
-    "columns": AblationTraining(4),
-    "rows": AblationTraining(4, shape="row", position="image"),
-    "blocks": AblationTraining(6, shape="block"),
-    "noise": GaussianNoise(0.25),
-    "denoised": DenoisedFineTuning(blur, 0.25),
-    "trades": Trades(PGD),
-    "mart": Mart(PGD),
-    "awp": Awp(Trades(PGD)),
-    "awp around noise": Awp(GaussianNoise(0.25)),
-    "aas": AasTraining(AdversarialTraining(PGD)),
+new_objective = partial(make_objective, label_smoothing=0.0)
+PGD = {"eps": 0.05, "num_steps": 3}
+SETTINGS = {
+    "standard": s.StandardSettings(),
+    "fgsm": s.FgsmTrainingSettings(eps=0.05),
+    "pgd": s.PgdTrainingSettings(**PGD, clean_forward="train_stats"),
+    "columns": s.ColumnsTrainingSettings(band=4),
+    "rows": s.AblationTrainingSettings(size=4, shape="row", position="image"),
+    "blocks": s.AblationTrainingSettings(size=6, shape="block"),
+    "noise": s.GaussianTrainingSettings(sigma=0.25),
+    "trades": s.TradesSettings(**PGD),
+    "mart": s.MartSettings(**PGD),
+    "awp": s.TradesSettings(**PGD, awp=s.AwpSettings()),
+    "aas": s.PgdTrainingSettings(**PGD, aas=s.AasTrainingSettings()),
 }
+DENOISED = DenoisedFineTuning(
+    s.DenoisedTrainingSettings(sigma=0.25, denoiser="model:any"), denoise=blur, label_smoothing=0.0
+)
+OBJECTIVES = {name: new_objective(settings) for name, settings in SETTINGS.items()} | {
+    "awp around noise": Awp(new_objective(SETTINGS["noise"]), s.AwpSettings()),
+    "denoised": DENOISED,
+}
+COLUMNS = AblationTraining(s.ColumnsTrainingSettings(band=3), label_smoothing=0.0)
 
 
-def warming(eps: float, epochs: int, **settings) -> AdversarialTraining:
-    warmup = partial(epsilon_at, final=eps, warmup_epochs=epochs)
-    return AdversarialTraining(InnerAttack(eps=eps, warmup=warmup, **settings))
+def fgsm_training(**settings) -> Objective:
+    return new_objective(s.FgsmTrainingSettings(**settings))
 
 
 class Recorder(torch.nn.Module):
@@ -68,7 +69,7 @@ class Recorder(torch.nn.Module):
 
 def shown(objective, model, batch) -> tuple[torch.Tensor, ...]:
     wrapped = Recorder(model)
-    with perturbed(objective, wrapped, model, batch) as batch:
+    with objective.perturbed(wrapped, model, batch) as batch:
         objective.loss(wrapped, model, batch)
     (inputs,) = wrapped.calls  # one synchronised pass per step: a second would hang other workers
     return inputs
@@ -85,7 +86,7 @@ def test_every_objective_learns_the_toy_problem(name, model, new_batch):
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     losses = []
     for step in range(30):
-        with perturbed(objective, model, model, new_batch(step=step)) as batch:
+        with objective.perturbed(model, model, new_batch(step=step)) as batch:
             out = objective.loss(model, model, batch)
             optimizer.zero_grad()
             out.loss.backward()
@@ -109,7 +110,8 @@ def test_workers_wait_for_each_other_once_in_a_step(name, model, new_batch):
 
 @pytest.mark.parametrize("name", ["standard", "fgsm", "columns", "rows", "noise", "denoised"])
 def test_label_smoothing_reaches_the_loss(name, model, new_batch):
-    objective = replace(OBJECTIVES[name], label_smoothing=0.3)
+    objective = copy(OBJECTIVES[name])
+    objective.label_smoothing = 0.3
     out = objective.loss(model, model, new_batch())
     labels = new_batch().labels
     assert torch.equal(out.loss, F.cross_entropy(out.logits, labels, label_smoothing=0.3))
@@ -120,17 +122,17 @@ def test_label_smoothing_reaches_the_loss(name, model, new_batch):
 
 
 def test_the_first_epoch_of_a_warmup_is_clean(model, new_batch):
-    objective = warming(0.1, 2)
+    objective = fgsm_training(eps=0.1, eps_warmup_epochs=2)
     (images,) = shown(objective, model, new_batch(epoch=0))
     assert torch.equal(images, new_batch().images)
-    clean = Standard().loss(model, model, new_batch())
+    clean = OBJECTIVES["standard"].loss(model, model, new_batch())
     assert torch.equal(objective.loss(model, model, new_batch()).loss, clean.loss)
 
 
 @pytest.mark.parametrize(("epoch", "eps"), [(1, 0.05), (2, 0.1), (9, 0.1)])
 def test_training_images_stay_in_the_ball_of_their_epoch(model, new_batch, epoch, eps):
     batch = new_batch(epoch=epoch)
-    (images,) = shown(warming(0.1, 2), model, batch)
+    (images,) = shown(fgsm_training(eps=0.1, eps_warmup_epochs=2), model, batch)
     moved = (images - batch.images).abs().max()
     assert eps / 2 < moved <= eps + 1e-6
     assert images.min() >= 0
@@ -139,7 +141,7 @@ def test_training_images_stay_in_the_ball_of_their_epoch(model, new_batch, epoch
 
 def test_the_attack_leaves_the_model_in_training(model, new_batch):
     model.net.cls_token.requires_grad_(False)
-    AdversarialTraining(InnerAttack(eps=0.1)).loss(model, model, new_batch())
+    fgsm_training(eps=0.1).loss(model, model, new_batch())
     assert all(module.training for module in model.modules())
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     assert frozen == ["net.cls_token"]
@@ -147,7 +149,7 @@ def test_the_attack_leaves_the_model_in_training(model, new_batch):
 
 
 def test_starts_belong_to_items_and_epochs(model, new_batch):
-    objective = AdversarialTraining(InnerAttack(eps=0.1))
+    objective = fgsm_training(eps=0.1)
     (whole,) = shown(objective, model, new_batch())
     (part,) = shown(objective, model, new_batch(slice(5, 9)))
     assert torch.equal(part, whole[5:9])
@@ -170,8 +172,8 @@ def test_training_images_are_those_of_the_plain_loop(model, new_batch, num_steps
             step_size=1.5 * 0.1 / num_steps,
             starts=starts,
         )
-    attack = InnerAttack(eps=0.1, num_steps=num_steps)
-    assert torch.equal(AdversarialTraining(attack).craft(model, batch), expected)
+    objective = fgsm_training(eps=0.1, num_steps=num_steps)
+    assert torch.equal(objective.craft(model, batch), expected)
 
 
 # -- columns
@@ -179,12 +181,12 @@ def test_training_images_are_those_of_the_plain_loop(model, new_batch, num_steps
 
 def test_columns_are_where_they_always_were(new_batch):
     start = int(torch.randint(8, (), generator=generator_for(7, "columns", 2, 5)))
-    visible = AblationTraining(3).visible(new_batch(epoch=2, step=5))
+    visible = COLUMNS.visible(new_batch(epoch=2, step=5))
     assert torch.equal(visible[0], column_mask(8, start, 3))
 
 
 def test_all_shares_of_a_global_batch_see_the_same_columns(model, new_batch):
-    objective = AblationTraining(3)
+    objective = COLUMNS
     for step in range(12):
         _, first = shown(objective, model, new_batch(slice(0, 11), step=step))
         _, second = shown(objective, model, new_batch(slice(11, 22), step=step))
@@ -195,7 +197,7 @@ def test_all_shares_of_a_global_batch_see_the_same_columns(model, new_batch):
 def test_columns_change_with_step_epoch_and_seed(model, new_batch):
     def columns(**address) -> tuple[tuple[bool, ...], ...]:
         batches = [new_batch(slice(0, 1), step=step, **address) for step in range(12)]
-        masks = [shown(AblationTraining(3), model, batch)[1] for batch in batches]
+        masks = [shown(COLUMNS, model, batch)[1] for batch in batches]
         return tuple(tuple(mask[0].tolist()) for mask in masks)
 
     runs = [columns(), columns(epoch=1), columns(seed=8)]
@@ -207,7 +209,7 @@ def test_columns_change_with_step_epoch_and_seed(model, new_batch):
 
 
 def test_noise_belongs_to_the_item_not_to_the_batch(model, new_batch):
-    objective = GaussianNoise(0.5)
+    objective = new_objective(s.GaussianTrainingSettings(sigma=0.5))
     (whole,) = shown(objective, model, new_batch(step=0))
     (part,) = shown(objective, model, new_batch(slice(3, 8), step=4))
     assert torch.equal(part, whole[3:8])
@@ -217,7 +219,7 @@ def test_noise_belongs_to_the_item_not_to_the_batch(model, new_batch):
 
 def test_noise_has_its_sigma_and_is_never_clamped(model, new_batch):
     batch = new_batch()
-    (noisy,) = shown(GaussianNoise(0.5), model, batch)
+    (noisy,) = shown(new_objective(s.GaussianTrainingSettings(sigma=0.5)), model, batch)
     assert (noisy - batch.images).std().item() == pytest.approx(0.5, rel=0.05)  # 1,408 draws
     assert noisy.min() < 0
     assert noisy.max() > 1

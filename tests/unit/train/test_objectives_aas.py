@@ -8,15 +8,19 @@ import torch
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.scales import ScaleSearch
-from components.train.objectives.aas import AasTraining, ScaleAscent
+from components.train.objectives.aas import AasTraining
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp
-from components.train.objectives.base import PerturbingObjective, StatefulObjective, perturbed
-from components.train.objectives.inner import InnerAttack
+from components.train.objectives.settings import (
+    AasTrainingSettings,
+    AwpSettings,
+    FgsmTrainingSettings,
+    TradesSettings,
+)
 from components.train.objectives.trades import Trades
 from components.train.session import initial_model
 
-ATTACK = InnerAttack(eps=0.1)
+INNER = AdversarialTraining(FgsmTrainingSettings(eps=0.1), label_smoothing=0.0)
 
 
 def attentive(spec, *, seed=0):
@@ -30,7 +34,7 @@ def attentive(spec, *, seed=0):
 
 def prepared(toy_spec, *, seed=0, **settings):
     model = attentive(toy_spec, seed=seed)
-    objective = AasTraining(AdversarialTraining(ATTACK), **settings)
+    objective = AasTraining(INNER, AasTrainingSettings(**settings))
     objective.prepare(model)
     return model, objective
 
@@ -57,7 +61,7 @@ def test_fresh_scales_change_no_bit(toy_spec, new_batch):
 
 def test_scales_are_those_of_algorithm_1(three_blocks, new_batch):
     """A first search over one mini-batch is the search of the attack with the same draw."""
-    model, objective = prepared(three_blocks, every=1, search=ScaleAscent(batch_size=9))
+    model, objective = prepared(three_blocks, every=1, batch_size=9)
     objective.begin_epoch(model, 1, [new_batch(epoch=1)])
     batch = new_batch(slice(0, 9))
     plain = attentive(three_blocks)
@@ -98,7 +102,7 @@ def test_searches_come_every_few_epochs_and_see_few_batches(toy_spec, new_batch)
     assert seen[2] == seen[3]
     assert all(module.training for module in model.modules())
     assert [objective.trains(epoch) for epoch in range(5)] == [True, True, False, True, False]
-    augmenting = AasTraining(objective.inner, every=2, mode="augment")
+    augmenting = AasTraining(INNER, AasTrainingSettings(every=2, mode="augment"))
     assert all(augmenting.trains(epoch) for epoch in range(5))
 
 
@@ -154,11 +158,11 @@ def test_a_failed_search_keeps_the_scales(three_blocks, new_batch):
 
 def test_weight_perturbation_inside(toy_spec, new_batch):
     model, plain = prepared(toy_spec)
-    assert isinstance(plain, StatefulObjective)
-    objective = AasTraining(Awp(Trades(ATTACK)))
-    assert isinstance(objective, PerturbingObjective)
+    assert plain.has_state
+    trades = Trades(TradesSettings(eps=0.1, num_steps=1), label_smoothing=0.0)
+    objective = AasTraining(Awp(trades, AwpSettings()), AasTrainingSettings())
     head = model.net.head.weight.detach().clone()
-    with perturbed(objective, model, model, new_batch()) as batch:
+    with objective.perturbed(model, model, new_batch()) as batch:
         assert not torch.equal(model.net.head.weight, head)
         objective.loss(model, model, batch).loss.backward()
     assert torch.equal(model.net.head.weight, head)

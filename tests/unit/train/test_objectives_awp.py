@@ -8,19 +8,33 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from components.core.errors import CasemateError
+from components.core.settings import SettingError
 from components.train.objectives import awp
+from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp, frozen_statistics, weight_perturbations
-from components.train.objectives.base import perturbed
-from components.train.objectives.inner import InnerAttack
+from components.train.objectives.base import Objective
 from components.train.objectives.mart import Mart
 from components.train.objectives.standard import Standard
 from components.train.objectives.trades import Trades
 from components.train.session import initial_model
 
-ATTACK = InnerAttack(eps=0.1, num_steps=2)
+ATTACK = {"eps": 0.1, "num_steps": 2}
+SETTINGS = {
+    AdversarialTraining: s.FgsmTrainingSettings(**ATTACK),
+    Mart: s.MartSettings(**ATTACK),
+    Standard: s.StandardSettings(),
+    Trades: s.TradesSettings(**ATTACK),
+}
+
+
+def inner_of(kind, **changes) -> Objective:
+    return kind(replace(SETTINGS[kind], **changes), label_smoothing=0.0)
+
+
+def awp_of(kind, **settings) -> Awp:
+    return Awp(inner_of(kind), s.AwpSettings(**settings))
 
 
 @pytest.fixture
@@ -64,15 +78,15 @@ def gradients_by_torch_func(objective, model, batch, gamma):
 
 @pytest.mark.parametrize("kind", [AdversarialTraining, Mart, Standard])
 def test_the_gradient_is_that_at_the_worst_weights_nearby(kind, model, batch):
-    inner = Standard() if kind is Standard else kind(ATTACK)
-    objective = Awp(inner, gamma=0.02)
+    inner = inner_of(kind)
+    objective = Awp(inner, s.AwpSettings(gamma=0.02))
     before = snapshot(model)
-    with perturbed(objective, model, model, batch) as worked:
+    with objective.perturbed(model, model, batch) as worked:
         assert all(parameter.grad is None for parameter in model.parameters())
         objective.loss(model, model, worked).loss.backward()
     assert same(model, before)  # bit for bit
     if kind is not Standard:  # metrics are numbers, which torch.func does not trace
-        inner = replace(inner, **{} if kind is Mart else {"clean_forward": "none"})
+        inner = inner_of(kind, **{} if kind is Mart else {"clean_forward": "none"})
         images = inner.craft(model, batch)
         assert torch.equal(worked.adversarial, images)  # made at w, not at w + v
     expected = gradients_by_torch_func(_Traceable(inner), model, worked, 0.02)
@@ -103,8 +117,8 @@ class _Traceable:
 
 def test_layers_move_by_gamma_times_their_norm_and_nothing_else_moves(model, batch):
     before = snapshot(model)
-    objective = Awp(Trades(ATTACK), gamma=0.01)
-    with perturbed(objective, model, model, batch):
+    objective = awp_of(Trades, gamma=0.01)
+    with objective.perturbed(model, model, batch):
         moved = {
             name for name, value in model.named_parameters() if not torch.equal(value, before[name])
         }
@@ -123,15 +137,15 @@ def test_layers_move_by_gamma_times_their_norm_and_nothing_else_moves(model, bat
 
 
 def test_perturbation_raises_the_loss_and_an_error_still_restores(model, batch):
-    objective = Awp(Trades(ATTACK), gamma=0.02)
+    objective = awp_of(Trades, gamma=0.02)
     images = objective.inner.craft(model, batch)
     before, plain = (
         snapshot(model),
         objective.inner.loss(model, model, replace(batch, adversarial=images)),
     )
-    with perturbed(objective, model, model, batch) as worked:
+    with objective.perturbed(model, model, batch) as worked:
         assert objective.loss(model, model, worked).loss > plain.loss
-    with pytest.raises(KeyError), perturbed(objective, model, model, batch):
+    with pytest.raises(KeyError), objective.perturbed(model, model, batch):
         raise KeyError
     assert same(model, before)
 
@@ -140,8 +154,8 @@ def test_running_statistics_meet_the_training_pass_alone(batch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 2)).double().train()
     fresh = snapshot(model)
-    objective = Awp(AdversarialTraining(ATTACK))
-    with perturbed(objective, model, model, batch) as worked:
+    objective = awp_of(AdversarialTraining)
+    with objective.perturbed(model, model, batch) as worked:
         assert torch.equal(model[1].running_mean, fresh["1.running_mean"])
         assert int(model[1].num_batches_tracked) == 0
         objective.loss(model, model, worked)
@@ -155,10 +169,10 @@ def test_running_statistics_meet_the_training_pass_alone(batch):
 
 
 def test_weights_rest_until_the_start_epoch(model, batch):
-    objective = Awp(Trades(ATTACK), start_epoch=3)
+    objective = awp_of(Trades, start_epoch=3)
     before = snapshot(model)
     for epoch, still in ((2, True), (3, False)):
-        with perturbed(objective, model, model, replace(batch, epoch=epoch)) as worked:
+        with objective.perturbed(model, model, replace(batch, epoch=epoch)) as worked:
             assert same(model, before) == still
             objective.loss(model, model, worked)
 
@@ -169,7 +183,7 @@ def test_all_workers_move_alike(model, batch, monkeypatch):
         replace(batch, images=batch.images[r], labels=batch.labels[r])
         for r in (slice(3), slice(3, 6))
     ]
-    losses = [Standard().loss(model, model, part).loss for part in [batch, *halves]]
+    losses = [inner_of(Standard).loss(model, model, part).loss for part in [batch, *halves]]
     whole = weight_perturbations(model, losses[0], gamma=0.01)
     weights = [weight for weight, _ in whole]
     others = torch.autograd.grad(losses[2], weights)
@@ -191,8 +205,8 @@ def test_a_vanished_gradient_moves_nothing():
 
 def test_misuse_is_refused(model, batch):
     with pytest.raises(ValueError, match="inside `perturbed`"):
-        Awp(Trades(ATTACK)).loss(model, model, batch)
+        awp_of(Trades).loss(model, model, batch)
     with pytest.raises(TypeError, match="goes around"):
-        Awp(AasTraining(Trades(ATTACK)))
-    with pytest.raises(CasemateError, match=r"awp\.gamma: 0"):
-        Awp(Standard(), gamma=0)
+        Awp(AasTraining(inner_of(Trades), s.AasTrainingSettings()), s.AwpSettings())
+    with pytest.raises(SettingError, match=r"gamma: 0"):
+        s.AwpSettings(gamma=0)

@@ -8,8 +8,8 @@ from torch import nn
 
 from components.core.errors import CasemateError
 from components.train.objectives.adversarial import AdversarialTraining, leak_metrics
-from components.train.objectives.inner import InnerAttack
 from components.train.objectives.leak import LeakDetector
+from components.train.objectives.settings import FgsmTrainingSettings
 
 
 def probe(rescued: int, broken: int, num_items: int) -> dict[str, float]:
@@ -45,8 +45,8 @@ def test_a_model_that_reads_the_perturbation_is_caught(new_batch):
     batch = type(batch)(
         torch.full_like(batch.images, 0.5), *(getattr(batch, f) for f in batch.__slots__[1:])
     )
-    attack = InnerAttack(eps=0.12, step_size=0.12, start="normal")
-    objective = AdversarialTraining(attack, clean_every=1)
+    attack = FgsmTrainingSettings(eps=0.12, step_size=0.12, start="normal", clean_every=1)
+    objective = AdversarialTraining(attack, label_smoothing=0.0)
     detector = LeakDetector(num_steps=1, window=10)
     model = ReadsThePerturbation()
     for step in range(10):

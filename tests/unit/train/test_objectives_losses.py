@@ -3,25 +3,38 @@
 The oracles are numpy: z = W x + b, so the gradient of any loss is a sum of dloss/dz times x.
 """
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax
 from torch import nn
 
-from components.core.errors import CasemateError
+from components.core.settings import SettingError
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.base import Batch
-from components.train.objectives.inner import InnerAttack
 from components.train.objectives.mart import Mart
+from components.train.objectives.settings import (
+    FgsmTrainingSettings,
+    MartSettings,
+    TradesSettings,
+)
 from components.train.objectives.trades import Trades, both_logits
-from components.train.schedules import epsilon_at
 from components.train.session import initial_model
 
 EPS, BETA = 0.1, 6.0
-CORNERS = InnerAttack(eps=EPS, num_steps=2, step_size=2 * EPS)  # long steps end in corners
+CORNERS = {"eps": EPS, "num_steps": 2, "step_size": 2 * EPS}  # long steps end in corners
+
+
+def fgsm(**settings) -> AdversarialTraining:
+    return AdversarialTraining(FgsmTrainingSettings(**settings), label_smoothing=0.0)
+
+
+def trades(**settings) -> Trades:
+    return Trades(TradesSettings(**{"num_steps": 1, **settings}), label_smoothing=0.0)
+
+
+def mart(**settings) -> Mart:
+    return Mart(MartSettings(**{"num_steps": 1, **settings}), label_smoothing=0.0)
 
 
 class Linear(nn.Module):
@@ -84,7 +97,7 @@ def test_adversarial_training_is_the_cross_entropy_of_the_worst_corner(linear, b
         linear.weight[2] = 0
         linear.bias[2] = -60.0  # a class that nobody believes in
     batch = Batch(batch.images, batch.labels % 2, batch.item_ids, 7, 0, 0)
-    out = AdversarialTraining(CORNERS).loss(linear, linear, batch)
+    out = fgsm(**CORNERS).loss(linear, linear, batch)
     sign = torch.where(batch.labels == 0, -1.0, 1.0).view(-1, 1, 1, 1).double()
     towards = (linear.weight[0] - linear.weight[1]).sign().view(1, 1, 2, 2).detach()
     worst = batch.images + EPS * sign * towards
@@ -97,7 +110,7 @@ def test_adversarial_training_is_the_cross_entropy_of_the_worst_corner(linear, b
 
 def test_trades_value_and_gradient(linear, batch):
     x_adv = moved(batch)
-    out = Trades(CORNERS, BETA).loss(linear, linear, given_images(batch, x_adv))
+    out = trades(**CORNERS, beta=BETA).loss(linear, linear, given_images(batch, x_adv))
     _, x, xa, log_p, log_q, y = numbers(linear, batch, x_adv)
     p, q = np.exp(log_p), np.exp(log_q)
     kl = (p * (log_p - log_q)).sum(1)
@@ -115,7 +128,7 @@ def test_trades_value_and_gradient(linear, batch):
 
 def test_mart_value_and_gradient(linear, batch):
     x_adv = moved(batch)
-    out = Mart(CORNERS, BETA).loss(linear, linear, given_images(batch, x_adv))
+    out = mart(**CORNERS, beta=BETA).loss(linear, linear, given_images(batch, x_adv))
     _, x, xa, log_p, log_q, y = numbers(linear, batch, x_adv)
     p, q = np.exp(log_p), np.exp(log_q)
     kl, own = (p * (log_p - log_q)).sum(1), (p * y).sum(1)
@@ -144,7 +157,7 @@ def test_gradients_by_finite_differences(kind, toy_spec, new_batch):
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(batch.images.shape, generator=generator).double() - 0.5
     fixed = given_images(batch, (batch.images + 0.2 * noise).clamp(0, 1))
-    objective = kind(InnerAttack(eps=0.1))
+    objective = kind(eps=0.1)
     objective.loss(model, model, fixed).loss.backward()
     for name in ("net.head.weight", "net.blocks.0.attn.qkv.weight", "net.pos_embed"):
         parameter = model.get_parameter(name)
@@ -161,7 +174,7 @@ def test_gradients_by_finite_differences(kind, toy_spec, new_batch):
 
 def test_equal_images_leave_the_cross_entropy(linear, batch):
     same = given_images(batch, batch.images.clone())
-    out = Trades(CORNERS, BETA).loss(linear, linear, same)
+    out = trades(**CORNERS, beta=BETA).loss(linear, linear, same)
     assert out.metrics["divergence"] == pytest.approx(0, abs=1e-15)
     expected = nn.functional.cross_entropy(linear(batch.images), batch.labels)
     torch.testing.assert_close(out.loss, expected, rtol=1e-14, atol=0)
@@ -171,7 +184,7 @@ def test_divergence_of_certain_predictions_has_a_finite_gradient(linear, batch):
     """A probability that underflows to 0 must not turn the gradient into nan."""
     with torch.no_grad():
         linear.weight.mul_(1e4)
-    out = Trades(CORNERS, BETA).loss(linear, linear, given_images(batch, moved(batch)))
+    out = trades(**CORNERS, beta=BETA).loss(linear, linear, given_images(batch, moved(batch)))
     out.loss.backward()
     assert linear.weight.grad.isfinite().all()
     assert linear(batch.images).softmax(dim=1).min() == 0
@@ -182,10 +195,10 @@ def test_divergence_of_certain_predictions_has_a_finite_gradient(linear, batch):
 
 def test_trades_climbs_the_divergence_from_a_point_close_by(linear, batch):
     """One step by hand: the gradient of KL(p || q) at x' is W'(q - p)."""
-    attack = InnerAttack(eps=EPS, step_size=0.03, start="normal")
-    x_adv = Trades(attack).craft(linear, batch).flatten(1).numpy()
-    again = InnerAttack(eps=EPS, step_size=1e-12, start="normal")
-    start = Trades(again).craft(linear, batch)  # a step of no length shows the start
+    objective = trades(eps=EPS, step_size=0.03, start="normal")
+    x_adv = objective.craft(linear, batch).flatten(1).numpy()
+    again = trades(eps=EPS, step_size=1e-12, start="normal")
+    start = again.craft(linear, batch)  # a step of no length shows the start
     spread = (start - batch.images).flatten().numpy()
     assert 0 < np.abs(spread).max() < 0.005  # 0.001 N(0, 1)
     weight, x, x0, log_p, log_q, _ = numbers(linear, batch, start)
@@ -198,12 +211,11 @@ def test_soft_targets_can_be_attacked_as_they_are(linear, batch):
         [[0.6, 0.4, 0.0], [0.0, 0.55, 0.45], [0.4, 0, 0.6], [1, 0, 0], [0, 1, 0]]
     )
     mixed = Batch(batch.images, batch.labels, batch.item_ids, 7, 0, 0, targets=targets.double())
-    attack = InnerAttack(eps=EPS, step_size=0.03)
-    start = AdversarialTraining(InnerAttack(eps=EPS, step_size=1e-12)).craft(linear, batch)
+    start = fgsm(eps=EPS, step_size=1e-12).craft(linear, batch)
     weight, x, x0, _, log_q, _ = numbers(linear, batch, start)
     shares = {"soft": targets.numpy(), "hard": np.eye(3)[targets.argmax(1).numpy()]}
     for name, share in shares.items():
-        x_adv = AdversarialTraining(attack, attack_target=name).craft(linear, mixed)
+        x_adv = fgsm(eps=EPS, step_size=0.03, attack_target=name).craft(linear, mixed)
         step = 0.03 * np.sign((np.exp(log_q) - share) @ weight)
         expected = np.clip(x0 + step, x - EPS, x + EPS)
         np.testing.assert_allclose(x_adv.flatten(1).numpy(), expected, atol=1e-9)
@@ -212,17 +224,14 @@ def test_soft_targets_can_be_attacked_as_they_are(linear, batch):
 
 
 def test_published_vector_of_the_epsilon_warmup():
-    warmup = partial(epsilon_at, final=4 / 255, warmup_epochs=10)
-    attack = InnerAttack(eps=4 / 255, warmup=warmup)
-    values = [255 * attack.eps_at(epoch) for epoch in (0, 1, 5, 9, 10)]
+    objective = fgsm(eps=4 / 255, eps_warmup_epochs=10)
+    values = [255 * objective.eps_at(epoch) for epoch in (0, 1, 5, 9, 10)]
     assert values == pytest.approx([0, 0.4, 2, 3.6, 4])
-    assert attack.eps_at(0) == 0  # exactly: no attack at all
-    assert AdversarialTraining(attack).eps_at(5) == attack.eps_at(5)
+    assert objective.eps_at(0) == 0  # exactly: no attack at all
 
 
 def test_epsilon_can_rise_at_every_step(batch):
-    warmup = partial(epsilon_at, final=EPS, warmup_epochs=2)
-    attack = InnerAttack(eps=EPS, warmup=warmup, warmup_per="step")
+    attack = fgsm(eps=EPS, eps_warmup_epochs=2, eps_per="step").attack
     fields = (batch.images, batch.labels, batch.item_ids, 7)
     values = [attack.eps_of(Batch(*fields, e, s, num_steps=4)) for e in (0, 1, 2) for s in (0, 2)]
     assert values == pytest.approx([0, EPS / 4, EPS / 2, 3 * EPS / 4, EPS, EPS])
@@ -232,14 +241,13 @@ def test_epsilon_can_rise_at_every_step(batch):
 
 @pytest.mark.parametrize(("rule", "length"), [("fixed", 0.02), ("proportional", 0.01)])
 def test_step_length_during_a_warmup(linear, batch, rule, length):
-    warmup = partial(epsilon_at, final=EPS, warmup_epochs=2)
     batch = Batch(batch.images, batch.labels, batch.item_ids, 7, 1, 0)  # half way: eps 0.05
 
     def crafted(step_size: float) -> torch.Tensor:
-        attack = InnerAttack(
-            eps=EPS, step_size=step_size, step_rule=rule, warmup=warmup, start="normal"
+        objective = fgsm(
+            eps=EPS, step_size=step_size, step_rule=rule, eps_warmup_epochs=2, start="normal"
         )
-        return AdversarialTraining(attack).craft(linear, batch)
+        return objective.craft(linear, batch)
 
     moved_by = (crafted(0.02) - crafted(1e-12)).abs()
     torch.testing.assert_close(moved_by, torch.full_like(moved_by, length), rtol=1e-6, atol=0)
@@ -250,30 +258,29 @@ def test_without_a_budget_there_is_no_attack(linear, batch):
         def forward(self, x):
             pytest.fail("the model was asked")
 
-    attack = InnerAttack(eps=EPS, warmup=lambda epoch: 0.0)
-    for objective in (AdversarialTraining(attack), Trades(attack), Mart(attack)):
+    attack = {"eps": EPS, "eps_warmup_epochs": 1}
+    for objective in (fgsm(**attack), trades(**attack), mart(**attack)):
         assert objective.craft(Forbidden(), batch) is batch.images
     dropout = nn.Sequential(nn.Dropout(0.5), linear)
-    out = Trades(attack).loss(dropout, dropout, batch)
-    assert "divergence" not in out.metrics  # of two dropout masks, which is no robustness
+    out = trades(**attack).loss(dropout, dropout, batch)
+    assert (
+        "divergence" not in out.metrics
+    )  # of two dropout masks, which does not measure robustness
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"eps": 8}, r"train\.objective\.eps: 8 is above 1"),
-        ({"eps": 0.1, "num_steps": 0}, r"train\.objective\.num_steps: 0"),
-        (
-            {"eps": 0.1, "start": "zero"},
-            r"train\.objective\.start: zero is unknown; choose uniform",
-        ),
-        ({"eps": 0.1, "step_rule": "auto"}, r"train\.objective\.step_rule: auto"),
-        ({"eps": 0.1, "step_size": 0.0}, r"train\.objective\.step_size: 0\.0"),
+        ({"eps": 8}, r"eps: 8 is outside \[0, 1\]"),
+        ({"eps": 0.1, "num_steps": 0}, r"num_steps: 0 must be at least 1"),
+        ({"eps": 0.1, "start": "zero"}, r"start: zero is unknown; choose one of uniform, normal"),
+        ({"eps": 0.1, "step_rule": "auto"}, r"step_rule: auto is unknown"),
+        ({"eps": 0.1, "step_size": 0.0}, r"step_size: 0\.0"),
     ],
 )
 def test_mistakes_are_named(settings, message):
-    with pytest.raises(CasemateError, match=message):
-        InnerAttack(**settings)
+    with pytest.raises(SettingError, match=message):
+        fgsm(**settings)
 
 
 # -- batch normalisation
@@ -323,7 +330,7 @@ def test_networks_with_batch_statistics_get_separate_passes(normalised, linear, 
 def test_clean_images_reach_running_statistics_only_on_request(
     normalised, batch, clean_forward, passes
 ):
-    objective = AdversarialTraining(InnerAttack(eps=EPS), clean_forward=clean_forward)
+    objective = fgsm(eps=EPS, clean_forward=clean_forward)
     out = objective.loss(normalised, normalised, batch)
     assert normalised.seen == passes
     assert int(normalised.norm.num_batches_tracked) == len(passes)

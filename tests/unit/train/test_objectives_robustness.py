@@ -9,7 +9,7 @@ from components.attacks.pgd import Pgd
 from components.models.spec import ModelSpec
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.base import Batch
-from components.train.objectives.inner import InnerAttack
+from components.train.objectives.settings import FgsmTrainingSettings, StandardSettings
 from components.train.objectives.standard import Standard
 from components.train.session import initial_model
 
@@ -64,13 +64,13 @@ def robust_accuracy(objective) -> tuple[float, float]:
 
 @pytest.fixture(scope="module")
 def standard_twin() -> tuple[float, float]:
-    return robust_accuracy(Standard())
+    return robust_accuracy(Standard(StandardSettings(), label_smoothing=0.0))
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_adversarial_training_gains_twenty_points(standard_twin, num_steps):
     clean, before = standard_twin
     assert clean > 0.95  # the twin has learned its task
-    attack = InnerAttack(eps=EPS, num_steps=num_steps)
-    _, after = robust_accuracy(AdversarialTraining(attack))
+    attack = FgsmTrainingSettings(eps=EPS, num_steps=num_steps)
+    _, after = robust_accuracy(AdversarialTraining(attack, label_smoothing=0.0))
     assert after > before + 0.2

@@ -1,28 +1,29 @@
 """Soft targets: the outer loss follows them, attacks and accuracy follow their argmax."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from timm.loss import BinaryCrossEntropy
 
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 from components.data.augment import Mixing
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
+from components.data.settings import AugmentSettings
+from components.train.objectives import settings as s
 from components.train.objectives.base import Batch
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.mart import Mart
-from components.train.objectives.noise import GaussianNoise
-from components.train.objectives.standard import Standard, binary_cross_entropy
+from components.train.objectives.registry import make_objective
+from components.train.objectives.standard import binary_cross_entropy
 from components.train.session import initial_model
 
 OBJECTIVES = {
-    "standard": (Standard, {}),
-    "fgsm": (AdversarialTraining, {"attack": InnerAttack(eps=0.1)}),
-    "columns": (AblationTraining, {"size": 4}),
-    "noise": (GaussianNoise, {"sigma": 0.25}),
+    "standard": s.StandardSettings(),
+    "fgsm": s.FgsmTrainingSettings(eps=0.1),
+    "columns": s.ColumnsTrainingSettings(band=4),
+    "noise": s.GaussianTrainingSettings(sigma=0.25),
 }
+new_objective = partial(make_objective, label_smoothing=0.0)
 
 
 @pytest.fixture
@@ -37,23 +38,23 @@ def with_targets(batch: Batch) -> Batch:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_outer_loss_is_the_cross_entropy_of_the_targets(name, model, new_batch):
-    kind, fields = OBJECTIVES[name]
+    settings = OBJECTIVES[name]
     batch = with_targets(new_batch())
-    plain = kind(**fields).loss(model, model, batch)
+    plain = new_objective(settings).loss(model, model, batch)
     expected = -(batch.targets * plain.logits.log_softmax(dim=1)).sum(dim=1).mean()
     torch.testing.assert_close(plain.loss.detach(), expected)
-    smoothed = kind(**fields, label_smoothing=0.3).loss(model, model, batch)
+    smoothed = make_objective(settings, label_smoothing=0.3).loss(model, model, batch)
     assert torch.equal(smoothed.loss, plain.loss)  # targets come smoothed already
-    hard = kind(**fields).loss(model, model, new_batch())
+    hard = new_objective(settings).loss(model, model, new_batch())
     assert not torch.equal(hard.loss, plain.loss)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_one_hot_targets_are_labels(name, model, new_batch):
-    kind, fields = OBJECTIVES[name]
+    settings = OBJECTIVES[name]
     one_hot = torch.nn.functional.one_hot(new_batch().labels, 2).float()
-    soft = kind(**fields).loss(model, model, replace(new_batch(), targets=one_hot))
-    hard = kind(**fields).loss(model, model, new_batch())
+    soft = new_objective(settings).loss(model, model, replace(new_batch(), targets=one_hot))
+    hard = new_objective(settings).loss(model, model, new_batch())
     torch.testing.assert_close(soft.loss, hard.loss)
     assert torch.equal(soft.logits, hard.logits)
 
@@ -61,7 +62,7 @@ def test_one_hot_targets_are_labels(name, model, new_batch):
 def test_attacks_ascend_the_likeliest_class(model, new_batch):
     batch = with_targets(new_batch())
     hard = replace(new_batch(), labels=(batch.targets[:, 1] > 0.5).long())
-    objective = AdversarialTraining(InnerAttack(eps=0.1))
+    objective = new_objective(s.FgsmTrainingSettings(eps=0.1))
     seen = objective.loss(model, model, batch).logits
     assert torch.equal(seen, objective.loss(model, model, hard).logits)
     assert not torch.equal(seen, objective.loss(model, model, new_batch()).logits)
@@ -69,7 +70,7 @@ def test_attacks_ascend_the_likeliest_class(model, new_batch):
 
 def test_mart_refuses_soft_labels(model, new_batch):
     with pytest.raises(CasemateError, match=r"train\.augment: mixing makes soft labels"):
-        Mart(InnerAttack(eps=0.1)).loss(model, model, with_targets(new_batch()))
+        new_objective(s.MartSettings(eps=0.1)).loss(model, model, with_targets(new_batch()))
 
 
 def test_a_tie_goes_to_the_lowest_class(new_batch):
@@ -96,7 +97,7 @@ def test_mixed_classes_count_as_fully_present(new_batch, smoothing):
     labels = torch.arange(8) % 5
     logits = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
     for step in range(5):
-        _, targets = Mixing(0.8, 0.0, mode="pair").apply(
+        _, targets = Mixing(AugmentSettings(mixup=0.8, mix_mode="pair")).apply(
             batch.images,
             labels,
             num_classes=5,
@@ -116,7 +117,7 @@ def test_mixed_classes_count_as_fully_present(new_batch, smoothing):
 
 
 def test_standard_training_by_binary_loss(model, new_batch):
-    out = Standard(criterion="bce").loss(model, model, new_batch())
+    out = new_objective(s.StandardSettings(criterion="bce")).loss(model, model, new_batch())
     assert torch.equal(out.loss, binary_cross_entropy(out.logits, new_batch(), label_smoothing=0))
-    with pytest.raises(CasemateError, match=r"train\.objective\.criterion: mse"):
-        Standard(criterion="mse")
+    with pytest.raises(SettingError, match=r"criterion: mse is unknown"):
+        s.StandardSettings(criterion="mse")

@@ -1,26 +1,24 @@
 """Optimisers, clipping, precision and small passes against what they must equal."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from components.core.errors import CasemateError
-from components.train.epoch import EpochSettings, split_batch, train_epoch
+from components.train.epoch import EpochPlan, split_batch, train_epoch
 from components.train.feed import TrainingSet, Worker
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.noise import GaussianNoise
-from components.train.objectives.standard import Standard
-from components.train.objectives.trades import Trades
-from components.train.optim import OptimizerSettings, Updater, autocast_passes
+from components.train.objectives import settings as s
+from components.train.objectives.registry import make_objective
+from components.train.optim import Updater, autocast_passes, make_optimizer
 from components.train.session import initial_model
+from components.train.settings import SgdSettings, TrainSettings
 from components.train.tally import Tally
 
 
-def one_step(model, settings: OptimizerSettings, gradients, *, lr: float, clip=None, **kwargs):
-    optimizer = settings.make(model, learning_rate=99.0)
-    updater = Updater(optimizer, model, clip_norm=clip, **kwargs)
+def one_step(model, settings: TrainSettings, gradients, *, lr: float, clip=None):
+    optimizer = make_optimizer(model, settings)
+    updater = Updater(optimizer, model, clip_norm=clip, precision="float32")
     for gradient in gradients:
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, gradient)
@@ -31,7 +29,7 @@ def one_step(model, settings: OptimizerSettings, gradients, *, lr: float, clip=N
 def test_sgd_is_momentum_by_hand(toy_spec):
     model = initial_model(toy_spec, seed=0)
     before = model.net.head.weight.detach().clone()
-    settings = OptimizerSettings("sgd", weight_decay=0.5, momentum=0.9)
+    settings = TrainSettings(optimizer=SgdSettings(momentum=0.9), weight_decay=0.5)
     one_step(model, settings, [0.1, 0.3], lr=0.01)
     v = 0.1 + 0.5 * before
     w = before - 0.01 * v
@@ -43,7 +41,7 @@ def test_sgd_is_momentum_by_hand(toy_spec):
 def test_adamw_moves_by_the_rate_and_decays_apart_from_it(toy_spec):
     model = initial_model(toy_spec, seed=0)
     weight, bias = model.net.head.weight.detach().clone(), model.net.head.bias.detach().clone()
-    one_step(model, OptimizerSettings(weight_decay=0.5), [0.7], lr=0.01)
+    one_step(model, TrainSettings(weight_decay=0.5), [0.7], lr=0.01)
     assert torch.allclose(model.net.head.weight, weight * (1 - 0.01 * 0.5) - 0.01, atol=1e-6)
     assert torch.allclose(model.net.head.bias, bias - 0.01, atol=1e-6)
 
@@ -52,7 +50,8 @@ def test_adamw_moves_by_the_rate_and_decays_apart_from_it(toy_spec):
 def test_clipping_bounds_the_norm_of_the_whole_gradient(toy_spec, clip, expected):
     model = initial_model(toy_spec, seed=0)
     before = [w.detach().clone() for w in model.parameters()]
-    one_step(model, OptimizerSettings("sgd", 0.0, momentum=0), [3.0], lr=1.0, clip=clip)
+    settings = TrainSettings(optimizer=SgdSettings(momentum=0), weight_decay=0)
+    one_step(model, settings, [3.0], lr=1.0, clip=clip)
     moved = torch.cat(
         [(b - w.detach()).flatten() for b, w in zip(before, model.parameters(), strict=True)]
     )
@@ -60,11 +59,6 @@ def test_clipping_bounds_the_norm_of_the_whole_gradient(toy_spec, clip, expected
         assert float(moved.norm()) == pytest.approx(clip, rel=1e-4)
     else:
         assert torch.allclose(moved, torch.full_like(moved, expected), atol=1e-5)
-
-
-def test_unknown_words_are_refused(toy_spec):
-    with pytest.raises(CasemateError, match="adam is unknown; choose adamw or sgd"):
-        OptimizerSettings("adam").make(initial_model(toy_spec, seed=0), learning_rate=1.0)
 
 
 def gradient_of(model, objective, batches, split, *, micro_batch, precision="float32"):
@@ -77,17 +71,15 @@ def gradient_of(model, objective, batches, split, *, micro_batch, precision="flo
             caught.append(torch.cat([w.grad.flatten() for w in self.model.parameters()]))
             self.optimizer.zero_grad()
 
-    settings = EpochSettings(
-        3, 1, batches, 1e-3, 0, None, micro_batch=micro_batch, precision=precision
-    )
-    optimizer = OptimizerSettings().make(model, learning_rate=1.0)
+    settings = TrainSettings(batch_size=batches, micro_batch=micro_batch, precision=precision)
+    optimizer = make_optimizer(model, settings)
     train_epoch(
         model,
         model,
         TrainingSet(split),
         objective,
         Catching(optimizer, model, clip_norm=None, precision=precision),
-        settings=settings,
+        plan=EpochPlan(settings, seed=3, epochs=1, image_size=8),
         epoch=0,
         worker=Worker(),
         after_step=lambda done: tally.merge(done.tally),
@@ -95,13 +87,14 @@ def gradient_of(model, objective, batches, split, *, micro_batch, precision="flo
     return caught[0], tally.means()
 
 
-ATTACK = InnerAttack(eps=0.1, num_steps=1)
+new_objective = partial(make_objective, label_smoothing=0.0)
+TRADES = new_objective(s.TradesSettings(eps=0.1, num_steps=1))
 OBJECTIVES = [
-    Standard(0.1),
-    AdversarialTraining(ATTACK, clean_every=1),
-    Trades(ATTACK),
-    AblationTraining(3, 0.0, "column", "image"),
-    GaussianNoise(0.25),
+    make_objective(s.StandardSettings(), label_smoothing=0.1),
+    new_objective(s.FgsmTrainingSettings(eps=0.1, clean_every=1)),
+    TRADES,
+    new_objective(s.AblationTrainingSettings(size=3, position="image")),
+    new_objective(s.GaussianTrainingSettings(sigma=0.25)),
 ]
 
 
@@ -128,10 +121,8 @@ def test_parts_of_a_batch_are_its_rows(new_batch):
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 0.05), ("fp16", 0.01)])
 def test_reduced_precision_is_close_but_not_equal(toy_spec, train_split, precision, tolerance):
     model = initial_model(toy_spec, seed=0)
-    exact, _ = gradient_of(model, Trades(ATTACK), 20, train_split, micro_batch=None)
-    rough, _ = gradient_of(
-        model, Trades(ATTACK), 20, train_split, micro_batch=None, precision=precision
-    )
+    exact, _ = gradient_of(model, TRADES, 20, train_split, micro_batch=None)
+    rough, _ = gradient_of(model, TRADES, 20, train_split, micro_batch=None, precision=precision)
     assert 0 < (exact - rough).norm() / exact.norm() < tolerance
     assert "forward" not in vars(model)  # the model is as it was
 
@@ -178,7 +169,7 @@ def test_weights_that_move_between_passes_are_not_cached():
 def test_a_step_that_overflows_is_left_out_and_halves_the_scale(toy_spec):
     model = initial_model(toy_spec, seed=0)
     before = model.net.head.weight.detach().clone()
-    optimizer = OptimizerSettings().make(model, learning_rate=1.0)
+    optimizer = make_optimizer(model, TrainSettings())
     updater = Updater(optimizer, model, clip_norm=1.0, precision="fp16")
     scale = updater.scaler.get_scale()
     updater.backward(model.net.head.weight.sum() * float("inf"))

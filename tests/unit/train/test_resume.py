@@ -7,75 +7,77 @@ from functools import partial
 import pytest
 import torch
 
-from components.data.augment import Augmentation, Mixing
-from components.train.averaging import AverageSettings
-from components.train.epoch import EpochSettings
+from components.data.settings import AugmentSettings
+from components.train.epoch import EpochPlan
+from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
-from components.train.objectives.awp import Awp
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.leak import LeakDetector
-from components.train.objectives.mart import Mart
-from components.train.objectives.noise import DenoisedFineTuning, GaussianNoise
-from components.train.objectives.standard import Standard
-from components.train.objectives.trades import Trades
-from components.train.optim import OptimizerSettings
-from components.train.schedules import epsilon_at
-from components.train.selection import Selection
+from components.train.objectives.noise import DenoisedFineTuning
+from components.train.objectives.registry import make_objective
 from components.train.session import Session, initial_model
-from components.train.validation import ValidationAttack
+from components.train.settings import EmaSettings, SgdSettings, SwaSettings, TrainSettings
 
-SETTINGS = EpochSettings(
-    seed=5,
+SETTINGS = TrainSettings(
     epochs=2,
     batch_size=6,  # 22 items: three steps per epoch
     learning_rate=5e-3,
-    warmup_epochs=1,
-    clip_norm=1.0,
-    augmentation=Augmentation(8, crop="pad", pad=1, flip=True),
+    augment=AugmentSettings(crop="pad", pad=1, flip=True),
+    val_items=4,
+    val_eps=0.1,
+    val_steps=1,
+    stop_on_leak=False,
 )
-WARMUP = partial(epsilon_at, final=0.1, warmup_epochs=1)
-ATTACK = InnerAttack(eps=0.1, num_steps=1, warmup=WARMUP, warmup_per="step")
-OBJECTIVES = {
-    "standard": lambda: Standard(0.1, "bce"),
-    "pgd": lambda: AdversarialTraining(ATTACK, clean_every=1),
-    "train_stats": lambda: AdversarialTraining(ATTACK, clean_forward="train_stats"),
-    "trades": lambda: Trades(ATTACK),
-    "mart": lambda: Mart(ATTACK),
-    "awp": lambda: Awp(Trades(ATTACK), 0.01, 1),
-    "aas": lambda: AasTraining(AdversarialTraining(ATTACK), every=1, mode="augment"),
-    "aas-replace": lambda: AasTraining(Standard(), every=1, max_batches=1),
-    "aas-awp": lambda: AasTraining(Awp(Mart(ATTACK)), every=1, mode="augment"),
-    "ablation": lambda: AblationTraining(3, 0.0, "block", "image"),
-    "gaussian": lambda: GaussianNoise(0.25),
-    "denoised": lambda: DenoisedFineTuning(_draws, 0.25),
-}
+ATTACK = {"eps": 0.1, "num_steps": 1, "eps_warmup_epochs": 1, "eps_per": "step"}
+AWP, EVERY = (
+    s.AwpSettings(gamma=0.01, start_epoch=1),
+    s.AasTrainingSettings(every=1, mode="augment"),
+)
+DENOISED = s.DenoisedTrainingSettings(sigma=0.25, denoiser="model:any")
 
 
 def _draws(noisy, sigma, draws):
     return noisy / 2 + sigma * draws(0)
 
 
+new_objective = partial(make_objective, label_smoothing=0.0)
+OBJECTIVES = {
+    "standard": lambda: make_objective(s.StandardSettings(criterion="bce"), label_smoothing=0.1),
+    "pgd": lambda: new_objective(s.PgdTrainingSettings(**ATTACK, clean_every=1)),
+    "train_stats": lambda: new_objective(
+        s.PgdTrainingSettings(**ATTACK, clean_forward="train_stats")
+    ),
+    "trades": lambda: new_objective(s.TradesSettings(**ATTACK)),
+    "mart": lambda: new_objective(s.MartSettings(**ATTACK)),
+    "awp": lambda: new_objective(s.TradesSettings(**ATTACK, awp=AWP)),
+    "aas": lambda: new_objective(s.PgdTrainingSettings(**ATTACK, aas=EVERY)),
+    "aas-replace": lambda: AasTraining(
+        new_objective(s.StandardSettings()), s.AasTrainingSettings(every=1, max_batches=1)
+    ),
+    "aas-awp": lambda: new_objective(s.MartSettings(**ATTACK, awp=s.AwpSettings(), aas=EVERY)),
+    "ablation": lambda: new_objective(
+        s.AblationTrainingSettings(size=3, shape="block", position="image")
+    ),
+    "gaussian": lambda: new_objective(s.GaussianTrainingSettings(sigma=0.25)),
+    "denoised": lambda: DenoisedFineTuning(DENOISED, denoise=_draws, label_smoothing=0.0),
+}
+
+
 @pytest.fixture
 def new_session(toy_spec, train_split, val_split):
     spec = replace(toy_spec, options={**toy_spec.options, "depth": 2})
 
-    def make(objective, *, seed: int = 5, **changes) -> Session:
-        arguments = {
-            "train": train_split,
-            "val": val_split,
-            "settings": SETTINGS,
-            "optimizer": OptimizerSettings(),
-            "val_items": 4,
-            "val_attack": ValidationAttack(0.1, 1),
-            "checkpoint_steps": 1,
-        }
+    def make(objective, *, seed: int = 5, checkpoint_steps: int | None = 1, **changes) -> Session:
         model = initial_model(spec, seed=seed)
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.1  # layers that draw must draw the same again
-        return Session(model, objective, **{**arguments, **changes})
+        return Session(
+            model,
+            objective,
+            train=train_split,
+            val=val_split,
+            plan=EpochPlan(replace(SETTINGS, **changes), seed=5, epochs=2, image_size=8),
+            checkpoint_steps=checkpoint_steps,
+        )
 
     return make
 
@@ -131,25 +133,28 @@ def test_every_objective_resumes_inside_an_epoch(new_session, name):
 
 
 FURTHER = {
-    "ema": {"average": AverageSettings("ema", 0.9)},
-    "swa": {"average": AverageSettings("swa", start_epoch=1)},
-    "best": {"selection": lambda: Selection("best")},
-    "best-ema": {"average": AverageSettings("ema", 0.9), "selection": lambda: Selection("best")},
-    "patience": {"selection": lambda: Selection("last", patience=1)},
-    "leak": {"leak": lambda: LeakDetector(num_steps=2)},
-    "sgd": {"optimizer": OptimizerSettings("sgd", nesterov=True)},
-    "bf16": {"settings": replace(SETTINGS, precision="bf16")},
-    "fp16": {"settings": replace(SETTINGS, precision="fp16")},
-    "micro": {"settings": replace(SETTINGS, micro_batch=4)},
-    "mixing": {"settings": replace(SETTINGS, mixing=Mixing(), smoothing=0.1)},
+    "ema": {"average": EmaSettings(decay=0.9)},
+    "swa": {"average": SwaSettings(start_epoch=1)},
+    "best": {"select": "best"},
+    "best-ema": {"average": EmaSettings(decay=0.9), "select": "best"},
+    "patience": {"patience": 1},
+    "leak": {"stop_on_leak": True},
+    "sgd": {"optimizer": SgdSettings(nesterov=True)},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "micro": {"micro_batch": 4},
+    "mixing": {
+        "augment": replace(SETTINGS.augment, mixup=0.8, cutmix=1.0),
+        "label_smoothing": 0.1,
+    },
 }
 
 
 @pytest.mark.parametrize("name", FURTHER)
 def test_every_setting_resumes_inside_any_epoch(new_session, name):
     def new(seed: int) -> Session:
-        changes = {k: v() if callable(v) else v for k, v in FURTHER[name].items()}
-        return new_session(AdversarialTraining(ATTACK, clean_every=2), seed=seed, **changes)
+        objective = new_objective(s.PgdTrainingSettings(**ATTACK, clean_every=2))
+        return new_session(objective, seed=seed, **FURTHER[name])
 
     straight = new(5)
     checkpoints = checkpoints_of(straight)
@@ -159,7 +164,8 @@ def test_every_setting_resumes_inside_any_epoch(new_session, name):
 
 
 def test_checkpoints_do_not_disturb(new_session):
-    with_them, without = new_session(Standard()), new_session(Standard(), checkpoint_steps=None)
+    objective = new_objective(s.StandardSettings())
+    with_them, without = new_session(objective), new_session(objective, checkpoint_steps=None)
     checkpoints_of(with_them)
     assert set(checkpoints_of(without)) == {(1, 0), (2, 0)}
     assert_same(with_them, without)

@@ -7,95 +7,103 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.errors import CasemateError
-from components.train.schedules import RateSchedule, epsilon_at, learning_rate_at, peak_rate
+from components.core.settings import SettingError
+from components.train.schedules import epsilon_at, peak_rate
+from components.train.settings import (
+    ConstantSettings,
+    CosineSettings,
+    StepSettings,
+    TrainSettings,
+)
 
 
-def test_learning_rate_rises_falls_and_rests():
-    def at(step: int) -> float:
-        return learning_rate_at(step, peak=2.0, total_steps=12, warmup_steps=4, floor_ratio=0.1)
+def rates(*, epochs: int, steps: int = 2, peak: float = 1.0, **settings) -> list[float]:
+    """The learning rate of every step of a training."""
+    train = TrainSettings(**{"learning_rate": peak, "warmup_epochs": 0, **settings})
+    return [
+        train.rate_at(epoch, step, epochs=epochs, steps_per_epoch=steps)
+        for epoch in range(epochs)
+        for step in range(steps)
+    ]
 
-    assert [at(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
-    assert at(4) == 2.0  # the cosine begins at its top
-    assert at(8) == pytest.approx(2.0 * (0.1 + 0.9 / 2))  # half way down
-    assert at(12) == pytest.approx(0.2)
-    assert at(40) == at(12)  # a longer run than planned rests on the floor
+
+def test_learning_rate_rises_falls_and_stays():
+    found = rates(epochs=4, steps=4, peak=2.0, warmup_epochs=1, schedule=CosineSettings(floor=0.2))
+    assert found[:4] == [0.5, 1.0, 1.5, 2.0]
+    assert found[4] == 2.0  # the cosine begins at its top
+    assert found[10] == pytest.approx(2.0 * (0.1 + 0.9 / 2))  # half way down
+    train = TrainSettings(learning_rate=2.0, schedule=CosineSettings(floor=0.2))
+    end, later = (train.rate_at(e, 0, epochs=4, steps_per_epoch=4) for e in (4, 10))
+    assert end == later == pytest.approx(0.2)  # a longer run than planned stays at the floor
 
 
 @given(st.integers(0, 5), st.integers(1, 40))
-def test_learning_rate_never_exceeds_its_peak_nor_falls_below_the_floor(warmup, total):
-    rates = [
-        learning_rate_at(step, peak=1e-3, total_steps=total, warmup_steps=warmup)
-        for step in range(total)
-    ]
-    assert all(0 < rate <= 1e-3 for rate in rates)
-    falling = rates[warmup:]
+def test_learning_rate_never_exceeds_its_peak_nor_falls_below_the_floor(warmup, epochs):
+    found = rates(epochs=epochs, steps=1, peak=1e-3, warmup_epochs=warmup)
+    assert all(0 < rate <= 1e-3 for rate in found)
+    falling = found[warmup:]
     assert falling == sorted(falling, reverse=True)
     assert all(rate >= 1e-5 * 0.999999 for rate in falling)
 
 
 def test_no_warmup_starts_at_the_peak():
-    assert learning_rate_at(0, peak=3.0, total_steps=10, warmup_steps=0) == 3.0
+    assert rates(epochs=10, peak=3.0)[0] == 3.0
 
 
-def test_warmup_of_the_whole_run_divides_by_nothing():
-    assert learning_rate_at(4, peak=1.0, total_steps=4, warmup_steps=4) == 1.0
+def test_warmup_of_the_whole_run_does_not_divide_by_zero():
+    train = TrainSettings(learning_rate=1.0, warmup_epochs=4)
+    assert train.rate_at(4, 0, epochs=4, steps_per_epoch=1) == 1.0
 
 
 def test_epsilon_warms_up_by_whole_epochs():
-    warming = [epsilon_at(epoch, final=0.4, warmup_epochs=4) for epoch in range(6)]
+    warming = [linear(epoch, final=0.4, warmup_epochs=4) for epoch in range(6)]
     assert warming == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.4])
     assert warming[0] == 0  # exactly: the first epoch is clean
     assert warming[4] == 0.4
-    assert epsilon_at(0, final=0.4, warmup_epochs=0) == 0.4
+    assert linear(0, final=0.4, warmup_epochs=0) == 0.4
 
 
-def rates(schedule: RateSchedule, *, epochs: int, warmup_epochs: int = 0, steps: int = 2) -> list:
-    return [
-        schedule.at(
-            step, peak=1.0, epochs=epochs, warmup_epochs=warmup_epochs, steps_per_epoch=steps
-        )
-        for step in range(epochs * steps)
-    ]
+def linear(epoch: float, *, final: float, warmup_epochs: int) -> float:
+    return epsilon_at(
+        epoch, final=final, warmup_epochs=warmup_epochs, zero_epochs=0, shape="linear"
+    )
 
 
-@given(st.integers(1, 12), st.integers(0, 4), st.integers(1, 5), st.floats(1e-5, 10))
-def test_the_default_schedule_is_the_plain_one(epochs, warmup, steps, peak):
-    for step in range(epochs * steps):
-        assert RateSchedule().at(
-            step, peak=peak, epochs=epochs, warmup_epochs=warmup, steps_per_epoch=steps
-        ) == learning_rate_at(
-            step, peak=peak, total_steps=epochs * steps, warmup_steps=warmup * steps
-        )
-
-
-def test_a_cooldown_rests_on_the_floor():
-    found = rates(RateSchedule(floor=0.25, cooldown_epochs=2), epochs=6)
+def test_a_cooldown_stays_at_the_floor():
+    found = rates(epochs=6, schedule=CosineSettings(floor=0.25, cooldown_epochs=2))
     cosine = [0.25 + 0.75 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
     assert found == pytest.approx([*cosine, 0.25, 0.25, 0.25, 0.25])
 
 
 def test_a_warmup_from_a_value_begins_there():
-    found = rates(RateSchedule("constant", warmup_start=0.2), epochs=3, warmup_epochs=2)
+    found = rates(epochs=3, schedule=ConstantSettings(), warmup_start=0.2, warmup_epochs=2)
     assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_milestones_are_whole_epochs_from_the_start():
-    schedule = RateSchedule("step", gamma=0.1, milestones=(2, 3))
-    found = rates(schedule, epochs=4, warmup_epochs=1)
+    found = rates(epochs=4, schedule=StepSettings(gamma=0.1, milestones=(2, 3)), warmup_epochs=1)
     assert found == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
+@given(st.integers(1, 5), st.integers(1, 9))
+def test_every_few_epochs_is_a_list_of_milestones(every, epochs):
+    milestones = tuple(range(every, epochs, every)) or (99,)
+    expected = rates(epochs=epochs, schedule=StepSettings(milestones=milestones))
+    assert rates(epochs=epochs, schedule=StepSettings(every=every)) == expected
+
+
 def test_rates_that_follow_the_batch():
-    assert peak_rate(5e-4, batch_size=1024) == 5e-4
+    assert peak_rate(5e-4, batch_size=1024, rule="absolute") == 5e-4
     assert peak_rate(5e-4, batch_size=1024, rule="linear") == pytest.approx(1e-3)
     assert peak_rate(2e-4, batch_size=1024, rule="sqrt") == pytest.approx(2e-4 * math.sqrt(2))
-    with pytest.raises(CasemateError, match="choose absolute, linear or sqrt"):
-        peak_rate(1.0, batch_size=1, rule="log")
+    scaled = TrainSettings(learning_rate=5e-4, batch_size=1024, rate_rule="linear")
+    assert scaled.peak_rate == pytest.approx(1e-3)
+    with pytest.raises(SettingError, match="choose one of absolute, linear, sqrt"):
+        TrainSettings(rate_rule="log")
 
 
 def test_published_epsilons_of_a_linear_warmup():
-    found = [epsilon_at(e, final=4 / 255, warmup_epochs=10) * 255 for e in (0, 1, 5, 9, 10)]
+    found = [linear(e, final=4 / 255, warmup_epochs=10) * 255 for e in (0, 1, 5, 9, 10)]
     assert found == pytest.approx([0, 0.4, 2, 3.6, 4])
 
 

@@ -1,55 +1,50 @@
 """A training is a function of its checkpoint: interrupted or not, the same bits."""
 
 import io
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 
-from components.data.augment import Augmentation
-from components.train.epoch import EpochSettings
+from components.data.settings import AugmentSettings
+from components.train.epoch import EpochPlan
 from components.train.feed import Feeding, Worker
-from components.train.objectives.ablation import AblationTraining
-from components.train.objectives.adversarial import AdversarialTraining
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.noise import GaussianNoise
-from components.train.objectives.standard import Standard
-from components.train.optim import OptimizerSettings
-from components.train.schedules import epsilon_at
-from components.train.selection import Selection
+from components.train.objectives import settings as s
+from components.train.objectives.base import Objective
+from components.train.objectives.registry import make_objective
 from components.train.session import Session, initial_model
-from components.train.validation import ValidationAttack
+from components.train.settings import TrainSettings
 
-SETTINGS = EpochSettings(
-    seed=5,
-    epochs=3,
+SETTINGS = TrainSettings(
     batch_size=8,
     learning_rate=5e-3,
-    warmup_epochs=1,
-    clip_norm=1.0,
-    augmentation=Augmentation(8, crop="pad", pad=1, flip=True),
+    augment=AugmentSettings(crop="pad", pad=1, flip=True),
+    val_items=6,
+    val_eps=0.1,
+    val_steps=2,
+    stop_on_leak=False,
 )
+new_objective = partial(make_objective, label_smoothing=0.0)
+STANDARD = new_objective(s.StandardSettings())
 
 
-def fgsm(*, warmup_epochs: int) -> AdversarialTraining:
-    warmup = partial(epsilon_at, final=0.1, warmup_epochs=warmup_epochs)
-    return AdversarialTraining(InnerAttack(eps=0.1, warmup=warmup))
+def fgsm(*, warmup_epochs: int) -> Objective:
+    return new_objective(s.FgsmTrainingSettings(eps=0.1, eps_warmup_epochs=warmup_epochs))
 
 
 @pytest.fixture
 def new_session(toy_spec, train_split, val_split):
-    def make(objective=None, *, seed: int = 5, **changes) -> Session:
-        arguments = {
-            "train": train_split,
-            "val": val_split,
-            "settings": SETTINGS,
-            "optimizer": OptimizerSettings(),
-            "val_items": 6,
-            "val_attack": ValidationAttack(0.1, 2),
-        }
-        model = initial_model(toy_spec, seed=seed)
-        return Session(model, objective or Standard(), **{**arguments, **changes})
+    def make(objective=STANDARD, *, seed: int = 5, settings=SETTINGS, **placement) -> Session:
+        return Session(
+            initial_model(toy_spec, seed=seed),
+            objective,
+            train=train_split,
+            val=val_split,
+            plan=EpochPlan(settings, seed=5, epochs=3, image_size=8),
+            **placement,
+        )
 
     return make
 
@@ -68,7 +63,12 @@ def through_a_file(state):
 
 @pytest.mark.parametrize(
     "objective",
-    [Standard(), fgsm(warmup_epochs=2), AblationTraining(3), GaussianNoise(0.25)],
+    [
+        STANDARD,
+        fgsm(warmup_epochs=2),
+        new_objective(s.ColumnsTrainingSettings(band=3)),
+        new_objective(s.GaussianTrainingSettings(sigma=0.25)),
+    ],
     ids=lambda objective: type(objective).__name__,
 )
 def test_a_resumed_training_is_bit_equal_to_a_straight_one(new_session, objective):
@@ -107,7 +107,7 @@ def test_rows_of_the_history(new_session):
         )  # only `val_items` are attacked
         assert 0 <= row["wait_seconds"] <= row["seconds"]
         assert row["images_per_second"] >= 16 / row["seconds"]  # without the time of validation
-    plain = new_session(val_attack=None).run_epoch()
+    plain = new_session(settings=replace(SETTINGS, val_eps=None)).run_epoch()
     assert plain["eps"] is None
     assert plain["val_robust_accuracy"] is None
 
@@ -164,7 +164,7 @@ class SplitsOnRequest:
 
 def test_the_test_split_is_never_touched(train_split, val_split):
     from pipelines.recipe.load import loads
-    from pipelines.stages.train.stage import make_session
+    from pipelines.stages.train.session import make_session
 
     recipe = loads(
         """
@@ -181,18 +181,19 @@ def test_the_test_split_is_never_touched(train_split, val_split):
 
 
 @pytest.mark.parametrize(
-    ("objective", "attack", "best"),
+    ("objective", "eps", "best"),
     [
-        (Standard(), ValidationAttack(0.1, 2), 2),
-        (Standard(), None, 2),
-        (fgsm(warmup_epochs=2), ValidationAttack(0.1, 2), 0),  # also while epsilon is 0
+        (STANDARD, 0.1, 2),
+        (STANDARD, None, 2),
+        (fgsm(warmup_epochs=2), None, 0),  # also while epsilon is 0
     ],
 )
 def test_only_models_trained_on_attacks_are_selected_under_attack(
-    new_session, objective, attack, best
+    new_session, objective, eps, best
 ):
-    """A network that has learned nothing stands an attack better than a plainly trained one."""
-    session = new_session(objective, val_attack=attack, selection=Selection("best"))
+    """An untrained network can have a higher robust accuracy than one trained without attacks."""
+    settings = replace(SETTINGS, val_eps=eps, select="best")
+    session = new_session(objective, settings=settings)
     for clean, robust in ((0.2, 0.2), (0.6, 0.1), (0.9, 0.0)):
         figures = {"val_accuracy": clean, "val_robust_accuracy": robust}
         with mock.patch.object(session, "_validate", return_value=figures):

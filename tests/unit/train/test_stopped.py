@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from pipelines.stages.train import stage as train
 def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):
     class Trainer:
         def __init__(self, loop, *, train_loop_config, **_) -> None:
-            self.stopped = Path(train_loop_config["stopped"])
+            self.stopped = train_loop_config["job"].stopped
 
         def fit(self) -> None:
             assert not self.stopped.exists()  # of an earlier run
@@ -23,7 +22,7 @@ def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):
                 json.dumps(["train.objective.num_steps", 1, "lets labels leak"])
             )
 
-    monkeypatch.setattr(train, "LeanTrainer", Trainer)
+    monkeypatch.setattr(train, "FailFastTrainer", Trainer)
     monkeypatch.setattr(train.PreparedDataset, "open", lambda path: None)
     monkeypatch.setattr(train.build, "model_spec", lambda *_: None)
     monkeypatch.setattr(train, "_check_network", lambda *_: None)

@@ -10,9 +10,8 @@ from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.mart import Mart
 from components.train.objectives.trades import Trades
-from pipelines.recipe import build
 from pipelines.recipe.load import loads, shrink
-from pipelines.stages.train.stage import make_session
+from pipelines.stages.train.session import make_session, objective_of
 
 TEXT = """
 name: toy
@@ -85,24 +84,19 @@ def test_settings_of_an_adversarial_objective():
         "awp: {gamma: 0.02, start_epoch: 3}, "
         "aas: {every: 5, mode: augment, max_batches: 2, num_steps: 3, distance: eq3_squared}}"
     )
-    scaled = build.objective(recipe_of(f"train.objective={text}"), "main")
+    recipe = recipe_of(f"train.objective={text}")
+    scaled = objective_of(recipe, "main")
     assert isinstance(scaled, AasTraining)
-    assert (scaled.every, scaled.mode, scaled.max_batches) == (5, "augment", 2)
+    own = scaled.settings
+    assert (own.every, own.mode, own.max_batches) == (5, "augment", 2)
     assert (scaled.search.num_steps, scaled.search.distance) == (3, "eq3_squared")
     perturbed = scaled.inner
     assert isinstance(perturbed, Awp)
-    assert (perturbed.gamma, perturbed.start_epoch) == (0.02, 3)
+    assert (perturbed.settings.gamma, perturbed.settings.start_epoch) == (0.02, 3)
     plain = perturbed.inner
     assert isinstance(plain, AdversarialTraining)
-    assert (plain.attack_target, plain.clean_forward, plain.clean_every) == (
-        "soft",
-        "train_stats",
-        7,
-    )
-    attack = plain.attack
-    assert (attack.num_steps, attack.step_size, attack.step_rule) == (4, 0.02, "proportional")
-    assert (attack.start, attack.warmup_per) == ("normal", "epoch")
-    assert [attack.eps_at(e) for e in (0, 2, 3, 4)] == pytest.approx([0, 0, 0.05, 0.1])
+    assert plain.settings == recipe.train.objective
+    assert [plain.eps_at(e) for e in (0, 2, 3, 4)] == pytest.approx([0, 0, 0.05, 0.1])
 
 
 @pytest.mark.parametrize(
@@ -115,9 +109,9 @@ def test_settings_of_an_adversarial_objective():
     ],
 )
 def test_numbers_of_other_objectives(text, kind, expected):
-    found = build.objective(recipe_of(f"train.objective={text}"), "main")
+    found = objective_of(recipe_of(f"train.objective={text}"), "main")
     assert isinstance(found, kind)
-    assert {key: getattr(found, key) for key in expected} == expected
+    assert {key: getattr(found.settings, key) for key in expected} == expected
 
 
 def test_settings_of_the_optimisation(toy):
@@ -156,13 +150,13 @@ def test_settings_of_the_optimisation(toy):
 def test_validation_by_the_training_attack_is_at_full_epsilon(toy):
     own = "{kind: trades, eps: 0.1, num_steps: 3, eps_warmup_epochs: 9, awp: {}}"
     overrides = ["train.val_attack=train", f"train.objective={own}"]
-    attack = build.validation_attack(recipe_of(*overrides), "main").objective.attack
-    assert (attack.eps_at(0), attack.num_steps) == (0.1, 3)
+    own = make_session(recipe_of(*overrides), "main", toy).val_attack.objective
+    assert (own.eps_at(0), own.settings.num_steps) == (0.1, 3)
     beside = recipe_of(*overrides, "train.variants.plain={objective: {kind: standard}}")
-    assert build.validation_attack(beside, "plain") is None
+    assert make_session(beside, "plain", toy).val_attack is None
     row = make_session(recipe_of(*overrides), "main", toy).run_epoch()
     assert 0 <= row["val_robust_accuracy"] <= 1
-    with pytest.raises(CasemateError, match="is none: standard attacks nothing"):
+    with pytest.raises(CasemateError, match="does not exist: standard has no training attack"):
         recipe_of("train.val_attack=train", "train.val_eps=0.1")
 
 
@@ -171,15 +165,15 @@ def test_validation_by_the_training_attack_is_at_full_epsilon(toy):
     [
         (
             ["train.objective={kind: mart, eps: 0.1}", "train.augment={mixup: 0.8}"],
-            "train: augment: makes soft labels, which mart cannot weigh",
+            "train.augment: makes soft labels, which mart cannot weigh",
         ),
         (
             ["train.objective={kind: pgd, eps: 0.1, awp: {}}", "train.micro_batch=4"],
-            "train: micro_batch: cannot be combined with awp",
+            "train.micro_batch: 4 cannot be combined with awp",
         ),
         (
             ["train.objective={kind: pgd, eps: 0.1, awp: {}}", "train.precision=fp16"],
-            "train: precision: fp16 loses the gradients",
+            "train.precision: fp16 loses the gradients",
         ),
         (
             ["train.schedule={kind: cosine, cooldown_epochs: 2}"],

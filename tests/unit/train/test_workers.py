@@ -7,23 +7,35 @@ import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 
-from components.train.averaging import AverageSettings
-from components.train.epoch import EpochSettings
+from components.train.epoch import EpochPlan
 from components.train.feed import Worker
 from components.train.objectives.adversarial import AdversarialTraining
-from components.train.objectives.inner import InnerAttack
-from components.train.objectives.leak import LeakDetector
+from components.train.objectives.settings import FgsmTrainingSettings, TradesSettings
 from components.train.objectives.trades import Trades
-from components.train.optim import OptimizerSettings
-from components.train.selection import Selection
 from components.train.session import Session, TrainingStoppedError, initial_model
-from components.train.validation import ValidationAttack
+from components.train.settings import EmaSettings, SgdSettings, TrainSettings
 
-ATTACK = InnerAttack(eps=0.1)
+SETTINGS = TrainSettings(
+    batch_size=6,
+    learning_rate=5e-3,
+    micro_batch=2,
+    optimizer=SgdSettings(),  # adam blows float noise up to whole steps
+    val_items=6,
+    val_eps=0.1,
+    val_steps=1,
+    stop_on_leak=False,
+)
+ATTACK = FgsmTrainingSettings(eps=0.1)
+TRADES = Trades(TradesSettings(eps=0.1, num_steps=1), label_smoothing=0.0)
+
+
+def fgsm(**changes) -> AdversarialTraining:
+    return AdversarialTraining(replace(ATTACK, **changes), label_smoothing=0.0)
 
 
 class Meeting:
@@ -52,13 +64,9 @@ def new_session(toy_spec, train_split, val_split):
             objective,
             train=train_split,
             val=val_split,
-            settings=EpochSettings(5, 2, 6, 5e-3, 1, 1.0, micro_batch=2),
-            optimizer=OptimizerSettings("sgd"),  # adam blows float noise up to whole steps
-            val_items=6,
-            val_attack=ValidationAttack(0.1, 1),
+            plan=EpochPlan(replace(SETTINGS, **changes), seed=5, epochs=2, image_size=8),
             checkpoint_steps=2,
             worker=worker,
-            **changes,
         )
 
     return make
@@ -98,7 +106,7 @@ def close(session: Session, other: Session) -> None:
         assert torch.allclose(value, expected[name], atol=1e-5), name
 
 
-@pytest.mark.parametrize("objective", [Trades(ATTACK), AdversarialTraining(ATTACK, clean_every=1)])
+@pytest.mark.parametrize("objective", [TRADES, fgsm(clean_every=1)])
 def test_two_workers_train_like_one(new_session, objective):
     def run(session: Session, total) -> None:
         while not session.finished:
@@ -114,7 +122,7 @@ def test_two_workers_train_like_one(new_session, objective):
 
 
 def test_a_checkpoint_of_two_workers_goes_on_with_one_or_two(new_session):
-    objective = Trades(ATTACK)
+    objective = TRADES
     alone, saved = new_session(objective), {}
     while not alone.finished:
         alone.run_epoch()
@@ -147,10 +155,7 @@ def test_a_checkpoint_of_two_workers_goes_on_with_one_or_two(new_session):
 def test_all_workers_select_and_stop_by_the_first_one(new_session, monkeypatch):
     sessions = [
         new_session(
-            AdversarialTraining(ATTACK),
-            Worker(rank, 2),
-            selection=Selection("best", patience=1),
-            average=AverageSettings("ema", 0.5),
+            fgsm(), Worker(rank, 2), select="best", patience=1, average=EmaSettings(decay=0.5)
         )
         for rank in (0, 1)
     ]
@@ -177,7 +182,7 @@ def test_a_leak_stops_all_workers_at_the_same_step(new_session):
             return type(out)(out.loss, out.logits, out.logits, {"rescued": 1.0, "broken": 0.0})
 
     sessions = [
-        new_session(Leaking(ATTACK), Worker(rank, 2), leak=LeakDetector(num_steps=1))
+        new_session(Leaking(ATTACK, label_smoothing=0.0), Worker(rank, 2), stop_on_leak=True)
         for rank in (0, 1)
     ]
 

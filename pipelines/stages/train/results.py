@@ -1,0 +1,103 @@
+"""What training writes and logs: progress and epochs while it runs, figures and the model after."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from components.denoising.loading import is_source, source_digest
+from components.models.checkpoint import load_model, read_header
+from components.models.pixels import PixelModel
+from components.models.pretrained import read_parent
+from components.models.spec import ModelSpec
+from pipelines.recipe.schema.recipe import Recipe
+from pipelines.runtime import progress
+from pipelines.runtime.artifacts import StageDir
+from pipelines.stages.train.session import load_start
+
+Row = Mapping[str, float | int | None]  # figures of one epoch by name
+
+
+class LiveLog:
+    """Reads `live.json` of rank 0: shows progress, and logs each finished epoch once to MLflow."""
+
+    def __init__(self, live: Path, out: StageDir) -> None:
+        self.live, self.out, self.num_logged = live, out, 0
+
+    def __call__(self, bar: progress.Bar) -> None:
+        if not self.live.exists():
+            return
+        state = json.loads(self.live.read_text())
+        rows = state["rows"]
+        for row in rows[self.num_logged :]:
+            values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
+            self.out.run.metrics(values, step=row["epoch"])
+        self.num_logged = max(self.num_logged, len(rows))
+        bar.at(len(rows) + state["fraction"], progress_line(rows, state["running"]))
+
+
+def progress_line(rows: Sequence[Row], running: Row) -> str:
+    """Figures of the running epoch, and validation figures of the last finished one."""
+    last: Row = rows[-1] if rows else {}
+    now = running if running["loss"] is not None else last
+    clean = now.get("train_clean_accuracy")  # measured beside a loss on attacked images alone
+    shown = {
+        "loss": now.get("loss"),
+        "clean": clean,
+        "train": now.get("train_accuracy") if clean is None else None,
+        "attacked": now.get("train_adversarial_accuracy"),
+        "val": last.get("val_accuracy"),
+        "robust": last.get("val_robust_accuracy"),
+        "mse": last.get("val_mse"),
+        "eps": now.get("eps"),
+    }
+    figures = [f"{key} {value:.3f}" for key, value in shown.items() if value is not None]
+    if (rate := now.get("lr")) is not None:
+        figures.append(f"lr {rate:.1e}")
+    if speed := now.get("images_per_second") or last.get("images_per_second"):
+        figures.append(f"{speed:.0f} images/s")
+    return " ".join(figures) or "first epoch"
+
+
+def report_start(source: str, spec: ModelSpec, out: StageDir) -> None:
+    """Write which pretrained tensors were loaded to `pretrained.json`, and log it to MLflow.
+
+    The driver loads the weights once, so that weights that do not fit show before workers start. A
+    resumed training does not need them: its checkpoint has its own.
+    """
+    path = out.path / "pretrained.json"
+    if not path.exists():
+        report = load_start(PixelModel(spec), source)
+        if is_source(source):
+            parent: dict[str, Any] = {"source": source, "digest": source_digest(source)}
+        else:
+            parent = asdict(read_parent(source, architecture=spec.architecture))
+        out.write_json(path.name, {"parent": parent, "report": report.to_dict()})
+    out.run.artifacts(path)
+
+
+def publish(recipe: Recipe, out: StageDir) -> None:
+    """Write the final figures, and register the model in MLflow."""
+    history = json.loads((out.path / "history.json").read_text())
+    header = read_header(out.path / "model")
+    kept = history["rows"][history["selected_epoch"]]
+    final = {k: v for k, v in kept.items() if k.startswith(("val_", "train_"))}
+    out.write_json("metrics.json", {"final": final, "model_digest": header["digest"]})
+    out.run.tags({"casemate.model_digest": header["digest"]})
+    if out.part in recipe.denoisers():  # needs noise levels besides images: cannot be served
+        out.run.artifacts(*(out.path / "model").glob("model.*"))
+        return
+    model = load_model(out.path / "model")
+    spec = model.spec
+    example = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
+    out.run.register_model(
+        model,
+        name=f"{recipe.name}-{out.part}",
+        alias="candidate",
+        example=example,
+        files=[out.path / "model" / "model.safetensors", out.path / "model" / "model.json"],
+        metadata={"digest": header["digest"], "fingerprint": out.fingerprint},
+    )
