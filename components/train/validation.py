@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from components.attacks.apgd import Apgd
+from components.attacks.gradient import pgd_linf
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
-from components.attacks.pgd import pgd_linf
 from components.attacks.starts import random_starts
 from components.core.errors import CasemateError
 from components.core.types import Labels

@@ -34,8 +34,6 @@ from pipelines.recipe.schema.recipe import MAIN, Recipe
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse what a recipe alone shows to be impossible."""
-    for section in recipe.attack.values():
-        build.attack_list(section)
     if recipe.train:
         for model in recipe.model_names():
             check_known(recipe.model_of(model).architecture)

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from components.attacks.fgsm import START_OFFSET
+from components.attacks.gradient import START_OFFSET
 from components.attacks.gradients import attack_mode, input_gradient
 from components.attacks.interface import Items, check_budget, check_counts
 from components.attacks.losses import LossFn
