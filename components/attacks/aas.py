@@ -1,16 +1,17 @@
-"""Attacks that borrow the gradient of the same network with rescaled attention.
+"""Adaptive attention scaling: attacks that use the gradient of the network with scaled attention.
 
 Jain & Dutta, "Towards Understanding and Improving Adversarial Robustness of Vision Transformers":
-where a softmax is so sharp that its gradient vanishes, an attack is blind; with factors S on the
-attention logits (eq. 2) it sees again. But f_S is another classifier than f, and how often f_S errs
-says nothing about f. Here every point found with the help of f_S is replayed on f, each row keeps
-the worst that any candidate found, and S = 1 is always the first candidate: the result can never
-look weaker than the inner attack. What f_S answers is reported apart, as `paper_protocol`, the
-figures of the paper's tables.
+where a softmax is so sharp that its gradient vanishes, an attack cannot move; factors S on the
+attention logits (eq. 2) restore the gradient. But f_S is another classifier than f, and its errors
+are not errors of f. Here every point found with f_S is evaluated on f, each row keeps the worst
+point of all candidates, and S = 1 is always the first candidate: the result is never weaker than
+the inner attack. Accuracies of f_S are reported apart, as `paper_protocol`, the figures of the
+paper's tables.
 
 Symbols: f = the network under attack, S = one factor per attention module, f_S = f with them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,13 +21,12 @@ from components.attacks.bpda import with_gradient_of
 from components.attacks.gradients import check_logits
 from components.attacks.interface import Attack, AttackResult, Items
 from components.attacks.scales import Scales
-from components.core.errors import CasemateError
+from components.attacks.settings import Surrogate
 from components.core.seeding import stream_key
+from components.core.settings import Positive, Problem, Settings, settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 from components.models.attention.discover import attention_of
 from components.models.attention.scaling import scaled_attention
-
-SURROGATES = ("network", "gradient")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +41,38 @@ class ScaledNetwork:
 
 @dataclass(frozen=True, slots=True)
 class ScaledReport:
-    """`result` speaks about f; `paper_protocol` about the networks f_S, S = 1 first."""
+    """`result` is about f; `paper_protocol` about the networks f_S, S = 1 first."""
 
     result: AttackResult
     paper_protocol: tuple[ScaledNetwork, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledAttack:
-    """`inner` on f, then with the help of f_S for every S of `scales` on the rows still standing.
+@settings
+class ScaledAttack(Settings):
+    """`inner` on f, then with f_S for every S of `scales` on the rows that are still robust.
 
-    `net` is the timm network inside the model that is attacked. How f_S helps is the `surrogate`:
-    - `network`, as published: `inner` attacks f_S, and what it returns is replayed on f. A row
-      leaves `inner` as soon as f_S errs, be it at the clean image, so less carries over to f;
-    - `gradient`: f answers, f_S lends its gradient (`bpda.py`), so that f judges every iterate.
+    `net` is the timm network inside the model that is attacked. `surrogate` is the use of f_S:
+    - `network`, as published: `inner` attacks f_S, and the point it returns is evaluated on f. A
+      row leaves `inner` as soon as f_S errs, even at the clean image, so less transfers to f;
+    - `gradient`: logits of f with the gradient of f_S (`bpda.py`), so f evaluates every iterate.
 
-    The factors are fixed before any row is seen (`scales.py`): a row's result depends on nothing
-    beside it. Every candidate has random numbers of its own, as a restart has; `restarts` is the
-    control with equal compute, equal numbers and no scaling, and belongs next to every figure.
+    The factors are fixed before any row is attacked (`scales.py`): a row's result does not depend
+    on other rows. Every candidate has its own random numbers, as a restart has; `restarts` is the
+    control with equal compute, equal numbers and no scaling, to be reported with every figure.
     """
 
     net: nn.Module
     inner: Attack
-    scales: tuple[Scales, ...]
-    surrogate: str = "network"
+    scales: tuple[tuple[Positive, ...], ...]
+    surrogate: Surrogate
     label: str = "aas"
 
-    def __post_init__(self) -> None:
-        if self.surrogate not in SURROGATES:
-            known = " or ".join(SURROGATES)
-            raise CasemateError("aas.surrogate", self.surrogate, f"is unknown; choose {known}")
+    def problems(self) -> Iterator[Problem]:
         num_modules = len(attention_of(self.net))
         for scales in self.scales:
-            if len(scales) != num_modules or not all(scale > 0 for scale in scales):
-                remedy = f"must be {num_modules} factors > 0, one per attention module"
-                raise CasemateError("aas.scales", scales, remedy)
+            if len(scales) != num_modules:
+                remedy = f"must be {num_modules} factors, one per attention module"
+                yield Problem("scales", scales, remedy)
 
     @property
     def name(self) -> str:
@@ -105,15 +102,15 @@ class ScaledAttack:
         return result
 
     def examine(self, logits_of: LogitsFn, items: Items) -> ScaledReport:
-        """As a call, with every candidate on every row, and with the answers of each f_S."""
+        """As a call, but with every candidate on every row, and with the accuracy of each f_S."""
         result = self.inner(logits_of, items)
         networks = [self._network(logits_of, items, result, self._ones)]
-        everyone = torch.arange(len(items), device=items.x.device)
+        all_rows = torch.arange(len(items), device=items.x.device)
         for index, scales in enumerate(self.scales, start=1):
             found = self._crafted(logits_of, items, scales=scales, index=index)
             found = replace(found, clean_prediction=result.clean_prediction)  # of f, not of f_S
             networks.append(self._network(logits_of, items, found, scales))
-            result = _worst_of(result, found, items.y, everyone)
+            result = _worst_of(result, found, items.y, all_rows)
         return ScaledReport(result, tuple(networks))
 
     @property
@@ -123,13 +120,13 @@ class ScaledAttack:
     def _crafted(
         self, logits_of: LogitsFn, items: Items, *, scales: Scales, index: int
     ) -> AttackResult:
-        """What `inner` finds with the help of f_S; the adversarial prediction is that of f."""
+        """The points that `inner` finds with f_S; the adversarial prediction is that of f."""
         items = replace(items, run_seed=candidate_seed(items.run_seed, index))
         if scales == self._ones:  # f_S is f, bit for bit
             return self.inner(logits_of, items)
         if self.surrogate == "gradient":
             scaled = scaled_logits(logits_of, self.net, scales)
-            found = self.inner(with_gradient_of(scaled, judge=logits_of), items)
+            found = self.inner(with_gradient_of(scaled, forward=logits_of), items)
             return replace(found, num_evaluations=found.num_evaluations + found.num_gradients)
         with scaled_attention(self.net, _factors(scales)):  # once: entering it costs milliseconds
             found = self.inner(logits_of, items)
@@ -142,7 +139,7 @@ class ScaledAttack:
     def _network(
         self, logits_of: LogitsFn, items: Items, found: AttackResult, scales: Scales
     ) -> ScaledNetwork:
-        """`found` holds the answers of f."""
+        """`found` has the predictions of f."""
         scaled = scaled_logits(logits_of, self.net, scales)
         scaled_clean = _predictions(scaled, items.x, items) == items.y
         original_clean = found.clean_prediction == items.y
@@ -166,7 +163,7 @@ def scaled_logits(logits_of: LogitsFn, net: nn.Module, scales: Scales) -> Logits
 
 
 def _factors(scales: Scales) -> Tensor:
-    return torch.tensor(scales, dtype=torch.float64)  # rounded where it meets a weight, not before
+    return torch.tensor(scales, dtype=torch.float64)  # rounded to the weights' dtype when applied
 
 
 def candidate_seed(run_seed: int, index: int) -> int:
@@ -180,7 +177,7 @@ def _predictions(logits_of: LogitsFn, x: Images, items: Items) -> Labels:
 
 
 def _worst_of(result: AttackResult, found: AttackResult, y: Labels, rows: Tensor) -> AttackResult:
-    """`result` with the points of `found` (its rows are `rows`) that break rows still standing."""
+    """`result` with the points of `found` (for `rows`) that break rows which were still robust."""
     broke = (result.adversarial_prediction[rows] == y[rows]) & (
         found.adversarial_prediction != y[rows]
     )

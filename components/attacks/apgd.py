@@ -2,8 +2,8 @@
 
 Croce & Hein 2020, "Reliable evaluation of adversarial robustness with an ensemble of diverse
 parameter-free attacks", Algorithm 1; the constants and the fine points that the text leaves open
-are those of its published code, from which all published numbers come. `ascend` is one run from
-one start; `Apgd` restarts it, `ApgdTargeted` points it at one wrong class after the other.
+are those of its published code, from which all published numbers come. `ascent` is one run from
+one start; `Apgd` restarts it, `ApgdTargeted` runs it for one wrong class after the other.
 
 Symbols: x^(k) = the point after k steps, f = its loss, eta = the step size of a row, N = the number
 of steps, w = a window: the steps between two reviews of eta.
@@ -18,90 +18,54 @@ import torch
 from torch import Tensor
 
 from components.attacks.gradients import check_logits, input_gradient, is_zero
-from components.attacks.interface import AttackResult, Items, Search, check_budget, check_counts
+from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, targeted_dlr
 from components.attacks.projections import Ball, ball_around
+from components.attacks.settings import ApgdSettings, ApgdTargetedSettings
 from components.attacks.starts import random_point, restart_stream
-from components.core.errors import CasemateError
+from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 
 MOMENTUM = 0.75  # alpha: the share of the new step; the rest repeats the last one
-RHO = 0.75  # steps that raised the loss: at most this share of a window, and eta is halved
-LOSSES: dict[str, LossFn] = {"ce": cross_entropy, "dlr": dlr}
+LOSSES: dict[str, LossFn] = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apgd:
-    """APGD on cross-entropy or on the difference of logits ratio (`dlr`).
+@settings
+class Apgd(BudgetedAttack, ApgdSettings):
+    """APGD on cross-entropy (`apgd-ce`) or on the difference of logits ratio (`apgd-dlr`).
 
-    Each restart sees the rows that still stand. A row that is never misclassified comes back clean,
-    or with `best_loss` as its point of highest loss. At each point `eot_iter` gradients are summed;
-    of a random model, the last of these passes decides. Standard AutoAttack starts once, what many
-    papers call APGD-CE five times.
+    Each restart gets the rows that are still robust. A row that is never misclassified comes back
+    clean, or with `best_loss` as its point of highest loss. At each point `eot_iter` gradients are
+    summed; for a random model the last of these passes decides.
     """
 
-    norm: str
-    eps: float
-    loss: str = "ce"
-    num_steps: int = 100
-    num_restarts: int = 1
-    rho: float = RHO
-    eot_iter: int = 1
-    best_loss: bool = False
-
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise CasemateError("apgd.loss", self.loss, f"is unknown; choose one of {[*LOSSES]}")
-        check_budget(self.name, norm=self.norm, eps=self.eps)
-        counts = {"num_steps": self.num_steps, "num_restarts": self.num_restarts}
-        check_counts(self.name, **counts, eot_iter=self.eot_iter)
-        if not 0 <= self.rho <= 1:
-            raise CasemateError(f"{self.name}.rho", self.rho, "is no share; write one in [0, 1]")
-
-    @property
-    def name(self) -> str:
-        return f"apgd-{self.loss}"
+    best_loss: bool = False  # of training; not a setting of recipes
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
-        loss_of = LOSSES[self.loss]
+        loss_of = LOSSES[self.kind]
         clean_losses = loss_of(search.clean_logits, items.y)
         search.scores = clean_losses if self.best_loss else _unbeatable(clean_losses)
         for restart in range(self.num_restarts if self.eps > 0 else 0):
-            ascend(
+            ascent(
                 logits_of,
                 search,
+                self,
                 norm=self.norm,
                 eps=self.eps,
-                num_steps=self.num_steps,
-                rho=self.rho,
-                eot_iter=self.eot_iter,
-                stream=restart_stream(self.name, restart),
+                stream=restart_stream(self.kind, restart),
                 loss_for=lambda rows: loss_of,
             )
         return search.result()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApgdTargeted:
+@settings
+class ApgdTargeted(BudgetedAttack, ApgdTargetedSettings):
     """APGD-T: one run of the targeted ratio per rival class, likeliest at the clean image first.
 
-    There are min(`num_targets`, K - 1) rivals. A run is won by any wrong class, not only its own.
+    There are min(`num_targets`, K - 1) rivals. Any wrong class is a success, not only the target.
     A row that is never misclassified comes back clean: losses of different targets have no order.
     """
-
-    norm: str
-    eps: float
-    num_targets: int = 9
-    num_steps: int = 100
-
-    def __post_init__(self) -> None:
-        check_budget(self.name, norm=self.norm, eps=self.eps)
-        check_counts(self.name, num_targets=self.num_targets, num_steps=self.num_steps)
-
-    @property
-    def name(self) -> str:
-        return "apgd-t"
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
@@ -109,14 +73,14 @@ class ApgdTargeted:
         clean_losses = targeted_dlr(search.clean_logits, items.y, rivals[:, 0])
         search.scores = _unbeatable(clean_losses)
         for number, targets in enumerate(rivals.unbind(dim=1) if self.eps > 0 else ()):
-            ascend(
+            ascent(
                 logits_of,
                 search,
+                ApgdSettings(num_steps=self.num_steps),
                 norm=self.norm,
                 eps=self.eps,
-                num_steps=self.num_steps,
-                stream=restart_stream(self.name, number),
-                loss_for=partial(_aim, targets),
+                stream=restart_stream(self.kind, number),
+                loss_for=partial(_targeted_loss, targets),
             )
         return search.result()
 
@@ -144,45 +108,44 @@ def review_windows(num_steps: int) -> dict[int, int]:
 
 
 @torch.no_grad()
-def ascend(
+def ascent(
     logits_of: LogitsFn,
     search: Search,
+    schedule: ApgdSettings,
     *,
     norm: str,
     eps: float,
-    num_steps: int,
     stream: str,
     loss_for: Callable[[Tensor], LossFn],
-    rho: float = RHO,
-    eot_iter: int = 1,
 ) -> None:
-    """One run of Algorithm 1 on the rows of `search` that stand; what it finds is kept there.
+    """One run of Algorithm 1 on the robust rows of `search`, which records the results.
 
-    `loss_for` gives the loss of these rows of the batch. A broken row leaves at once; each of the
-    others carries its whole state along, so the schedules do not notice.
+    `loss_for` gives the loss of these rows of the batch. A broken row leaves at once; the others
+    keep their whole state, so their step sizes are not affected.
     """
-    rows = search.standing
+    rows = search.robust_rows
     if len(rows) == 0:
         return
     ball = ball_around(search.items.x, norm=norm, eps=eps)
     start = ball.project(_surface_point(search.items.take(rows), norm, eps, stream), rows)
-    trail = _set_out(rows, search.items.y[rows], start, eps=eps)
-    windows = review_windows(num_steps)
-    for step in range(num_steps):
-        loss_of = loss_for(trail.rows)
-        trail = trail.take(_look(logits_of, search, trail, loss_of=loss_of, eot_iter=eot_iter))
-        if len(trail.rows) == 0:
+    state = _initial_state(rows, search.items.y[rows], start, eps=eps)
+    windows = review_windows(schedule.num_steps)
+    for step in range(schedule.num_steps):
+        loss_of = loss_for(state.rows)
+        robust = _evaluate(logits_of, search, state, loss_of=loss_of, eot_iter=schedule.eot_iter)
+        state = state.take(robust)
+        if len(state.rows) == 0:
             return
         if step in windows:
-            trail.review(windows[step], rho=rho)
-        trail.advance(ball, share=1.0 if step == 0 else MOMENTUM)
-    logits = check_logits(logits_of(trail.point), search.items.ids(trail.rows))
-    search.visit(trail.rows, trail.point, logits, loss_for(trail.rows)(logits, trail.y))
+            state.review(windows[step], rho=schedule.rho)
+        state.advance(ball, share=1.0 if step == 0 else MOMENTUM)
+    logits = check_logits(logits_of(state.point), search.items.ids(state.rows))
+    search.visit(state.rows, state.point, logits, loss_for(state.rows)(logits, state.y))
 
 
 @dataclass(slots=True)
-class _Trail:
-    """What the ascent knows of the rows that stand; every tensor has one entry per row."""
+class _AscentState:
+    """The state of the rows that are still robust; every tensor has one entry per row."""
 
     rows: Tensor  # int64 places in the batch
     y: Labels
@@ -192,23 +155,23 @@ class _Trail:
     best_point: Images
     best_gradient: Images
     best_loss: Tensor
-    loss: Tensor  # at the point that was seen last
+    loss: Tensor  # at the point that was evaluated last
     step_size: Tensor  # eta
     num_raises: Tensor  # steps of this window that raised the loss
     reviewed_loss: Tensor  # the best loss when eta was reviewed last
     halved: Tensor  # bool: whether that review halved eta
 
-    def take(self, keep: Tensor) -> "_Trail":
+    def take(self, keep: Tensor) -> "_AscentState":
         """The rows under the bool mask `keep`."""
         if bool(keep.all()):
             return self
-        return _Trail(*(getattr(self, field.name)[keep] for field in fields(self)))
+        return _AscentState(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def record(self, losses: Tensor, gradient: Images) -> None:
-        """Take note of what was seen at the point.
+        """Record loss and gradient at the point.
 
-        After a return to the best point, its successor is compared with the point that was given
-        up, as in the published code.
+        After a return to the best point, its successor is compared with the abandoned point, as in
+        the published code.
         """
         self.num_raises += losses > self.loss
         better = losses > self.best_loss
@@ -218,7 +181,7 @@ class _Trail:
         self.loss, self.gradient = losses, gradient
 
     def review(self, window: int, *, rho: float) -> None:
-        """Halve eta of the rows without progress and send them back to their best point.
+        """Halve eta of the rows without progress and return them to their best point.
 
         Conditions 1 and 2 of sec. 3.1: too few steps of the window raised the loss, or neither eta
         nor the best loss has changed since the last review.
@@ -240,14 +203,14 @@ class _Trail:
         self.previous, self.point = x, ball.project(moved, self.rows)
 
 
-def _set_out(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _Trail:
-    """The state before the start is seen: eta = 2 eps.
+def _initial_state(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _AscentState:
+    """The state before the start is evaluated: eta = 2 eps.
 
-    Every best loss exceeds the infinitely low one, so condition 2 has no say in the first review;
-    no loss exceeds the infinitely high one, so the start itself is no progress.
+    Any loss exceeds a best loss of -inf, so condition 2 cannot hold at the first review; no loss
+    exceeds a last loss of inf, so the start itself does not count as progress.
     """
     lowest = start.new_full((len(rows),), -math.inf)
-    return _Trail(
+    return _AscentState(
         rows=rows,
         y=y,
         point=start,
@@ -264,28 +227,28 @@ def _set_out(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _Trail:
     )
 
 
-def _look(
-    logits_of: LogitsFn, search: Search, trail: _Trail, *, loss_of: LossFn, eot_iter: int
+def _evaluate(
+    logits_of: LogitsFn, search: Search, state: _AscentState, *, loss_of: LossFn, eot_iter: int
 ) -> Tensor:
-    """Record loss and gradient at the point; returns which rows still stand, as a bool mask.
+    """Record loss and gradient at the point; returns which rows are robust, as a bool mask.
 
     Gradients are summed over the passes (expectation over transformation, Athalye et al. 2018):
     steps follow the direction alone, which the mean would not change.
     """
-    gradient = torch.zeros_like(trail.point)
+    gradient = torch.zeros_like(state.point)
     for _ in range(eot_iter):
         seen = input_gradient(
             logits_of,
-            trail.point,
-            trail.y,
+            state.point,
+            state.y,
             loss_of=loss_of,
-            item_ids=search.items.ids(trail.rows),
+            item_ids=search.items.ids(state.rows),
         )
-        search.count_gradients(trail.rows, is_zero(seen.gradient))
+        search.count_gradients(state.rows, is_zero(seen.gradient))
         gradient += seen.gradient
-    trail.record(seen.losses, gradient)
-    search.num_evaluations[trail.rows] += eot_iter - 1  # the visit counts the last pass
-    return search.visit(trail.rows, trail.point, seen.logits, seen.losses)
+    state.record(seen.losses, gradient)
+    search.num_evaluations[state.rows] += eot_iter - 1  # the visit counts the last pass
+    return search.visit(state.rows, state.point, seen.logits, seen.losses)
 
 
 def _surface_point(items: Items, norm: str, eps: float, stream: str) -> Images:
@@ -296,7 +259,7 @@ def _surface_point(items: Items, norm: str, eps: float, stream: str) -> Images:
     return items.x + eps * t / _per_row(t.abs().flatten(1).amax(dim=1), t)
 
 
-def _aim(targets: Labels, rows: Tensor) -> LossFn:
+def _targeted_loss(targets: Labels, rows: Tensor) -> LossFn:
     return partial(targeted_dlr, target=targets[rows])
 
 

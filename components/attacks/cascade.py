@@ -1,9 +1,9 @@
-"""A list of attacks on the same rows: cheap ones first, only survivors go on, the union counts.
+"""A list of attacks on the same rows: each gets the rows that are robust to all before it.
 
 The order of Croce & Hein 2020, "Reliable evaluation of adversarial robustness", sec. 5: a row is
-robust if it is right at the clean point and at every point that any attack found. Which rows share
-a batch changes nothing, so a list may be cut anywhere: run the first attacks, save `Standing`, run
-the others later or elsewhere, and the result is the same.
+robust if it is classified correctly at the clean point and at every point that any attack found.
+Results do not depend on batches, so a list may be cut anywhere: run the first attacks, save the
+`CascadeState`, run the others later or elsewhere, and the result is the same.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ UNBROKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """An `AttackResult` without its images: what is kept of each row, (B,) int64 each."""
+    """An `AttackResult` without its images, (B,) int64 each."""
 
     clean_prediction: Labels
     adversarial_prediction: Labels
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AttackTally:
-    """How one attack of the list did: rows it was given, rows it broke."""
+    """The number of rows that one attack of the list was given, and that it broke."""
 
     name: str
     num_rows: int
@@ -45,8 +45,8 @@ class AttackTally:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Per row (B,) int64, what a list of attacks has done so far; counts are sums over the list."""
+class CascadeState:
+    """Results of a list of attacks so far, (B,) int64 per row; counts are sums over the list."""
 
     y: Labels
     clean_prediction: Labels
@@ -58,14 +58,14 @@ class Standing:
     tallies: tuple[AttackTally, ...] = ()
 
     @property
-    def correct(self) -> Tensor:
-        """(B,) bool: right at the clean point and under every attack so far."""
+    def robust(self) -> Tensor:
+        """(B,) bool: correct at the clean point and under every attack so far."""
         return self.adversarial_prediction == self.y
 
     @property
-    def survivors(self) -> Tensor:
+    def robust_rows(self) -> Tensor:
         """int64 rows that the next attack is given, in rising order."""
-        return self.correct.nonzero().squeeze(1)
+        return self.robust.nonzero().squeeze(1)
 
     def breaker_names(self) -> list[str | None]:
         """Per row the attack that broke it."""
@@ -75,16 +75,16 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class CascadeResult:
-    """Who stands, and for each broken row the point that broke it; other rows are as they came."""
+    """The state, and for each broken row the point that broke it; other rows are unchanged."""
 
-    standing: Standing
+    state: CascadeState
     x_adv: Images
 
 
-def before_attacks(y: Labels, clean_prediction: Labels) -> Standing:
-    """The state that one forward pass at the clean point leaves: wrong rows are out already."""
+def before_attacks(y: Labels, clean_prediction: Labels) -> CascadeState:
+    """The state after the clean forward pass: misclassified rows are not attacked."""
     none = torch.zeros_like(y)
-    return Standing(
+    return CascadeState(
         y=y,
         clean_prediction=clean_prediction,
         adversarial_prediction=clean_prediction,
@@ -95,30 +95,30 @@ def before_attacks(y: Labels, clean_prediction: Labels) -> Standing:
     )
 
 
-def after_attack(standing: Standing, name: str, outcome: Outcome) -> Standing:
-    """The state after one more attack, whose `outcome` has one row for each of the survivors.
+def after_attack(state: CascadeState, name: str, outcome: Outcome) -> CascadeState:
+    """The state after one more attack, whose `outcome` has one row for each robust row.
 
-    A survivor whose clean point the attack itself saw misclassified (a random model can do that)
-    counts as broken: that point lies in the ball too.
+    A row whose clean point was misclassified during the attack (a random model can do that) counts
+    as broken: that point lies in the ball too.
     """
-    rows = standing.survivors
+    rows = state.robust_rows
     if len(outcome.adversarial_prediction) != len(rows):
         count = len(outcome.adversarial_prediction)
-        raise ValueError(f"{name} reports {count} rows, but {len(rows)} were standing")
-    broken = outcome.adversarial_prediction != standing.y[rows]
+        raise ValueError(f"{name} reports {count} rows, but {len(rows)} were robust")
+    broken = outcome.adversarial_prediction != state.y[rows]
     tally = AttackTally(name, num_rows=len(rows), num_broken=int(broken.sum()))
-    here = torch.full_like(rows, len(standing.tallies)).where(broken, UNBROKEN)
+    here = torch.full_like(rows, len(state.tallies)).where(broken, UNBROKEN)
     return replace(
-        standing,
-        adversarial_prediction=standing.adversarial_prediction.index_copy(
+        state,
+        adversarial_prediction=state.adversarial_prediction.index_copy(
             0, rows, outcome.adversarial_prediction
         ),
-        broken_by=standing.broken_by.index_copy(0, rows, here),
+        broken_by=state.broken_by.index_copy(0, rows, here),
         **{
-            count: getattr(standing, count).index_add(0, rows, getattr(outcome, count))
+            count: getattr(state, count).index_add(0, rows, getattr(outcome, count))
             for count in ("num_evaluations", "num_gradients", "num_zero_gradients")
         },
-        tallies=(*standing.tallies, tally),
+        tallies=(*state.tallies, tally),
     )
 
 
@@ -129,9 +129,9 @@ def run_cascade(
     *,
     done: CascadeResult | None = None,
 ) -> CascadeResult:
-    """Every attack on the rows that all earlier ones left standing.
+    """Every attack on the rows that are robust to all earlier ones.
 
-    `done` is the result of a beginning of the same list on the same rows: those attacks are not run
+    `done` is the result of the first attacks of the same list on the same rows: they are not run
     again. Hold `attack_mode(model)` around the call.
     """
     check_one_threat(attacks)
@@ -139,33 +139,33 @@ def run_cascade(
         with torch.no_grad():
             logits = check_logits(logits_of(items.x), items.item_ids)
         done = CascadeResult(before_attacks(items.y, logits.argmax(dim=1)), items.x)
-    _check_beginning(attacks, done.standing, items)
-    standing, x_adv = done.standing, done.x_adv.clone()
-    for attack in attacks[len(standing.tallies) :]:
-        rows = standing.survivors
-        if len(rows) == 0:  # nobody to attack, and networks refuse empty batches
-            standing = after_attack(standing, attack.name, Outcome(*[rows] * 5))
+    _check_first_attacks(attacks, done.state, items)
+    state, x_adv = done.state, done.x_adv.clone()
+    for attack in attacks[len(state.tallies) :]:
+        rows = state.robust_rows
+        if len(rows) == 0:  # networks reject empty batches
+            state = after_attack(state, attack.name, Outcome(*[rows] * 5))
             continue
         result = attack(logits_of, items.take(rows))
-        standing = after_attack(standing, attack.name, Outcome.of(result))
-        broken = ~standing.correct[rows]
+        state = after_attack(state, attack.name, Outcome.of(result))
+        broken = ~state.robust[rows]
         x_adv[rows[broken]] = result.x_adv[broken]
-    return CascadeResult(standing, x_adv)
+    return CascadeResult(state, x_adv)
 
 
 def check_one_threat(attacks: Sequence[Attack]) -> None:
-    """Refuse a list over several threat models: their union is no accuracy under any of them."""
+    """Reject a list over several threat models: its accuracy belongs to none of them."""
     threats = sorted({f"{attack.norm} {attack.eps:g}" for attack in attacks})
     if len(threats) > 1:
         raise CasemateError(
-            "attacks", ", ".join(threats), "are different threats; give each a list of its own"
+            "attacks", ", ".join(threats), "are different threats; give each its own list"
         )
 
 
-def _check_beginning(attacks: Sequence[Attack], standing: Standing, items: Items) -> None:
+def _check_first_attacks(attacks: Sequence[Attack], state: CascadeState, items: Items) -> None:
     planned = [attack.name for attack in attacks]
-    finished = [tally.name for tally in standing.tallies]
+    finished = [tally.name for tally in state.tallies]
     if planned[: len(finished)] != finished:
-        raise ValueError(f"{finished} is no beginning of {planned}")
-    if not torch.equal(standing.y, items.y):
-        raise ValueError("the finished attacks saw rows with other labels")
+        raise ValueError(f"{finished} are not the first attacks of {planned}")
+    if not torch.equal(state.y, items.y):
+        raise ValueError("the labels differ from those of the finished attacks")

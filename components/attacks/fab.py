@@ -2,7 +2,7 @@
 
 Croce & Hein 2020a, "Minimally distorted adversarial examples with a fast adaptive boundary attack",
 Algorithm 1, with the constants and the targeted form of AutoAttack (Croce & Hein 2020b). The attack
-looks for the smallest change and succeeds where that change fits the budget, so it needs no step
+searches for the smallest change and succeeds where that change fits the budget, so it needs no step
 size and does not depend on the scale of the logits.
 
 Symbols: x = clean images, x1 = current points, d = z_t - z_y (positive where class t beats the
@@ -11,7 +11,7 @@ d(x1) + <w, z - x1> = 0 inside the pixel range, alpha = weight of the step from 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,71 +19,59 @@ from torch import Tensor
 
 from components.attacks.apgd import rank_rivals
 from components.attacks.gradients import check_finite, check_logits, is_zero
-from components.attacks.interface import AttackResult, Items, Search, check_budget, check_counts
+from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import margin
 from components.attacks.projections import Ball, ball_around
+from components.attacks.settings import FabSettings, FabTargetedSettings
+from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 
-SHORTEST = 1e-8  # of delta1 and delta2, as released: blind rows (w = 0) then drift back to x
+SHORTEST = 1e-8  # of delta1 and delta2, as released: rows with w = 0 then drift back to x
 SLOWEST = 1e-300  # far below the slowest pixel of a float32 gradient; pixels with w = 0 never move
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fab:
+Rivals = Callable[[Logits, Labels], Iterable[Tensor]]
+"""From clean logits and labels to (B, R) rival classes for each run; steps take the nearest."""
+
+
+@settings
+class Fab(BudgetedAttack, FabSettings):
     """Towards the class whose linearised boundary is nearest: one gradient per rival and step."""
 
-    norm: str
-    eps: float
-    num_steps: int = 100
-    num_restarts: int = 1
-    alpha_max: float = 0.1
-    eta: float = 1.05  # overshoot beyond the hyperplane
-    beta: float = 0.9  # share of a successful change that the next step starts from
-
-    def __post_init__(self) -> None:
-        check_budget(self.name, norm=self.norm, eps=self.eps)
-        check_counts(self.name, num_steps=self.num_steps, num_restarts=self.num_restarts)
-
-    @property
-    def name(self) -> str:
-        return "fab"
-
-    @torch.no_grad()
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
-        search = Search(logits_of, items)
-        if self.eps > 0:
-            run = _Run(self, logits_of, search, ball_around(items.x, norm=self.norm, eps=self.eps))
-            for aim, rivals in enumerate(self.aims(search.clean_logits, items.y)):
-                for restart in range(self.num_restarts):
-                    stream = f"{self.name}/{aim}/{restart}" if restart > 0 else None
-                    run.from_start(rivals, stream)
-        return search.result()
-
-    def aims(self, logits: Logits, y: Labels) -> Iterator[Tensor]:
-        """For each run (B, R) rival classes, of which every step picks the nearest."""
-        yield rank_rivals(logits, y)
+        return _attack(self, logits_of, items, lambda logits, y: [rank_rivals(logits, y)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FabTargeted(Fab):
-    """Towards one class after the other, the likeliest at the clean image first; any error wins."""
+@settings
+class FabTargeted(BudgetedAttack, FabTargetedSettings):
+    """Towards one class after the other, the likeliest at the clean image first; any wrong class
+    is a success.
+    """
 
-    num_targets: int = 9
+    def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
+        def targets(logits: Logits, y: Labels) -> Iterable[Tensor]:
+            return torch.split(rank_rivals(logits, y)[:, : self.num_targets], 1, dim=1)
 
-    def __post_init__(self) -> None:
-        Fab.__post_init__(self)
-        check_counts(self.name, num_targets=self.num_targets)
+        return _attack(self, logits_of, items, targets)
 
-    @property
-    def name(self) -> str:
-        return "fab-t"
 
-    def aims(self, logits: Logits, y: Labels) -> Iterator[Tensor]:
-        yield from torch.split(rank_rivals(logits, y)[:, : self.num_targets], 1, dim=1)
+@torch.no_grad()
+def _attack(
+    attack: Fab | FabTargeted, logits_of: LogitsFn, items: Items, rivals_of: Rivals
+) -> AttackResult:
+    search = Search(logits_of, items)
+    if attack.eps > 0:
+        ball = ball_around(items.x, norm=attack.norm, eps=attack.eps)
+        run = _Run(attack, logits_of, search, ball)
+        for number, rivals in enumerate(rivals_of(search.clean_logits, items.y)):
+            for restart in range(attack.num_restarts):
+                stream = f"{attack.kind}/{number}/{restart}" if restart > 0 else None
+                run.from_start(rivals, stream)
+    return search.result()
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _State:
     """The rows still under attack in one run, packed."""
 
     rows: Tensor  # (B,) in the whole batch
@@ -93,10 +81,10 @@ class _Walk:
     nearest: Images  # the misclassified point nearest to x, once `distance` is finite
     distance: Tensor  # (B,)
 
-    def take(self, mask: Tensor) -> "_Walk":
+    def take(self, mask: Tensor) -> "_State":
         if bool(mask.all()):
             return self
-        return _Walk(
+        return _State(
             rows=self.rows[mask],
             items=self.items.take(mask.nonzero().squeeze(1)),
             rivals=self.rivals[mask],
@@ -116,18 +104,18 @@ class _Plane:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Runs of one attack on one batch; each sees the rows that the earlier ones left standing."""
+    """Runs of one attack on one batch; each gets the rows that are robust to the earlier ones."""
 
-    settings: Fab
+    attack: Fab | FabTargeted
     logits_of: LogitsFn
     search: Search
     ball: Ball
 
     def from_start(self, rivals: Tensor, stream: str | None) -> None:
         """`num_steps` steps from x or, given a stream of numbers, from a random point near it."""
-        rows = self.search.standing
+        rows = self.search.robust_rows
         items = self.search.items.take(rows)
-        walk = _Walk(
+        state = _State(
             rows=rows,
             items=items,
             rivals=rivals[rows],
@@ -135,60 +123,60 @@ class _Run:
             nearest=items.x,
             distance=torch.full_like(items.x[:, 0, 0, 0], math.inf),
         )
-        for _ in range(self.settings.num_steps):
-            if len(walk.rows) == 0:
+        for _ in range(self.attack.num_steps):
+            if len(state.rows) == 0:
                 return
-            walk = self._step(walk)
-        walk = walk.take(walk.distance.isfinite())
-        if len(walk.rows) > 0:  # a point just outside may survive the projection into the budget
-            self._judge(walk, self.ball.project(walk.nearest, walk.rows))
+            state = self._step(state)
+        state = state.take(state.distance.isfinite())
+        if len(state.rows) > 0:  # a point just outside may stay wrong after the projection
+            self._evaluate(state, self.ball.project(state.nearest, state.rows))
 
     def _random_start(self, items: Items, stream: str) -> Images:
-        """Half of eps away. Published is half of the row's best change where that is smaller, but
-        such rows are broken and have left.
+        """Half of eps away. The paper takes half of the row's best change where that is smaller,
+        but such rows are broken and have left.
         """
-        norm = self.settings.norm
+        norm = self.attack.norm
         drawn = 2 * items.uniform(stream) - 1 if norm == "linf" else items.normal(stream)
         length = _lengths(drawn, norm=norm)
-        return (items.x + self.settings.eps / 2 * drawn / _per_row(length)).clamp(0, 1)
+        return (items.x + self.attack.eps / 2 * drawn / _per_row(length)).clamp(0, 1)
 
-    def _step(self, walk: _Walk) -> _Walk:
+    def _step(self, state: _State) -> _State:
         """To the boundary; from misclassified points part of the way back (backward step)."""
-        x = walk.items.x
-        points = self._towards(self._nearest_plane(walk), x=x, points=walk.points)
-        wrong, standing = self._judge(walk, points)
+        x = state.items.x
+        points = self._towards(self._nearest_plane(state), x=x, points=state.points)
+        wrong, robust = self._evaluate(state, points)
         change = points - x
-        reach = _lengths(change, norm=self.settings.norm)
-        closer = wrong & (reach < walk.distance)
-        back = x + self.settings.beta * change
+        length = _lengths(change, norm=self.attack.norm)
+        closer = wrong & (length < state.distance)
+        back = x + self.attack.beta * change
         moved = replace(
-            walk,
+            state,
             points=torch.where(_per_row(wrong), back, points),
-            nearest=torch.where(_per_row(closer), points, walk.nearest),
-            distance=torch.where(closer, reach, walk.distance),
+            nearest=torch.where(_per_row(closer), points, state.nearest),
+            distance=torch.where(closer, length, state.distance),
         )
-        return moved.take(standing)
+        return moved.take(robust)
 
-    def _nearest_plane(self, walk: _Walk) -> _Plane:
+    def _nearest_plane(self, state: _State) -> _Plane:
         """Of all rivals the one with the smallest |d| / ||w||_dual, from one forward pass.
 
         Rivals come one at a time and only the nearest is kept: the gradients of a thousand classes
         would not fit. `input_gradient` would repeat the forward pass for each of them.
         """
-        ids, y = walk.items.item_ids, walk.items.y[:, None]
+        ids, y = state.items.item_ids, state.items.y[:, None]
         with torch.enable_grad():
-            leaf = walk.points.detach().requires_grad_()
+            leaf = state.points.detach().requires_grad_()
             logits = check_logits(self.logits_of(leaf), ids)
-            leads = logits.gather(1, walk.rivals) - logits.gather(1, y)  # (B, R)
+            leads = logits.gather(1, state.rivals) - logits.gather(1, y)  # (B, R)
             totals = leads.sum(dim=0).unbind()  # sums: rows stay independent
-        self.search.num_evaluations[walk.rows] += 1
+        self.search.num_evaluations[state.rows] += 1
         value, normal = torch.zeros_like(leads[:, 0]), torch.zeros_like(leaf)
         nearest = torch.full_like(value, math.inf, dtype=torch.float64)
         for rival, total in enumerate(totals):
             more = rival + 1 < len(totals)
             (gradient,) = torch.autograd.grad(total, leaf, retain_graph=more)
-            self.search.count_gradients(walk.rows, is_zero(check_finite(gradient, ids)))
-            d, dual = leads[:, rival].detach(), _dual_lengths(gradient, norm=self.settings.norm)
+            self.search.count_gradients(state.rows, is_zero(check_finite(gradient, ids)))
+            d, dual = leads[:, rival].detach(), _dual_lengths(gradient, norm=self.attack.norm)
             distance = torch.where(dual > 0, d.abs() / dual, math.inf)
             closer = distance < nearest
             value = torch.where(closer, d, value)
@@ -198,24 +186,24 @@ class _Run:
 
     def _towards(self, plane: _Plane, *, x: Images, points: Images) -> Images:
         """(1 - alpha) (x1 + eta delta1) + alpha (x + eta delta2): overshot, and drawn towards x."""
-        norm, eta = self.settings.norm, self.settings.eta
+        norm, eta = self.attack.norm, self.attack.eta
         wide, clean, w = points.double(), x.double(), plane.normal.double()
         offset = _row_sums((wide - clean).mul_(w))
         delta1 = box_steps(wide, normal=w, gap=-plane.value, norm=norm)
         delta2 = box_steps(clean, normal=w, gap=offset - plane.value, norm=norm)
         a1, a2 = (_lengths(delta, norm=norm).clamp_min(SHORTEST) for delta in (delta1, delta2))
-        alpha = _per_row((a1 / (a1 + a2)).clamp_max(self.settings.alpha_max))
+        alpha = _per_row((a1 / (a1 + a2)).clamp_max(self.attack.alpha_max))
         mixed = torch.lerp(wide + eta * delta1, clean + eta * delta2, alpha)
         return mixed.clamp_(0, 1).to(x.dtype)
 
-    def _judge(self, walk: _Walk, points: Images) -> tuple[Tensor, Tensor]:
-        """Which points are misclassified, and which rows stand: a success must lie in the ball."""
-        logits = check_logits(self.logits_of(points), walk.items.item_ids)
-        wrong = logits.argmax(dim=1) != walk.items.y
-        fits = (self.ball.project(points, walk.rows) == points).flatten(1).all(dim=1)
-        scores = margin(logits, walk.items.y)
-        self.search.visit(walk.rows[fits], points[fits], logits[fits], scores[fits])
-        self.search.num_evaluations[walk.rows[~fits]] += 1
+    def _evaluate(self, state: _State, points: Images) -> tuple[Tensor, Tensor]:
+        """Which points are misclassified, and which rows are robust: a success lies in the ball."""
+        logits = check_logits(self.logits_of(points), state.items.item_ids)
+        wrong = logits.argmax(dim=1) != state.items.y
+        fits = (self.ball.project(points, state.rows) == points).flatten(1).all(dim=1)
+        scores = margin(logits, state.items.y)
+        self.search.visit(state.rows[fits], points[fits], logits[fits], scores[fits])
+        self.search.num_evaluations[state.rows[~fits]] += 1
         return wrong, ~(wrong & fits)
 
 
@@ -224,8 +212,8 @@ def box_steps(x: Images, *, normal: Images, gap: Tensor, norm: str) -> Tensor:
 
     The box-constrained projection of Croce & Hein 2020a, sec. 3. Every pixel moves in the direction
     that helps, until it meets the range: by t (l-inf) or t |w_i| (l2), with one level t for all
-    pixels of an image. Out of reach, the step that comes nearest: every pixel at its end of the
-    range. In float64, because squares of gradients near 1e-30 vanish in float32.
+    pixels of an image. Where `gap` cannot be reached, the step that comes nearest: every pixel at
+    its end of the range. In float64, because squares of gradients near 1e-30 vanish in float32.
     """
     w, gap = normal.double(), gap.double()
     direction = w.sign().mul_(_per_row(gap.sign()))

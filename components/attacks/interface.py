@@ -1,32 +1,33 @@
-"""What every attack takes and gives: rows with their own randomness, and an honest account.
+"""The interface of attacks: rows with their own random numbers in, a result for each row out.
 
-An attack is a frozen dataclass of plain settings, called with a model and the rows under attack.
-`Search` keeps the books for those that visit points: who still stands, at what cost, and the best
-point of each row. Robust accuracy counts rows that are right before and after, over all rows.
+An attack is a frozen dataclass of settings with a budget, called with a model and the rows under
+attack. `Search` records what an attack that visits points has found: which rows are still robust,
+at what cost, and the best point of each row. Robust accuracy counts the rows that are classified
+correctly before and after, over all rows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from components.attacks.gradients import check_logits
+from components.attacks.settings import AttackSettings, Norm
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
+from components.core.settings import NonNegative, Problem
 from components.core.types import Images, Labels, Logits, LogitsFn
-
-NORMS = ("linf", "l2")
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
     """Rows under attack; all randomness of a row is a function of (run_seed, stream, its item id).
 
-    So a row meets the same numbers whatever shares its batch. Soft targets (mixup, cutmix) become
-    the class with the largest share.
+    So a row gets the same random numbers in any batch. Soft targets (mixup, cutmix) become the
+    class with the largest share.
     """
 
     x: Images
@@ -99,10 +100,11 @@ class AttackResult:
 
     @property
     def zero_gradient(self) -> Tensor:
-        """(B,) bool: rows on which the attack was blind at least once; survival proves less."""
+        """(B,) bool: rows with at least one zero gradient; their robustness is less certain."""
         return self.num_zero_gradients > 0
 
 
+@runtime_checkable
 class Attack(Protocol):
     """Settings that can be called. Hold `attack_mode(model)` around the call."""
 
@@ -113,7 +115,7 @@ class Attack(Protocol):
 
     @property
     def norm(self) -> str:
-        """`linf` or `l2`."""
+        """`linf`, `l2` or `spatial`."""
         ...
 
     @property
@@ -124,11 +126,29 @@ class Attack(Protocol):
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult: ...
 
 
-class Search:
-    """The books of one attack on a batch, opened by the clean forward pass.
+@dataclass(frozen=True, kw_only=True)
+class BudgetedAttack(AttackSettings):
+    """Adds a norm and a budget to the settings of an attack.
 
-    `standing` holds the rows not yet misclassified, in rising order: work on those only.
+    An attack names it before its settings: `class Pgd(BudgetedAttack, PgdSettings)`. Without slots,
+    because two slotted bases cannot be combined.
     """
+
+    norm: Norm
+    eps: NonNegative
+    """Pixels in [0, 1]."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        if not math.isfinite(self.eps):
+            yield Problem("eps", self.eps, "is not a budget; write a number of pixels >= 0")
+        elif self.norm == "linf" and self.eps > 1:
+            hint = f"is above 1, the whole pixel range; did you mean {self.eps:g}/255?"
+            yield Problem("eps", self.eps, hint)
+
+
+class Search:
+    """What one attack on a batch has found so far, beginning with the clean forward pass."""
 
     def __init__(self, logits_of: LogitsFn, items: Items) -> None:
         with torch.no_grad():
@@ -144,14 +164,16 @@ class Search:
         self.num_zero_gradients = torch.zeros_like(items.y)
 
     @property
-    def standing(self) -> Tensor:
-        """int64 rows whose every visited point was classified rightly, the clean one included."""
+    def robust_rows(self) -> Tensor:
+        """int64 rows, rising, whose visited points were all classified correctly, the clean one
+        included: only these are attacked further.
+        """
         return (self.prediction == self.items.y).nonzero().squeeze(1)
 
     def visit(self, rows: Tensor, x_adv: Images, logits: Logits, scores: Tensor) -> Tensor:
-        """Count a forward pass of `rows`; returns which of them still stand, as a bool mask.
+        """Record a forward pass of `rows`; returns which of them are still robust, as a bool mask.
 
-        Kept is the first misclassified point, until then the one of highest score.
+        The first misclassified point is kept, until then the point of highest score.
         """
         prediction = logits.argmax(dim=1)
         broken = prediction != self.items.y[rows]
@@ -180,18 +202,18 @@ class Search:
 
 
 def check_budget(name: str, *, norm: str, eps: float) -> None:
-    """Refuse what cannot be a budget; `name` is the attack's kind."""
-    if norm not in NORMS:
-        raise CasemateError(f"{name}.norm", norm, f"is unknown; choose {' or '.join(NORMS)}")
+    """Reject an impossible budget; `name` is the attack's kind."""
+    if norm not in (norms := get_args(Norm)):
+        raise CasemateError(f"{name}.norm", norm, f"is unknown; choose {' or '.join(norms)}")
     if not (math.isfinite(eps) and eps >= 0):
-        raise CasemateError(f"{name}.eps", eps, "is no budget; write a number of pixels >= 0")
+        raise CasemateError(f"{name}.eps", eps, "is not a budget; write a number of pixels >= 0")
     if norm == "linf" and eps > 1:
         hint = f"is above 1, the whole pixel range; did you mean {eps:g}/255?"
         raise CasemateError(f"{name}.eps", eps, hint)
 
 
 def check_counts(name: str, **counts: int) -> None:
-    """Every count is at least one: an attack of no steps breaks nothing and looks like proof."""
+    """Every count is at least one: an attack without steps would make every model look robust."""
     for key, count in counts.items():
         if count < 1:
             raise CasemateError(f"{name}.{key}", count, "must be at least 1")

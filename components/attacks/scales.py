@@ -1,14 +1,14 @@
-"""Which factors to put on attention logits: the same one everywhere, or a set found by ascent.
+"""Factors on attention logits: the same one everywhere, or a set found by gradient ascent.
 
 Adaptive attention scaling (AAS): Jain & Dutta, "Towards Understanding and Improving Adversarial
-Robustness of Vision Transformers", sec. 4, Algorithm 1. The published text leaves room; read here:
+Robustness of Vision Transformers", sec. 4, Algorithm 1. The text is ambiguous; our reading:
 - m counts every softmax attention module, class attention included;
-- the step size is 1, and S takes over S' after the ascent of a mini-batch, not inside it;
+- the step size is 1, and S becomes S' after the ascent of a mini-batch, not inside it;
 - gradients are taken at the clamped S' and added to delta, which is then S' - S (no wind-up);
 - eq. 3 as printed falls when features grow, so a scale-free distance is the default.
-With unit noise around S = 1 the clamp puts half of the entries back to 1 and every sixth to 1e-7,
-and ten small gradients move little: the draw decides more than the ascent. Hence several draws, all
-of them kept as candidates.
+With unit noise around S = 1 the clamp sets half of the entries to 1 and every sixth to 1e-7, and
+ten small gradients change little: the draw matters more than the ascent. Hence several draws, each
+of which gives a candidate.
 
 Symbols: S, S' = factors of the reference and of the perturbed network; delta = S' - S before the
 clamp; a, b = features of one image after one block, perturbed and reference.
@@ -23,11 +23,13 @@ import torch.nn.functional as F
 from timm.models.levit import Levit
 from torch import Tensor, nn
 
-from components.attacks.gama import guidance
-from components.attacks.interface import Items, check_counts
+from components.attacks.gradient import guidance
+from components.attacks.interface import Items
 from components.attacks.losses import cross_entropy, margin
+from components.attacks.settings import ScaleAscentSettings
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
+from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 from components.models.attention.discover import attention_of
 from components.models.attention.features import block_outputs
@@ -35,13 +37,15 @@ from components.models.attention.scaling import scaled_attention
 
 Scales = tuple[float, ...]  # one factor per attention module, in execution order
 
-LOWEST = 1e-7  # 10^-r of Algorithm 1, r = 7: keeps attention from losing its input altogether
+LOWEST = 1e-7  # 10^-r of Algorithm 1, r = 7: a factor of 0 would remove the input of attention
 
 
 def global_scales(net: nn.Module, scale: float) -> Scales:
     """The same factor in every attention module (sec. 3, Table 1)."""
     if not scale > 0:
-        raise CasemateError("aas.scale", scale, "is no factor of attention logits; write one > 0")
+        raise CasemateError(
+            "aas.scale", scale, "is not a factor of attention logits; write one > 0"
+        )
     return (float(scale),) * len(attention_of(net))
 
 
@@ -73,40 +77,24 @@ DISTANCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eq3_squared": squared_distance,
     "eq3_literal": literal_distance,
 }
-OBJECTIVES = ("lpips", "ce", "margin", "gama")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleSearch:
+@settings
+class ScaleSearch(ScaleAscentSettings):
     """Algorithm 1: random factors near S, then ascent on how much they change the network.
 
-    `objective` is what the factors raise (Table 2): `lpips`, a `distance` of features summed over
-    blocks, or a loss of the perturbed network's answers on clean images.
+    The factors increase the `objective` (Table 2): `lpips`, a `distance` of features summed over
+    blocks, or a loss of the perturbed network on clean images. The caller takes the `num_items`.
     """
-
-    objective: str = "lpips"
-    distance: str = "unit"
-    num_draws: int = 3
-    num_steps: int = 10
-    step_size: float = 1.0
-    noise: float = 1.0  # standard deviation of the draw; without it the distance has no gradient
-    batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        for key, known in (("objective", OBJECTIVES), ("distance", tuple(DISTANCES))):
-            if (value := getattr(self, key)) not in known:
-                raise CasemateError(f"aas.{key}", value, f"is unknown; choose {', '.join(known)}")
-        counts = ("num_draws", "num_steps", "batch_size")
-        check_counts("aas", **{key: getattr(self, key) for key in counts})
 
     def __call__(self, model: LogitsFn, net: nn.Module, reference: Items) -> tuple[Scales, ...]:
         """One set of factors per draw, from reference items that the caller fixes for a whole run.
 
-        S starts at 1 and passes from one mini-batch of `reference` to the next (one mini-batch: the
-        search of a single evaluated batch). It is not searched anew for every batch under attack:
-        then an item's result would depend on the items beside it, and searching for every item
-        costs as much as attacking it. `model` must send its whole input through `net` at once.
-        Hold `attack_mode(model)` around the call.
+        S starts at 1 and is carried from one mini-batch of `reference` to the next (one mini-batch:
+        the search of a single evaluated batch). It is not searched again for every batch under
+        attack: an item's result would depend on the other items, and a search per item costs as
+        much as the attack. `model` must send its whole input through `net` at once. Hold
+        `attack_mode(model)` around the call.
         """
         if net.training:
             raise ValueError("features need eval mode: hold attack_mode(model) around the search")
@@ -119,13 +107,13 @@ class ScaleSearch:
             generator = generator_for(reference.run_seed, "attention scales", draw, first)
             noise = self.noise * torch.randn(len(scales), generator=generator)
             batch = reference.take(torch.arange(first, last, device=reference.x.device))
-            scales = self._ascend(model, net, batch, scales=scales, delta=noise)
+            scales = self.ascent(model, net, batch, scales=scales, delta=noise)
         return tuple(scales.tolist())
 
-    def _ascend(
+    def ascent(
         self, model: LogitsFn, net: nn.Module, batch: Items, *, scales: Tensor, delta: Tensor
     ) -> Tensor:
-        """Lines 4 to 7 of Algorithm 1 on one mini-batch: S' of largest mean objective reached."""
+        """S' after lines 4 to 7 of Algorithm 1 on one mini-batch."""
         with torch.no_grad():
             fixed = _run(model, net, batch.x, scales)
         moved = (scales + delta).clamp(LOWEST, 1)
@@ -143,7 +131,7 @@ class ScaleSearch:
         return moved
 
     def _values(self, moved: "_Run", fixed: "_Run", y: Labels, step: int) -> Tensor:
-        """(B,) what the factors raise."""
+        """(B,) objective."""
         if self.objective == "lpips":
             distance = DISTANCES[self.distance]
             pairs = zip(moved.features, fixed.features, strict=True)

@@ -3,8 +3,9 @@
 An attack is called with these settings and a budget: a norm and an eps in pixels on [0, 1].
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Gt, Le
 
@@ -17,13 +18,93 @@ from components.core.settings import (
     Problem,
     Settings,
     Share,
+    default_of,
     settings,
 )
+from components.core.user_code import UserEntry
+
+Norm = Literal["linf", "l2"]
+Surrogate = Literal["network", "gradient"]
+AutoAttackVersion = Literal["standard", "plus", "rand"]
+
+
+class AttackSettings(Settings):
+    """Base of all attack settings: what recipes, the command line and the stage ask of any attack.
+
+    The defaults suit a single attack with steps; ensembles and wrappers override them.
+    """
+
+    __slots__ = ()
+
+    kind: str
+    count_field: ClassVar[str | None] = "num_steps"
+    """What the number in `pgd-20` sets; None: the kind takes no number."""
+    fewest_steps: ClassVar[int] = 0
+    """Fewer steps overstate robustness."""
+    weak_alone: ClassVar[bool] = False
+    """Whether an attack list of this kind alone overstates robustness."""
+
+    @property
+    def name(self) -> str:
+        """Short, in results and metrics; settings of one kind may share it."""
+        return self.kind
+
+    @property
+    def min_classes(self) -> int:
+        """The fewest classes that the attack works with."""
+        return 2
+
+    @property
+    def base_attack(self) -> "AttackSettings":
+        """The attack itself, without attention scaling around it."""
+        return self
+
+    @property
+    def scaling(self) -> "AasSettings | None":
+        """Attention scaling around the attack, if any."""
+        return None
+
+    def members(self) -> "tuple[AttackSettings, ...]":
+        """The attacks to run, in order: an ensemble has several."""
+        return (self,)
+
+    @classmethod
+    def has_short_form(cls) -> bool:
+        """Whether the kind alone describes an attack: every setting has a default."""
+        return all(default_of(cls, field.name) is not MISSING for field in fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_suffix(cls, text: str) -> dict[str, object] | None:
+        """The settings that `text` means in `kind-text`; None if it has no meaning."""
+        return {cls.count_field: int(text)} if cls.count_field and text.isdigit() else None
+
+    def weaknesses(self, eps: float | None) -> Iterator[Problem]:
+        """Settings that overstate robustness, although they are allowed."""
+        num_steps = getattr(self, "num_steps", None)
+        if num_steps is not None and num_steps < self.fewest_steps:
+            remedy = f"steps overstate robustness; use {self.fewest_steps} or more"
+            yield Problem("num_steps", num_steps, remedy)
+
+
+class GradientSettings(AttackSettings):
+    """Base of the attacks that share the loop of `gradient.py`."""
+
+    __slots__ = ()
+
+    num_steps: Count
+    num_restarts: int = 1  # of attacks without this setting
+    random_start: bool = True  # of attacks without this setting
+
+    def step_size_at(self, eps: float) -> float:
+        """The step size of an attack with this budget."""
+        raise NotImplementedError
 
 
 @settings
-class FgsmSettings(Settings):
+class FgsmSettings(GradientSettings):
     """One or few large sign steps from a random start."""
+
+    weak_alone = True
 
     kind: Literal["fgsm"] = "fgsm"
     num_steps: Count = 1
@@ -31,10 +112,19 @@ class FgsmSettings(Settings):
     """None: 1.5 eps / num_steps."""
     random_start: bool = True
 
+    @property
+    def name(self) -> str:
+        return "fgsm" if self.num_steps == 1 else f"fgsm-{self.num_steps}"
+
+    def step_size_at(self, eps: float) -> float:
+        return 1.5 * eps / self.num_steps if self.step_size is None else self.step_size
+
 
 @settings
-class PgdSettings(Settings):
+class PgdSettings(GradientSettings):
     """Projected gradient ascent that keeps every misclassified point."""
+
+    fewest_steps = 10
 
     kind: Literal["pgd"] = "pgd"
     loss: Literal["ce", "margin", "dlr", "kl"] = "ce"
@@ -47,6 +137,23 @@ class PgdSettings(Settings):
     kappa: float | None = None
     """Clips loss `margin`."""
 
+    @property
+    def name(self) -> str:
+        return f"pgd-{self.num_steps}-{self.loss}"
+
+    @property
+    def min_classes(self) -> int:
+        return 3 if self.loss == "dlr" else 2  # DLR ranks three logits
+
+    def step_size_at(self, eps: float) -> float:
+        return eps / 4 if self.step_size is None else self.step_size
+
+    def weaknesses(self, eps: float | None) -> Iterator[Problem]:
+        yield from AttackSettings.weaknesses(self, eps)
+        if eps and self.step_size_at(eps) * self.num_steps < 2 * eps:
+            step = f"{self.num_steps} steps of {self.step_size_at(eps):g}"
+            yield Problem("step_size", step, "cannot cross the ball")
+
     def problems(self) -> Iterator[Problem]:
         if self.kappa is not None and self.loss != "margin":
             yield Problem("kappa", self.kappa, "would be ignored: loss is not margin")
@@ -57,7 +164,7 @@ class PgdSettings(Settings):
 
 
 @settings
-class MimSettings(Settings):
+class MimSettings(GradientSettings):
     """Steps along an accumulated gradient."""
 
     kind: Literal["mim"] = "mim"
@@ -68,10 +175,19 @@ class MimSettings(Settings):
     """mu: the share of the last direction that is kept."""
     random_start: bool = False
 
+    @property
+    def name(self) -> str:
+        return f"mim-{self.num_steps}"
+
+    def step_size_at(self, eps: float) -> float:
+        return eps / self.num_steps if self.step_size is None else self.step_size
+
 
 @settings
-class GamaSettings(Settings):
+class GamaSettings(GradientSettings):
     """Margin of probabilities, guided away from a reference prediction first."""
+
+    fewest_steps = 20
 
     kind: Literal["gama"] = "gama"
     num_steps: Count = 100
@@ -79,10 +195,19 @@ class GamaSettings(Settings):
     reference: Literal["start", "clean"] = "start"
     """Whose prediction guides: the code of the paper takes the start, its text the clean image."""
 
+    @property
+    def name(self) -> str:
+        return f"gama-{self.num_steps}" + ("" if self.reference == "start" else "-clean")
+
+    def step_size_at(self, eps: float) -> float:
+        return 2 * eps
+
 
 @settings
-class ApgdSettings(Settings):
+class ApgdSettings(AttackSettings):
     """APGD; AutoAttack starts once, what many papers call APGD-CE starts five times."""
+
+    fewest_steps = 20
 
     kind: Literal["apgd-ce", "apgd-dlr"] = "apgd-ce"
     num_steps: Count = 100
@@ -92,26 +217,37 @@ class ApgdSettings(Settings):
     eot_iter: Count = 1
     """Gradients that are summed at each point of a randomized model."""
 
+    @property
+    def min_classes(self) -> int:
+        return 3 if self.kind == "apgd-dlr" else 2  # DLR ranks three logits
+
 
 @settings
-class ApgdTargetedSettings(Settings):
+class ApgdTargetedSettings(AttackSettings):
     """APGD towards one wrong class after the other."""
 
     kind: Literal["apgd-t"] = "apgd-t"
     num_targets: Count = 9
     num_steps: Count = 100
 
+    @property
+    def min_classes(self) -> int:
+        return 4  # the targeted DLR ranks four logits
+
 
 @settings
-class FabSettings(Settings):
+class FabSettings(AttackSettings):
     """The nearest misclassified point."""
 
     kind: Literal["fab"] = "fab"
     num_steps: Count = 100
     num_restarts: Count = 1
     alpha_max: Share = 0.1
+    """The largest weight of the step from the clean image."""
     eta: Positive = 1.05
+    """Overshoot beyond the linearised boundary."""
     beta: Share = 0.9
+    """The share of a successful change that the next step starts from."""
 
 
 @settings
@@ -123,8 +259,10 @@ class FabTargetedSettings(FabSettings):
 
 
 @settings
-class SquareSettings(Settings):
+class SquareSettings(AttackSettings):
     """Random squares, without a gradient."""
+
+    count_field = "num_queries"
 
     kind: Literal["square"] = "square"
     num_queries: Count = 5000
@@ -133,8 +271,10 @@ class SquareSettings(Settings):
 
 
 @settings
-class SpatialSettings(Settings):
+class SpatialSettings(AttackSettings):
     """The worst rotation and shift of a grid; goes with `norm: spatial`."""
+
+    count_field = None
 
     kind: Literal["spatial"] = "spatial"
     max_shift: NonNegative = 3.0
@@ -145,16 +285,54 @@ class SpatialSettings(Settings):
     num_angles: Count = 31
 
 
+Member = ApgdSettings | ApgdTargetedSettings | FabSettings | FabTargetedSettings | SquareSettings
+# In the order of the published code. `rand` is for randomized models: each step sums 20 gradients.
+AUTOATTACK: Mapping[AutoAttackVersion, tuple[Member, ...]] = {
+    "standard": (ApgdSettings(), ApgdTargetedSettings(), FabTargetedSettings(), SquareSettings()),
+    "plus": (
+        ApgdSettings(num_restarts=5),
+        ApgdSettings(kind="apgd-dlr", num_restarts=5),
+        FabSettings(num_restarts=5),
+        SquareSettings(),
+        ApgdTargetedSettings(),
+        FabTargetedSettings(),
+    ),
+    "rand": (ApgdSettings(eot_iter=20), ApgdSettings(kind="apgd-dlr", eot_iter=20)),
+}
+
+
 @settings
-class AutoAttackSettings(Settings):
+class AutoAttackSettings(AttackSettings):
     """The published ensemble; fewer steps or queries make it weaker."""
 
+    fewest_steps = 100
+
     kind: Literal["autoattack"] = "autoattack"
-    version: Literal["standard", "plus", "rand"] = "standard"
+    version: AutoAttackVersion = "standard"
     num_steps: Count | None = None
     """None: 100, as published."""
     num_queries: Count | None = None
     """None: 5000, as published."""
+
+    @property
+    def name(self) -> str:
+        return f"autoattack-{self.version}"
+
+    @property
+    def min_classes(self) -> int:
+        return max(member.min_classes for member in self.members())
+
+    def members(self) -> tuple[AttackSettings, ...]:
+        given = {"num_steps": self.num_steps, "num_queries": self.num_queries}
+        changes: dict[str, Any] = {name: own for name, own in given.items() if own is not None}
+        return tuple(
+            replace(member, **{k: v for k, v in changes.items() if hasattr(member, k)})
+            for member in AUTOATTACK[self.version]
+        )
+
+    @classmethod
+    def from_suffix(cls, text: str) -> dict[str, object] | None:
+        return {"version": text} if text in get_args(AutoAttackVersion) else None
 
 
 InnerSettings = Annotated[
@@ -182,13 +360,14 @@ class ScaleAscentSettings(Settings):
     num_steps: Count = 10
     step_size: Positive = 1.0
     noise: Positive = 1.0
+    """Standard deviation of a draw; without noise the distance has no gradient."""
     num_items: Count = 64
     """The first test items: the factors are fixed for the whole run."""
     batch_size: Count = 64
 
 
 @settings
-class AasSettings(Settings):
+class AasSettings(AttackSettings):
     """Adaptive attention scaling around a gradient attack, always replayed on the model itself."""
 
     kind: Literal["aas"] = "aas"
@@ -197,24 +376,37 @@ class AasSettings(Settings):
     scales: tuple[Budget, ...] = (0.1, 0.01, 0.001)
     """Further candidates, each the same factor in every attention module. Searched ones alone often
     leave nothing to attack."""
-    surrogate: Literal["network", "gradient"] = "network"
+    surrogate: Surrogate = "network"
+
+    @property
+    def name(self) -> str:
+        return f"aas-{self.inner.name}"
+
+    @property
+    def min_classes(self) -> int:
+        return self.inner.min_classes
+
+    @property
+    def base_attack(self) -> AttackSettings:
+        return self.inner
+
+    @property
+    def scaling(self) -> "AasSettings":
+        return self
+
+    def weaknesses(self, eps: float | None) -> Iterator[Problem]:
+        for found in self.inner.weaknesses(eps):
+            yield found._replace(field=f"inner.{found.field}")
 
     def problems(self) -> Iterator[Problem]:
         if self.search is None and not self.scales:
             yield Problem("scales", [], "is empty and there is no search; set one of them")
 
 
-AttackSettings = (
-    FgsmSettings
-    | PgdSettings
-    | MimSettings
-    | GamaSettings
-    | ApgdSettings
-    | ApgdTargetedSettings
-    | FabSettings
-    | FabTargetedSettings
-    | SquareSettings
-    | SpatialSettings
-    | AutoAttackSettings
-    | AasSettings
-)
+class UserAttackSettings(UserEntry, AttackSettings):
+    """An attack of the user's own, `kind: python:file.py:Name`."""
+
+    @property
+    def name(self) -> str:
+        """The name of the user's class: references hold characters that metrics may not."""
+        return self.kind.rpartition(":")[2]

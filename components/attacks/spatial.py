@@ -2,20 +2,23 @@
 
 Engstrom et al. 2019, sec. 3 and their released CIFAR-10 grid: 5 x 5 shifts of up to 3 pixels (at
 32 x 32) and 31 angles of up to 30 degrees, with black beyond the frame. No pixel budget describes
-such a change, so results stand beside those of the norms and are never mixed with them.
+such a change, so its results are reported apart from those of the norms.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from components.attacks.gradients import check_logits
-from components.attacks.interface import AttackResult, Items, Search, check_counts
+from components.attacks.interface import AttackResult, Items, Search
 from components.attacks.losses import margin
-from components.core.errors import CasemateError
+from components.attacks.settings import SpatialSettings
+from components.core.settings import Problem, settings
 from components.core.types import Images, LogitsFn
 
 
@@ -28,38 +31,25 @@ class Pose:
     down: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpatialGrid:
+@settings
+class SpatialGrid(SpatialSettings):
     """Every pose of the grid, strongest first; a row leaves at its first misclassified pose."""
 
-    max_shift: float = 3.0
-    num_shifts: int = 5
-    max_angle: float = 30.0
-    num_angles: int = 31
+    norm: Literal["spatial"] = "spatial"
+    eps: float = 1.0
+    """Any pixel may take any value: the whole range."""
 
-    def __post_init__(self) -> None:
-        check_counts("spatial", num_shifts=self.num_shifts, num_angles=self.num_angles)
-        for key, limit in (("max_shift", self.max_shift), ("max_angle", self.max_angle)):
-            if not (math.isfinite(limit) and limit >= 0):
-                raise CasemateError(f"spatial.{key}", limit, "is no limit; write a number >= 0")
-
-    @property
-    def name(self) -> str:
-        return "spatial"
-
-    @property
-    def norm(self) -> str:
-        return "spatial"
-
-    @property
-    def eps(self) -> float:
-        """Any pixel may take any value: the whole range."""
-        return 1.0
+    def problems(self) -> Iterator[Problem]:
+        if self.eps != 1:
+            yield Problem("eps", self.eps, "is not a budget of rotations and shifts; write 1")
+        for name in ("max_shift", "max_angle"):
+            if not math.isfinite(limit := getattr(self, name)):
+                yield Problem(name, limit, "is not a limit; write a number >= 0")
 
     def poses(self) -> list[Pose]:
         """The grid without the identity, which the clean prediction covers; large changes first.
 
-        The order changes no verdict. It lets rows that break leave early.
+        The order does not change the result; it lets broken rows leave early.
         """
         shifts = _axis(self.max_shift, self.num_shifts)
         angles = _axis(self.max_angle, self.num_angles)
@@ -70,16 +60,16 @@ class SpatialGrid:
     @torch.no_grad()
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
-        rows = search.standing
+        rows = search.robust_rows
         items = items.take(rows)
         for pose in self.poses():
             if len(rows) == 0:
                 break
             posed = warp(items.x, pose)
             logits = check_logits(logits_of(posed), items.item_ids)
-            standing = search.visit(rows, posed, logits, margin(logits, items.y))
-            if not bool(standing.all()):
-                kept = standing.nonzero().squeeze(1)
+            robust = search.visit(rows, posed, logits, margin(logits, items.y))
+            if not bool(robust.all()):
+                kept = robust.nonzero().squeeze(1)
                 rows, items = rows[kept], items.take(kept)
         return search.result()
 

@@ -1,14 +1,14 @@
 """Square Attack: random search with square-shaped changes, no gradient at all.
 
 Andriushchenko et al. 2020, Algorithms 1 to 3, with the schedule and the margin loss of the released
-AutoAttack (Croce & Hein 2020). Two departures: positions and signs belong to rows instead of being
-shared by a batch, so a row's result does not depend on its company; and positions are inclusive,
+AutoAttack (Croce & Hein 2020). Two differences: positions and signs belong to rows instead of being
+shared by a batch, so a row's result does not depend on its batch; and positions are inclusive,
 so squares reach the last row and column, which the released code never touches.
 
-Small squares often propose a point that the row has asked about before, its present one included.
-Its margin was not above the best one then, and the best one only rises: such a query is spent, but
-the model (which is taken to answer alike each time) is not asked again. Rows go through their
-queries at their own pace, so that every forward pass is full of new points.
+Small squares often propose a point that the row has queried before, its present one included. Its
+margin was not above the best one then, and the best one only rises: such a query counts, but the
+model (which is assumed to be deterministic) is not evaluated again. Rows go through their queries
+independently, so that every forward pass is full of new points.
 
 Symbols: s = side of a square, p = share of the pixels it covers, nu = x_best - x, eta = the pattern
 of an l2 square, `gains` and `gives` = the window that takes budget and the one that loses it.
@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from components.attacks.gradients import check_logits
-from components.attacks.interface import AttackResult, Items, Search, check_budget, check_counts
+from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import margin
 from components.attacks.projections import linf_bounds, project_l2
-from components.core.errors import CasemateError
+from components.attacks.settings import SquareSettings
+from components.core.settings import settings
 from components.core.types import Images, LogitsFn
 
 # p is halved when the query number passes each of these (released AutoAttack, not rescaled)
@@ -36,33 +37,18 @@ QUERIES_PER_DRAW = 100  # rows draw for this many queries at once: seeding costs
 TINY = 1e-12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Square:
+@settings
+class Square(BudgetedAttack, SquareSettings):
     """A start and up to `num_queries` proposals per row; a proposal is kept if the margin grows."""
-
-    norm: str
-    eps: float
-    num_queries: int = 5000
-    p_init: float = 0.8
-
-    def __post_init__(self) -> None:
-        check_budget("square", norm=self.norm, eps=self.eps)
-        check_counts("square", num_queries=self.num_queries)
-        if not 0 < self.p_init <= 1:
-            raise CasemateError("square.p_init", self.p_init, "is no share; write one in (0, 1]")
-
-    @property
-    def name(self) -> str:
-        return "square"
 
     @torch.no_grad()
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
-        if self.eps > 0 and len(search.standing) > 0:
-            hunt = _Hunt(logits_of, search, self)
-            hunt.start()
-            while len(points := hunt.new_points()) > 0:
-                hunt.ask(points)
+        if self.eps > 0 and len(search.robust_rows) > 0:
+            random_search = _RandomSearch(logits_of, search, self)
+            random_search.start()
+            while len(points := random_search.new_points()) > 0:
+                random_search.query(points)
         return search.result()
 
 
@@ -184,7 +170,7 @@ class _L2Squares:
         free = (_channel_norms(nu * both) ** 2 + unused / nu.shape[1]).sqrt()  # per channel
         signs = torch.where(draws[:, 5:, None, None] < 0.5, -1.0, 1.0)
         old = nu * gains.mask
-        fresh = signs * gains.placed(eta(side).to(nu), turned=draws[:, 4] < 0.5)
+        fresh = signs * gains.place(eta(side).to(nu), turned=draws[:, 4] < 0.5)
         fresh = fresh + old / _channel_norms(old).clamp_min(TINY)
         fresh = fresh / _channel_norms(fresh).clamp_min(TINY) * free
         return self._at_full_length(torch.where(gains.mask, fresh, nu.masked_fill(gives.mask, 0)))
@@ -194,12 +180,12 @@ class _L2Squares:
         return project_l2(self.x + self.eps * nu / length, center=self.x, eps=self.eps)
 
 
-class _Hunt:
-    """The rows still under attack, packed, with what belongs to them."""
+class _RandomSearch:
+    """The rows still under attack, packed, with their state."""
 
     def __init__(self, logits_of: LogitsFn, search: Search, settings: Square) -> None:
         self.logits_of, self.search, self.settings = logits_of, search, settings
-        self.rows = search.standing
+        self.rows = search.robust_rows
         self.items = search.items.take(self.rows)
         self.squares: _Squares = (
             _LinfSquares.around(self.items.x, eps=settings.eps)
@@ -207,28 +193,28 @@ class _Hunt:
             else _L2Squares(self.items.x, settings.eps)
         )
         count = len(self.rows)
-        self.query = torch.zeros(count, dtype=torch.int64)  # the next one of each row
+        self.next_query = torch.zeros(count, dtype=torch.int64)
         self.draws = torch.empty(count, QUERIES_PER_DRAW, self.squares.num_draws).to(self.items.x)
-        self.asked = [set[int]() for _ in range(count)]  # keys of points
+        self.queried = [set[int]() for _ in range(count)]  # keys of points
 
     def start(self) -> None:
         """The first point of every row."""
         points = self.squares.start(self.items)
         self._are_new(torch.arange(len(self.rows)), self.squares.keys(points))
-        self.ask(points)
+        self.query(points)
 
-    def ask(self, points: Images) -> None:
+    def query(self, points: Images) -> None:
         """One forward pass of every row: better points are kept, misclassified rows leave."""
         logits = check_logits(self.logits_of(points), self.items.item_ids)
         scores = margin(logits, self.items.y)
         self._keep(self.search.visit(self.rows, points, logits, scores))
 
     def new_points(self) -> Images:
-        """The next proposal of every row that it has not asked about; who has none left, leaves."""
+        """The next new proposal of every row; rows without one leave."""
         points = self.search.x_adv[self.rows]
         found = torch.zeros(len(self.rows), dtype=torch.bool)
         seeking = torch.arange(len(self.rows))
-        while len(seeking := seeking[self.query[seeking] < self.settings.num_queries]) > 0:
+        while len(seeking := seeking[self.next_query[seeking] < self.settings.num_queries]) > 0:
             squares = self.squares.take(seeking)
             proposals = self._proposals(squares, seeking)
             is_new = self._are_new(seeking, squares.keys(proposals))
@@ -239,25 +225,25 @@ class _Hunt:
         return points[found]
 
     def _are_new(self, places: Tensor, keys: Tensor | None) -> Tensor:
-        """(B,) bool, of points for the rows at `places`, which are known from now on."""
+        """(B,) bool: which points are new to the rows at `places`; records them."""
         if keys is None:
             return torch.ones(len(places), dtype=torch.bool)
         are_new = []
         for place, key in zip(places.tolist(), keys.tolist(), strict=True):
-            known = self.asked[place]
+            known = self.queried[place]
             are_new.append(key not in known)
             known.add(key)
         return torch.tensor(are_new)
 
     def _proposals(self, squares: _Squares, places: Tensor) -> Images:
-        """What the next query of the rows at `places` is about; these queries are spent."""
-        queries = self.query[places]
+        """The proposals of the next query of the rows at `places`, which counts."""
+        queries = self.next_query[places]
         self._draw(places[queries % QUERIES_PER_DRAW == 0])
         best = self.search.x_adv[self.rows[places]]
         draws = self.draws[places, queries % QUERIES_PER_DRAW]
-        self.query[places] += 1
+        self.next_query[places] += 1
         shares = [square_share(query, p_init=self.settings.p_init) for query in queries.tolist()]
-        if len(set(shares)) == 1:  # rows keep close together
+        if len(set(shares)) == 1:  # usual: rows differ by few queries
             return squares.propose(best, draws, share=shares[0])
         proposals = torch.empty_like(best)
         for share in set(shares):
@@ -267,21 +253,21 @@ class _Hunt:
 
     def _draw(self, places: Tensor) -> None:
         """New numbers for the rows at `places`, whose blocks of queries begin."""
-        blocks = self.query[places] // QUERIES_PER_DRAW
+        blocks = self.next_query[places] // QUERIES_PER_DRAW
         for block in set(blocks.tolist()):
             own = places[blocks == block]
             shape = self.draws.shape[1:]
             self.draws[own] = self.items.take(own).uniform(f"square/queries/{block}", shape)
 
-    def _keep(self, standing: Tensor) -> None:
-        if bool(standing.all()):
+    def _keep(self, robust: Tensor) -> None:
+        if bool(robust.all()):
             return
-        kept = standing.nonzero().squeeze(1)
+        kept = robust.nonzero().squeeze(1)
         self.rows, self.items = self.rows[kept], self.items.take(kept)
         self.squares = self.squares.take(kept)
         kept = kept.cpu()
-        self.query, self.draws = self.query[kept], self.draws[kept]
-        self.asked = [self.asked[place] for place in kept.tolist()]
+        self.next_query, self.draws = self.next_query[kept], self.draws[kept]
+        self.queried = [self.queried[place] for place in kept.tolist()]
 
 
 def eta(side: int) -> Tensor:
@@ -316,7 +302,7 @@ class _Window:
         self._rows = rows.clamp(0, side - 1)[:, :, None]
         self._columns = columns.clamp(0, side - 1)[:, None, :]
 
-    def placed(self, pattern: Tensor, *, turned: Tensor) -> Tensor:
+    def place(self, pattern: Tensor, *, turned: Tensor) -> Tensor:
         """(B, 1, H, W): `pattern` in the window, transposed where `turned`, and 0 elsewhere."""
         both = torch.stack([pattern, pattern.T])
         chosen = both[turned.long()[:, None, None], self._rows, self._columns]

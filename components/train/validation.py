@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 import torch
 
 from components.attacks.apgd import Apgd
+from components.attacks.gradient import pgd_linf
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
-from components.attacks.pgd import pgd_linf
 from components.attacks.starts import random_starts
 from components.core.types import Labels
 from components.data.prepared import Split

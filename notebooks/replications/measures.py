@@ -12,9 +12,9 @@ from torch import Tensor
 
 from components.attacks.aas import ScaledAttack
 from components.attacks.apgd import Apgd
+from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Attack, AttackResult, Items
-from components.attacks.pgd import Pgd
 from components.attacks.scales import ScaleSearch
 from components.certify.patch.rules import certify
 from components.data.ablation import Ablations
@@ -76,7 +76,7 @@ def attention(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed: 
     inner = Pgd(norm="linf", eps=EPS, num_steps=size.pgd_steps)
     with attack_mode(model):
         scales = ScaleSearch()(model, model.net, _items(reference, seed=seed))
-        scaled = ScaledAttack(net=model.net, inner=inner, scales=scales)
+        scaled = ScaledAttack(net=model.net, inner=inner, scales=scales, surrogate="network")
         reports = [(scaled.examine(model, items), items.y) for items in _batches(test, seed=seed)]
     restarts = _attacked(model, test, scaled.restarts(), seed=seed)
     plain, *rescaled = zip(*(report.paper_protocol for report, _ in reports), strict=True)

@@ -18,6 +18,7 @@ from pipelines.cli.options import (
 from pipelines.cli.show import load_recipe, run_and_show
 
 if TYPE_CHECKING:
+    from components.attacks.settings import AttackSettings
     from components.models.spec import ModelSpec
     from pipelines.recipe.schema.recipe import Recipe
 
@@ -165,10 +166,7 @@ def _data(source: dict[str, Any], spec: "ModelSpec", prepared: Path | None) -> d
 
 
 def listed(text: str) -> list[dict[str, Any]]:
-    """`fgsm,pgd-20,square-1000,autoattack-plus` as entries of a recipe's attack list.
-
-    A number is that of the steps, or of the queries of square.
-    """
+    """`fgsm,pgd-20,square-1000,autoattack-plus` as entries of a recipe's attack list."""
     parts = [part.strip() for part in text.split(",")]
     if "" in parts:
         remedy = "has an empty entry; write names with one comma between, e.g. pgd-20,apgd-ce"
@@ -177,15 +175,15 @@ def listed(text: str) -> list[dict[str, Any]]:
 
 
 def _entry(text: str) -> dict[str, Any]:
-    from components.attacks.suite import AUTOATTACK, KINDS
+    """A kind alone, or followed by a value that its settings accept: a count, a version."""
+    from components.attacks.registry import ATTACKS
 
-    kinds = sorted([*KINDS, "autoattack"], key=len, reverse=True)  # `apgd-ce` before `apgd`
-    kind = next((k for k in kinds if text == k or text.startswith(f"{k}-")), None)
-    detail = text.removeprefix(kind).removeprefix("-") if kind else ""
-    if kind == "autoattack" and (not detail or detail in AUTOATTACK):
-        return {"kind": kind, "version": detail or "standard"}
-    if kind and kind != "autoattack" and (not detail or detail.isdigit()):
-        key = "num_queries" if kind == "square" else "num_steps"
-        return {"kind": kind, key: int(detail)} if detail else {"kind": kind}
-    known = ", ".join(sorted(kinds))
-    raise CasemateError("--attacks", text, f"is no attack; write e.g. pgd-20. Known: {known}")
+    kinds: dict[str, type[AttackSettings]] = {kind: ATTACKS[kind].settings for kind in ATTACKS}
+    short = {kind: own for kind, own in kinds.items() if own.has_short_form()}
+    if text in short:
+        return {"kind": text}
+    kind, _, detail = text.rpartition("-")
+    if kind in short and (given := short[kind].from_suffix(detail)) is not None:
+        return {"kind": kind, **given}
+    known = ", ".join(sorted(short))
+    raise CasemateError("--attacks", text, f"is not an attack; write e.g. pgd-20. Known: {known}")

@@ -221,6 +221,7 @@ def _classes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     if facts.num_classes is None or facts.num_classes >= 4:
         return  # no attack needs more
     from components.attacks.suite import check_class_count
+
     from pipelines.recipe import build
 
     for name, section in recipe.attack.items():

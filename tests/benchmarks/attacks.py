@@ -24,9 +24,9 @@ import torchattacks
 from torch import nn
 
 from components.attacks.apgd import Apgd
+from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Attack, Items
-from components.attacks.pgd import Pgd
 from components.models.fast import lean
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec

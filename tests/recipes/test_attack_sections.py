@@ -4,10 +4,10 @@ from dataclasses import MISSING, fields
 from typing import get_args
 
 import pytest
+from components.attacks.suite import KINDS, autoattack
 
 from components.attacks.apgd import Apgd
 from components.attacks.settings import AttackSettings
-from components.attacks.suite import KINDS, autoattack
 from pipelines.recipe.build import attack_list
 from pipelines.recipe.schema.attack import AttackSection
 

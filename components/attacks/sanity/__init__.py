@@ -1,11 +1,11 @@
-"""Doubts about our own attacks: when may robust accuracy be believed?
+"""Sanity checks of our own attacks: is the robust accuracy reliable?
 
-An attack that fails proves nothing by itself. Each check here compares what was measured with what
-cannot happen while attacks work (Athalye et al. 2018, sec. 3; Carlini et al. 2019, "On Evaluating
+A failed attack does not prove robustness. Each check compares a measurement with what is impossible
+while attacks work (Athalye et al. 2018, sec. 3; Carlini et al. 2019, "On Evaluating
 Adversarial Robustness", sec. 5; Croce & Hein 2020 and the flags of their code).
 
 - `findings.py`: one finding per check, and the verdict over all of them;
-- `model.py`: is the model in a state that can be attacked? Functions of a model and images;
+- `model.py`: can the model be attacked? Functions of a model and images;
 - `outcomes.py`: did the attacks work? Functions of counts, masks and accuracies;
-- `audit.py`: all of them on a few items, with small attacks of their own.
+- `audit.py`: all of them on a few items, with small attacks.
 """

@@ -1,11 +1,11 @@
-"""The whole sanity suite on a few items: small attacks made to contradict each other.
+"""The whole sanity suite on a few items: small attacks whose results are compared.
 
-It looks at the model under attack, not at the attacks of a recipe: `cascade_findings` looks at
-those. An item costs at most 230 gradients and 230 other forward passes, less where it breaks.
+It checks the model under attack; `cascade_findings` checks the attacks of a recipe. An item costs
+at most 230 gradients and 230 other forward passes, less where it breaks.
 
-The white box that weaker attacks must not beat is PGD on cross-entropy, then on the margin. With
-cross-entropy alone, 2 of 40 audits of adversarially trained digit models lost 2 of 64 items more to
-Square, which says something about that loss and nothing against the model.
+The white-box attack that weaker attacks must not beat is PGD on cross-entropy, then on the margin.
+With cross-entropy alone, Square broke 2 of 64 further items in 2 of 40 audits of adversarially
+trained digit models: a weakness of that loss, not of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from components.attacks.cascade import Standing, run_cascade
+from components.attacks.cascade import CascadeState, run_cascade
+from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode, check_logits, l2_direction
 from components.attacks.interface import Attack, Items
-from components.attacks.pgd import Pgd
 from components.attacks.projections import project_l2, project_linf
 from components.attacks.sanity.findings import Finding
 from components.attacks.sanity.model import (
@@ -35,6 +35,7 @@ from components.attacks.sanity.outcomes import (
     never_rises,
     reaches_floor,
 )
+from components.attacks.settings import Norm
 from components.attacks.square import Square
 from components.core.types import Images, LogitsFn
 from components.models.attention.gaps import GapHistogram
@@ -47,13 +48,15 @@ GREY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Findings, and the figures behind them."""
+    """Findings and the measurements they are derived from."""
 
     findings: tuple[Finding, ...]
-    gaps: Mapping[str, GapHistogram]  # per attention module; empty where there is none to read
+    gaps: Mapping[
+        str, GapHistogram
+    ]  # per attention module; empty where attention is not accessible
     accuracy_by_steps: Mapping[int, float]
     accuracy_by_eps: Mapping[float, float]
-    standing: tuple[bool, ...] = ()  # per item: right after the suite's white box; () if none ran
+    robust: tuple[bool, ...] = ()  # per item, to the suite's white-box attack; () if none ran
 
 
 def audit(
@@ -61,17 +64,17 @@ def audit(
     items: Items,
     *,
     net: nn.Module,
-    norm: str,
+    norm: Norm,
     eps: float,
     surrogate: LogitsFn | None = None,
 ) -> Audit:
-    """Every check of the suite on these items; transfer only with a `surrogate` to craft on.
+    """Every check of the suite on these items; transfer only with a `surrogate`.
 
-    `net` is the network inside `model` whose attention is read; it may be the model itself.
+    `net` is the network inside `model` whose attention is measured; it may be the model itself.
     """
     with attack_mode(model):
         range_finding = images_in_range(items.x)
-        if not range_finding.ok:  # no ball to attack in
+        if not range_finding.ok:  # the ball may not meet the pixel range
             return Audit((range_finding,), {}, {}, {})
         with torch.no_grad():
             logits = check_logits(model(items.x), items.item_ids)
@@ -84,12 +87,14 @@ def audit(
             batch_invariant(model, items.x),
             *attention_alive(gaps, why_none=refusal),
         )
-        white_box = run_cascade(_white_box(norm, eps), model, items).standing
-        held = (white_box.tallies[0].num_rows - white_box.tallies[0].num_broken) / len(items)
-        by_steps = {n: _held(model, items, norm, eps, num_steps=n) for n in STEPS[:-1]}
-        by_steps[STEPS[-1]] = held
+        white_box = run_cascade(_white_box(norm, eps), model, items).state
+        accuracy = (white_box.tallies[0].num_rows - white_box.tallies[0].num_broken) / len(items)
+        by_steps = {n: _pgd_accuracy(model, items, norm, eps, num_steps=n) for n in STEPS[:-1]}
+        by_steps[STEPS[-1]] = accuracy
         budgets = growing_budgets(items.x, norm=norm, eps=eps)
-        by_eps = {b: held if b == eps else _held(model, items, norm, b) for b in budgets}
+        by_eps = {
+            b: accuracy if b == eps else _pgd_accuracy(model, items, norm, b) for b in budgets
+        }
         floor = grey_accuracy(model, items)
         num_items = len(items)
         outcome = (
@@ -99,31 +104,31 @@ def audit(
             never_rises("larger eps", [*by_eps.values()], num_items=num_items),
             reaches_floor(by_eps[budgets[-1]], floor=floor, num_items=num_items),
         )
-    standing = tuple(white_box.correct.tolist())
-    return Audit(state + outcome, gaps, by_steps, by_eps, standing)
+    robust = tuple(white_box.robust.tolist())
+    return Audit(state + outcome, gaps, by_steps, by_eps, robust)
 
 
-def growing_budgets(x: Images, *, norm: str, eps: float) -> tuple[float, ...]:
+def growing_budgets(x: Images, *, norm: Norm, eps: float) -> tuple[float, ...]:
     """eps / 2, eps, 2 eps, and one that reaches plain grey from every image."""
     pixels = x[0].numel()
-    reach = GREY if norm == "linf" else GREY * pixels**0.5
-    return (*(b for b in (eps / 2, eps, 2 * eps) if b < reach), reach)
+    to_grey = GREY if norm == "linf" else GREY * pixels**0.5
+    return (*(b for b in (eps / 2, eps, 2 * eps) if b < to_grey), to_grey)
 
 
 @torch.no_grad()
 def grey_accuracy(logits_of: LogitsFn, items: Items) -> float:
-    """Share of items whose label the model gives to plain grey."""
+    """Share of items whose label is the model's prediction on plain grey."""
     grey = torch.full_like(items.x[:1], GREY)
     return float((logits_of(grey).argmax(dim=1) == items.y).double().mean())
 
 
 @torch.no_grad()
 def broken_by_noise(
-    logits_of: LogitsFn, items: Items, *, norm: str, eps: float, num_draws: int = NUM_NOISES
+    logits_of: LogitsFn, items: Items, *, norm: Norm, eps: float, num_draws: int = NUM_NOISES
 ) -> Tensor:
-    """(B,) bool: rows that some random point at distance `eps` misclassifies.
+    """(B,) bool: rows that are misclassified at some random point at distance `eps`.
 
-    l-inf noise sits on the corners of the ball: noise inside it would be weaker than it has to be.
+    l-inf noise lies on the corners of the ball: noise inside it would be weaker.
     """
     broken = torch.zeros_like(items.y, dtype=torch.bool)
     for draw in range(num_draws):
@@ -138,7 +143,7 @@ def broken_by_noise(
 
 @torch.no_grad()
 def broken_by_transfer(
-    logits_of: LogitsFn, items: Items, *, surrogate: LogitsFn, norm: str, eps: float
+    logits_of: LogitsFn, items: Items, *, surrogate: LogitsFn, norm: Norm, eps: float
 ) -> Tensor:
     """(B,) bool: rows that the model misclassifies at points crafted on another model."""
     crafted = Pgd(norm=norm, eps=eps, num_steps=STEPS[-1])(surrogate, items).x_adv
@@ -148,13 +153,13 @@ def broken_by_transfer(
 def _weaker(
     model: LogitsFn,
     items: Items,
-    white_box: Standing,
+    white_box: CascadeState,
     *,
-    norm: str,
+    norm: Norm,
     eps: float,
     surrogate: LogitsFn | None,
 ) -> Sequence[Finding]:
-    """Attacks that know less than the white box, and must not do better."""
+    """Attacks that know less than the white-box attack, and must not break more."""
     square = Square(norm=norm, eps=eps, num_queries=NUM_QUERIES)(model, items)
     broken: dict[str, Tensor] = {
         "random noise": broken_by_noise(model, items, norm=norm, eps=eps),
@@ -165,16 +170,16 @@ def _weaker(
             model, items, surrogate=surrogate, norm=norm, eps=eps
         )
     return [
-        adds_nothing(name, broken=rows, standing=white_box.correct) for name, rows in broken.items()
+        adds_nothing(name, broken=rows, robust=white_box.robust) for name, rows in broken.items()
     ]
 
 
-def _white_box(norm: str, eps: float) -> list[Attack]:
+def _white_box(norm: Norm, eps: float) -> list[Attack]:
     return [Pgd(norm=norm, eps=eps, num_steps=STEPS[-1], loss=loss) for loss in ("ce", "margin")]
 
 
-def _held(
-    logits_of: LogitsFn, items: Items, norm: str, eps: float, *, num_steps: int = STEPS[-1]
+def _pgd_accuracy(
+    logits_of: LogitsFn, items: Items, norm: Norm, eps: float, *, num_steps: int = STEPS[-1]
 ) -> float:
     """Accuracy under PGD; one step size for all `num_steps`, so longer runs repeat shorter ones."""
     result = Pgd(norm=norm, eps=eps, num_steps=num_steps)(logits_of, items)

@@ -1,4 +1,4 @@
-"""What one check found, and the verdict over all checks."""
+"""The finding of one check, and the verdict over all checks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: fine while `value` does not exceed `limit`. `text` is a sentence for people."""
+    """One check: ok if `value` does not exceed `limit`. `text` explains it in a sentence."""
 
     name: str
     ok: bool
@@ -17,7 +17,7 @@ class Finding:
 
 
 class Verdict(NamedTuple):
-    """`suspect` as soon as one check fails; then robust accuracy is an upper bound at best."""
+    """`suspect` if any check fails; robust accuracy is then only an upper bound."""
 
     label: Literal["reliable", "suspect"]
     reasons: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""Can this model be attacked at all? Checks of a model and of the images it is given.
+"""Checks of a model and of its images: can it be attacked?
 
 Logits are compared after scaling each row to length one, as in the code of Croce & Hein 2020: a
-factor on all logits then changes no verdict. Call these inside `attack_mode(model)`, on the model
-itself: behind `in_fixed_batches` no batch could ever differ.
+factor on all logits then does not change the result. Call these inside `attack_mode(model)`, on the
+model itself: with `in_fixed_batches` the batch shape never changes.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ CANCELLED = 0.1  # share of a block's queries whose winning logit has no gradien
 
 
 def eval_mode(model: nn.Module) -> Finding:
-    """No module may stay in training mode: dropout hides gradients, statistics drift."""
+    """No module is in training mode: dropout masks gradients, running statistics change."""
     training = [name or "the model" for name, part in model.named_modules() if part.training]
     text = f"{training[0]} is in training mode" if training else "every module is in eval mode"
     return finding("eval mode", value=len(training), limit=0, text=text)
@@ -37,7 +37,7 @@ def returns_logits(logits: Logits) -> Finding:
 
 
 def refuse_probabilities(logits: Logits, *, model: str) -> None:
-    """Every row a distribution is no accident: nothing an attack finds here would mean anything."""
+    """Reject a model whose outputs are all distributions: attacks on them would be meaningless."""
     if bool(_are_probabilities(logits).all()):
         remedy = "returns probabilities, attacks need logits; leave out the softmax at its end"
         raise CasemateError("model", model, remedy)
@@ -67,7 +67,7 @@ def deterministic(logits_of: LogitsFn, x: Images, *, num_passes: int = 5) -> Fin
 
 @torch.no_grad()
 def batch_invariant(logits_of: LogitsFn, x: Images) -> Finding:
-    """A row's logits do not depend on the rows beside it."""
+    """A row's logits do not depend on the other rows of its batch."""
     alone = torch.cat([logits_of(row) for row in torch.split(x, 1)])
     moved = _distance(alone, logits_of(x))
     text = f"logits alone and in a batch differ by up to {moved:.1e}"
@@ -86,7 +86,7 @@ def gap_histograms(
 ) -> tuple[Mapping[str, GapHistogram], str]:
     """Gaps of the two largest pre-softmax logits per attention module of `net`, from one pass.
 
-    A network that gives no access has no histograms; the second value then says why.
+    A network without access to its attention has no histograms; the second value says why.
     """
     try:
         attention_of(net)
@@ -100,7 +100,7 @@ def gap_histograms(
 def attention_alive(
     histograms: Mapping[str, GapHistogram], *, why_none: str = ""
 ) -> tuple[Finding, Finding]:
-    """Softmax gradients survive in every block (Jain & Dutta, sec. 3): underflow, cancellation."""
+    """Softmax gradients vanish in no block, by underflow or cancellation (Jain & Dutta, sec. 3)."""
     underflowed = {name: h.num_underflowed / h.num_gaps for name, h in histograms.items()}
     cancelled = {name: h.num_cancelled / h.num_gaps for name, h in histograms.items()}
     return (
@@ -111,7 +111,7 @@ def attention_alive(
 
 def _worst_block(name: str, shares: Mapping[str, float], *, limit: float, why_none: str) -> Finding:
     if not shares:
-        return finding(name, value=0, limit=limit, text=f"not looked into: {why_none}")
+        return finding(name, value=0, limit=limit, text=f"not checked: {why_none}")
     block, share = max(shares.items(), key=lambda pair: pair[1])
-    text = f"in {block}, {share:.1%} of the queries have a gap at which softmax loses its gradient"
+    text = f"in {block}, {share:.1%} of the queries have a gap at which softmax has no gradient"
     return finding(name, value=share, limit=limit, text=text)

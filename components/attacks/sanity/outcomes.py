@@ -1,18 +1,18 @@
-"""Did the attacks work? Checks of counts, masks and accuracies that any attack run leaves behind.
+"""Checks of the counts, masks and accuracies of attack runs: did the attacks work?
 
-Accuracies are shares of all items. Attacks are searches with random starts, so one item more or
-less is no contradiction; where many items were attacked, 0.2 points are, the alarm for Square in
-the code of Croce & Hein 2020.
+Accuracies are shares of all items. Attacks are searches with random starts, so a difference of one
+item is not a contradiction; with many items the limit is 0.2 points, the alarm for Square in the
+code of Croce & Hein 2020.
 """
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from components.attacks.cascade import Standing
+from components.attacks.cascade import CascadeState
 from components.attacks.sanity.findings import Finding, finding
 
-ZERO_GRADIENTS = 0.01  # share of all gradients; above it, a point of accuracy may be blindness
+ZERO_GRADIENTS = 0.01  # share of all gradients; above it, accuracy may be off by a point
 POINTS = 0.002
 ROUNDING = 1e-9  # 0.51 - 0.50 is a little more than 0.01
 BLACK_BOX = "square"  # a second one in a list is called square-2
@@ -32,17 +32,17 @@ def gradients_alive(num_gradients: Tensor, num_zero_gradients: Tensor) -> Findin
     return finding("zero gradients", value=share, limit=ZERO_GRADIENTS, text=text)
 
 
-def adds_nothing(weaker: str, *, broken: Tensor, standing: Tensor) -> Finding:
-    """An attack that knows less must not break what white-box attacks left standing.
+def adds_nothing(weaker: str, *, broken: Tensor, robust: Tensor) -> Finding:
+    """An attack that knows less must not break items that are robust to white-box attacks.
 
-    `broken` and `standing` are (N,) bool over all items: broken by the weaker attack alone, and
-    right after the white-box attacks.
+    `broken` and `robust` are (N,) bool over all items: broken by the weaker attack alone, and
+    robust to the white-box attacks.
     """
-    return _extra(weaker, num_extra=int((broken & standing).sum()), num_items=len(standing))
+    return _extra(weaker, num_extra=int((broken & robust).sum()), num_items=len(robust))
 
 
 def _extra(weaker: str, *, num_extra: int, num_items: int) -> Finding:
-    text = f"{weaker} broke {num_extra} of {num_items} items that white-box attacks left standing"
+    text = f"{weaker} broke {num_extra} of {num_items} items that white-box attacks did not break"
     name = f"{weaker} against white box"
     return finding(name, value=num_extra / num_items, limit=slack(num_items), text=text)
 
@@ -60,26 +60,26 @@ def never_rises(budget: str, accuracies: Sequence[float], *, num_items: int) -> 
 def reaches_floor(accuracy: float, *, floor: float, num_items: int) -> Finding:
     """With a budget that reaches one constant image from all others, accuracy falls to `floor`.
 
-    `floor` is the share of items whose label the model gives to that image (Carlini et al. 2019,
-    sec. 5.2: unbounded attacks must reach chance): what is left above it, the attack missed.
+    `floor` is the share of items whose label the model predicts on that image (Carlini et al.
+    2019, sec. 5.2: unbounded attacks must reach chance): the attack missed any accuracy above it.
     """
     text = (
-        f"accuracy is {accuracy:.1%} where every image can become plain grey, "
-        f"which leaves at most {floor:.1%}"
+        f"accuracy is {accuracy:.1%} with a budget that reaches plain grey from every image; "
+        f"it should be at most {floor:.1%}"
     )
     excess = max(accuracy - floor, 0.0)
     return finding("unbounded attack", value=excess, limit=slack(num_items), text=text)
 
 
-def cascade_findings(standing: Standing) -> tuple[Finding, ...]:
-    """What a finished list of attacks tells about itself: its gradients, and its black boxes.
+def cascade_findings(state: CascadeState) -> tuple[Finding, ...]:
+    """Checks of a finished list of attacks: its gradients, and its black-box attacks.
 
-    A black box is only compared if a white-box attack ran before it.
+    A black-box attack is only compared if a white-box attack ran before it.
     """
-    findings = [gradients_alive(standing.num_gradients, standing.num_zero_gradients)]
-    num_items = len(standing.y)
+    findings = [gradients_alive(state.num_gradients, state.num_zero_gradients)]
+    num_items = len(state.y)
     white_box_ran = False
-    for tally in standing.tallies:
+    for tally in state.tallies:
         if tally.name.partition("-")[0] != BLACK_BOX:
             white_box_ran = True
         elif white_box_ran:
@@ -87,17 +87,17 @@ def cascade_findings(standing: Standing) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def list_is_strong(list_standing: Tensor, suite_standing: Tensor) -> Finding:
-    """A list of attacks leaves little that the suite's own white box breaks.
+def list_is_strong(list_robust: Tensor, suite_robust: Tensor) -> Finding:
+    """The suite's own white-box attack breaks few items that are robust to a list of attacks.
 
     (N,) bool over the same items. Few steps, tiny steps or a loss that does not fit the model's
-    output overstate robustness without any gradient being masked.
+    output overstate robustness without masked gradients.
     """
-    num_items = len(suite_standing)
-    missed = int((list_standing & ~suite_standing).sum())
+    num_items = len(suite_robust)
+    missed = int((list_robust & ~suite_robust).sum())
     limit = max(LIST_POINTS, LIST_ITEMS / num_items) + ROUNDING
     text = (
-        f"{missed} of {num_items} items stand after the list but fall to the suite's PGD "
+        f"{missed} of {num_items} items are robust to the list but not to the suite's PGD "
         f"(cross-entropy, then margin): add stronger attacks to the list"
     )
     return finding("suite against attack list", value=missed / num_items, limit=limit, text=text)

@@ -39,7 +39,7 @@ class ScaleAscent(ScaleSearch):
         part = items.take(torch.arange(min(len(items), self.batch_size), device=items.x.device))
         generator = generator_for(batch.seed, "attention scales", batch.epoch, batch.step)
         noise = self.noise * torch.randn(len(scales), generator=generator)
-        return self._ascend(model, net, part, scales=scales, delta=noise)
+        return self.ascent(model, net, part, scales=scales, delta=noise)
 
 
 class AasTraining(ObjectiveWrapper):

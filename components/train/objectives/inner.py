@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.attacks.fgsm import START_OFFSET
+from components.attacks.gradient import START_OFFSET
 from components.attacks.gradients import attack_mode, input_gradient
 from components.attacks.interface import Items
 from components.attacks.losses import LossFn

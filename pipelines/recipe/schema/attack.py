@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from components.attacks.registry import ATTACKS
-from components.attacks.settings import AttackSettings
+from components.attacks.settings import AttackSettings, UserAttackSettings
 from components.core.settings import Budget, Count, Fractional, Problem
-from components.core.user_code import UserEntry
 from pipelines.recipe.schema.base import Section, union_of
 
 if TYPE_CHECKING:
-    AttackEntry = AttackSettings | UserEntry
+    AttackEntry = AttackSettings
 else:
-    AttackEntry = union_of(ATTACKS, or_users=True)
+    AttackEntry = union_of(ATTACKS, users_own=UserAttackSettings)
 
 
 class CurvesSection(Section):

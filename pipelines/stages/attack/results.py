@@ -1,4 +1,4 @@
-"""What attacks did to one model, item by item, and the files that say so."""
+"""Results of attacks on one model, item by item, and the files they are written to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from components.attacks.cascade import Outcome, Standing, after_attack, before_attacks
+from components.attacks.cascade import CascadeState, Outcome, after_attack, before_attacks
+from components.attacks.listing import ListedAttack
 from components.attacks.scales import Scales
 from components.core.files import atomic
 from components.core.threats import UNIT
 from components.data.prepared import PreparedDataset
 from components.evaluate.accuracy import accuracy
-from pipelines.recipe.build import ListedAttack
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.runtime.artifacts import StageDir
+from pipelines.stages.attack.documents import (
+    Accuracy,
+    AttackSummary,
+    Costs,
+    ModelSummary,
+    ProtocolSummary,
+)
 from pipelines.stages.attack.worker import NUM_EXAMPLES
 
 OUTCOME = (
@@ -27,84 +34,87 @@ OUTCOME = (
 
 
 @dataclass
-class Victim:
-    """One model under attack: who stands, and what is kept of those who fell."""
+class ModelUnderAttack:
+    """One model under attack: its robust items, and results for the broken ones."""
 
     model: str
     item_ids: list[str]
-    standing: Standing
-    norms: list[float | None]  # of the points that broke items
-    images: dict[int, bytes] = field(default_factory=dict)  # last ones of the first items
-    attacks: list[dict[str, Any]] = field(default_factory=list)  # one entry per finished attack
-    protocols: dict[str, Any] = field(default_factory=dict)  # of scaled attacks
+    state: CascadeState
+    norms: list[float | None]  # of the perturbations that broke items
+    images: dict[int, bytes] = field(default_factory=dict)  # the last ones of the first items
+    attacks: list[AttackSummary] = field(default_factory=list)  # finished
+    protocols: dict[str, ProtocolSummary] = field(default_factory=dict)  # of scaled attacks
 
     @staticmethod
-    def before(model: str, table: pa.Table) -> "Victim":
+    def before(model: str, table: pa.Table) -> "ModelUnderAttack":
         """From the predictions on clean items."""
         labels, predictions = (_tensor(table, name) for name in ("label", "clean_prediction"))
-        standing = before_attacks(labels, predictions)
-        return Victim(model, table["item_id"].to_pylist(), standing, [None] * len(labels))
+        state = before_attacks(labels, predictions)
+        return ModelUnderAttack(model, table["item_id"].to_pylist(), state, [None] * len(labels))
 
     @property
-    def survivors(self) -> list[int]:
-        places: list[int] = self.standing.survivors.tolist()
-        return places
+    def robust_items(self) -> list[int]:
+        """Indices of the items that the next attack is given."""
+        rows: list[int] = self.state.robust_rows.tolist()
+        return rows
 
-    def settle(self, listed: ListedAttack, table: pa.Table, scales: Sequence[Scales]) -> None:
-        """Take over what an attack did to the survivors, one row each."""
-        if table["place"].to_pylist() != self.survivors:
+    def record(self, listed: ListedAttack, table: pa.Table, scales: Sequence[Scales]) -> None:
+        """Add the results of one attack on the robust items, one row each."""
+        if table["place"].to_pylist() != self.robust_items:
             raise ValueError(f"{listed.name}: the parts of {self.model} are about other items")
         outcome = Outcome(*(_tensor(table, name) for name in OUTCOME))
-        self.standing = after_attack(self.standing, listed.name, outcome)
-        standing = self.standing.correct.tolist()
+        self.state = after_attack(self.state, listed.name, outcome)
+        robust = self.state.robust.tolist()
         for row in table.select(["place", "norm", "image"]).to_pylist():
-            if not standing[row["place"]]:
+            if not robust[row["place"]]:
                 self.norms[row["place"]] = row["norm"]
             if row["image"] is not None:
                 self.images[row["place"]] = row["image"]
-        self.attacks.append(_entry(self.standing, listed, outcome))
+        self.attacks.append(_attack_summary(self.state, listed, outcome))
         if listed.scaling:
             self.protocols[listed.name] = _protocol(table, scales)
 
     def skip(self, listed: ListedAttack) -> None:
-        """Nobody is left for this attack; it has an entry all the same."""
+        """Add an attack without items: none is robust any more."""
         none = Outcome(*[torch.empty(0, dtype=torch.int64)] * len(OUTCOME))
-        self.standing = after_attack(self.standing, listed.name, none)
-        self.attacks.append(_entry(self.standing, listed, none))
+        self.state = after_attack(self.state, listed.name, none)
+        self.attacks.append(_attack_summary(self.state, listed, none))
 
-    def page(self) -> dict[str, Any]:
-        """The summary of this model."""
-        standing = self.standing
-        clean = standing.clean_prediction == standing.y
-        page = {
-            "num_items": len(standing.y),
+    def summary(self) -> ModelSummary:
+        """The results of the attack list."""
+        clean, costs = self.state.clean_prediction == self.state.y, _costs(self.state)
+        summary: ModelSummary = {
+            "num_items": len(self.state.y),
             "clean_accuracy": accuracy(clean.numpy()),
-            "robust_accuracy": accuracy(standing.correct.numpy()),
+            "robust_accuracy": accuracy(self.state.robust.numpy()),
             "attacks": self.attacks,
-            **_costs(standing),
+            "num_evaluations": costs["num_evaluations"],
+            "num_gradients": costs["num_gradients"],
+            "zero_gradient_rate": costs["zero_gradient_rate"],
         }
-        return page | ({"paper_protocol": self.protocols} if self.protocols else {})
+        if self.protocols:
+            summary["paper_protocol"] = self.protocols
+        return summary
 
-    def share_right(self, table: pa.Table) -> dict[str, Any]:
-        """Accuracy on the first items under an attack of its own, whose rows `table` holds."""
+    def accuracy_of(self, table: pa.Table) -> Accuracy:
+        """Accuracy on the first items under a single attack, whose rows `table` holds."""
         predictions = _tensor(table, "adversarial_prediction")
-        return accuracy((predictions == self.standing.y[: len(predictions)]).numpy())
+        return accuracy((predictions == self.state.y[: len(predictions)]).numpy())
 
 
-def _entry(standing: Standing, listed: ListedAttack, outcome: Outcome) -> dict[str, Any]:
-    """What one attack of the list did; accuracy is what it and all before it left."""
-    tally = standing.tallies[-1]
+def _attack_summary(state: CascadeState, listed: ListedAttack, outcome: Outcome) -> AttackSummary:
+    tally = state.tallies[-1]
     return {
         "name": listed.name,
         "entry": listed.entry,
         "num_items": tally.num_rows,
         "num_broken": tally.num_broken,
-        "robust_accuracy": accuracy(standing.correct.numpy()),
+        "robust_accuracy": accuracy(state.robust.numpy()),
         **_costs(outcome),
     }
 
 
-def _costs(counted: Outcome | Standing) -> dict[str, Any]:
+def _costs(counted: Outcome | CascadeState) -> Costs:
     num_gradients = int(counted.num_gradients.sum())
     zero = int(counted.num_zero_gradients.sum())
     return {
@@ -114,24 +124,24 @@ def _costs(counted: Outcome | Standing) -> dict[str, Any]:
     }
 
 
-def _protocol(table: pa.Table, scales: Sequence[Scales]) -> dict[str, Any]:
-    """Figures of the rescaled networks, apart from the model's own; S = 1 comes first.
+def _protocol(table: pa.Table, scales: Sequence[Scales]) -> ProtocolSummary:
+    """Accuracies of the rescaled networks, apart from the model's own; S = 1 comes first.
 
-    They are about the items that this attack was given: to compare with published tables, let the
-    list begin with it.
+    They are about the items that this attack was given: to compare with published tables, put it
+    first in the list.
     """
-    columns = {
-        "original_accuracy": "original_correct",  # the model itself, each candidate alone
-        "scaled_accuracy": "scaled_correct",
-        "scaled_clean_accuracy": "scaled_clean_correct",
-    }
-    correct = {key: np.array(table[column].to_pylist()) for key, column in columns.items()}
+    original, scaled, clean = (
+        np.array(table[column].to_pylist())
+        for column in ("original_correct", "scaled_correct", "scaled_clean_correct")
+    )
     return {
         "num_items": table.num_rows,
         "candidates": [
             {
                 "scales": None if i == 0 else list(scales[i - 1]),
-                **{key: accuracy(rows[:, i]) for key, rows in correct.items()},
+                "original_accuracy": accuracy(original[:, i]),  # the model itself
+                "scaled_accuracy": accuracy(scaled[:, i]),
+                "scaled_clean_accuracy": accuracy(clean[:, i]),
             }
             for i in range(len(scales) + 1)
         ],
@@ -140,17 +150,17 @@ def _protocol(table: pa.Table, scales: Sequence[Scales]) -> dict[str, Any]:
     }
 
 
-def write_rows(out: StageDir, victims: Sequence[Victim]) -> None:
+def write_rows(out: StageDir, models: Sequence[ModelUnderAttack]) -> None:
     """`attacks.parquet`: one row per model and item."""
     tables = []
-    for victim in victims:
-        s = victim.standing
+    for own in models:
+        s = own.state
         rate = s.num_zero_gradients.double() / s.num_gradients.clamp(min=1)
         tables.append(
             pa.table(
                 {
-                    "model": [victim.model] * len(s.y),
-                    "item_id": victim.item_ids,
+                    "model": [own.model] * len(s.y),
+                    "item_id": own.item_ids,
                     "label": pa.array(s.y.tolist(), pa.int32()),
                     "clean_prediction": pa.array(s.clean_prediction.tolist(), pa.int32()),
                     "adversarial_prediction": pa.array(
@@ -160,7 +170,7 @@ def write_rows(out: StageDir, victims: Sequence[Victim]) -> None:
                     "num_evaluations": s.num_evaluations.tolist(),
                     "num_gradients": s.num_gradients.tolist(),
                     "zero_gradient_rate": rate.tolist(),
-                    "norm": pa.array(victim.norms, pa.float64()),
+                    "norm": pa.array(own.norms, pa.float64()),
                 }
             )
         )
@@ -169,8 +179,12 @@ def write_rows(out: StageDir, victims: Sequence[Victim]) -> None:
 
 
 def write_summary(
-    out: StageDir, section: AttackSection, listed: Sequence[ListedAttack], pages: dict[str, Any]
+    out: StageDir,
+    section: AttackSection,
+    listed: Sequence[ListedAttack],
+    summaries: Mapping[str, ModelSummary],
 ) -> None:
+    """`summary.json`, metrics and tags."""
     threat = {"kind": section.norm, "unit": UNIT, "eps": section.eps}
     out.write_json(
         "summary.json",
@@ -178,29 +192,29 @@ def write_summary(
             "threat": threat,
             "attacks": [attack.name for attack in listed],
             "settings": section.model_dump(mode="json"),
-            "models": pages,
+            "models": summaries,
         },
     )
-    _track(out, pages)
+    _track(out, summaries)
     out.run.artifacts(out.path / "attacks.parquet", out.path / "summary.json")
 
 
-def _track(out: StageDir, pages: Mapping[str, Mapping[str, Any]]) -> None:
-    """Accuracies as metrics, the verdict as tags: `suspect` if one model is."""
+def _track(out: StageDir, summaries: Mapping[str, ModelSummary]) -> None:
+    """Accuracies as metrics, the verdict as tags: `suspect` if that of any model is."""
     values: dict[str, float] = {}
-    for model, page in pages.items():
+    for model, summary in summaries.items():
         prefix = f"attack/{out.part}/{model}"
-        for name in ("clean_accuracy", "robust_accuracy"):
-            values[f"{prefix}/{name}"] = page[name]["value"]
-        for attack in page["attacks"]:
+        values[f"{prefix}/clean_accuracy"] = summary["clean_accuracy"]["value"]
+        values[f"{prefix}/robust_accuracy"] = summary["robust_accuracy"]["value"]
+        for attack in summary["attacks"]:
             values[f"{prefix}/after_{attack['name']}"] = attack["robust_accuracy"]["value"]
-        for name, protocol in page.get("paper_protocol", {}).items():
+        for name, protocol in summary.get("paper_protocol", {}).items():
             for i, candidate in enumerate(protocol["candidates"]):
                 key = f"{prefix}/paper_protocol/{name}/{i}"
                 values[f"{key}/scaled_accuracy"] = candidate["scaled_accuracy"]["value"]
                 values[f"{key}/scaled_clean_accuracy"] = candidate["scaled_clean_accuracy"]["value"]
     out.run.metrics(values)
-    verdicts = {model: page["sanity"] for model, page in pages.items() if "sanity" in page}
+    verdicts = {model: own["sanity"] for model, own in summaries.items() if "sanity" in own}
     if verdicts:
         suspect = any(found["verdict"] == "suspect" for found in verdicts.values())
         reasons = [f"{m}: {reason}" for m, found in verdicts.items() for reason in found["reasons"]]
@@ -213,25 +227,27 @@ def _track(out: StageDir, pages: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def write_examples(out: StageDir, victims: Sequence[Victim], dataset: PreparedDataset) -> None:
+def write_examples(
+    out: StageDir, models: Sequence[ModelUnderAttack], dataset: PreparedDataset
+) -> None:
     """A few clean and adversarial images of each model, as arrays."""
-    split = dataset.load("test", limit=min(NUM_EXAMPLES, len(victims[0].item_ids)))
+    split = dataset.load("test", limit=min(NUM_EXAMPLES, len(models[0].item_ids)))
     clean = split.pixels().numpy()
     arrays: dict[str, Any] = {}
-    for victim in victims:
-        arrays[f"{victim.model}/clean"] = clean
-        arrays[f"{victim.model}/adversarial"] = np.stack(
+    for own in models:
+        arrays[f"{own.model}/clean"] = clean
+        arrays[f"{own.model}/adversarial"] = np.stack(
             [
-                np.frombuffer(victim.images[place], np.float32).reshape(image.shape)
-                if place in victim.images  # items that were wrong from the start stay as they are
+                np.frombuffer(own.images[place], np.float32).reshape(image.shape)
+                if place in own.images  # misclassified items are not attacked
                 else image
                 for place, image in enumerate(clean)
             ]
         )
-        arrays[f"{victim.model}/label"] = split.labels.numpy()
+        arrays[f"{own.model}/label"] = split.labels.numpy()
         for name in ("clean_prediction", "adversarial_prediction"):
-            values = getattr(victim.standing, name)[: len(clean)]
-            arrays[f"{victim.model}/{name}"] = values.numpy()
+            values = getattr(own.state, name)[: len(clean)]
+            arrays[f"{own.model}/{name}"] = values.numpy()
     with atomic(out.path / "examples.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
 

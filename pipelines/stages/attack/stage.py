@@ -1,18 +1,17 @@
-"""Attack models on test items: a list of attacks, each on what all before it left standing.
+"""Attack models on test items: a list of attacks, each on the items robust to all before it.
 
-Every attack is a round of units on the sharded executor. Which items a round gets, and how they are
-cut into units, follows from the finished parts of earlier rounds, so a killed stage goes on in the
-middle of the list, and workers, order and batches change nothing.
+Every attack is a round of units on the sharded executor. The items of a round and their units are
+derived from the finished parts of earlier rounds, so a killed stage continues in the middle of the
+list, and the result does not depend on workers, order or batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from components.attacks.suite import check_class_count
+from components.attacks.listing import ListedAttack, attack_list, check_class_count
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.units import Unit
@@ -28,13 +27,19 @@ from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import run_units
 from pipelines.stages.attack import sanity
 from pipelines.stages.attack import units as plan
-from pipelines.stages.attack.results import Victim, write_examples, write_rows, write_summary
+from pipelines.stages.attack.documents import CurvePoint, Curves, ModelSummary
+from pipelines.stages.attack.results import (
+    ModelUnderAttack,
+    write_examples,
+    write_rows,
+    write_summary,
+)
 from pipelines.stages.attack.worker import AttackConfig, make_worker
 
 
 @dataclass(frozen=True)
-class Campaign:
-    """The units of one step: run where they are missing, then read back."""
+class UnitRunner:
+    """Runs the units of one step that are missing, and reads their results."""
 
     config: AttackConfig
     parts: PartStore
@@ -56,27 +61,27 @@ class Campaign:
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
-    """Attack every model of this entry, keep per-item results, summarise with exact intervals."""
+    """Attack every model of this entry; write per-item results and a summary."""
     section = recipe.attack[out.part]
     dataset = PreparedDataset.open(inputs["prepare"])
-    campaign = _campaign(recipe, section, dataset, inputs, out)
+    runner = _runner(recipe, section, dataset, inputs, out)
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
-    listed = build.attack_list(section)
-    check_class_count([attack.attack for attack in listed], num_classes=len(dataset.classes))
-    works = [Work.of(section, model, listed, num_items) for model in section.models]
-    campaign.run(unit for work in works for unit in work.units())
-    victims = {work: Victim.before(work.model, campaign.table(work.clean)) for work in works}
+    listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
+    check_class_count([attack.settings for attack in listed], num_classes=len(dataset.classes))
+    works = [ModelUnits.of(section, model, listed, num_items) for model in section.models]
+    runner.run(unit for work in works for unit in work.units())
+    models = {work: ModelUnderAttack.before(work.model, runner.table(work.clean)) for work in works}
     for number, attack in enumerate(listed):
-        _round(campaign, victims, number, attack)
-    pages = {work.model: _page(campaign, section, work, victims[work]) for work in works}
-    write_examples(out, list(victims.values()), dataset)
-    write_rows(out, list(victims.values()))
-    write_summary(out, section, listed, pages)
+        _round(runner, models, number, attack)
+    summaries = {work.model: _summary(runner, section, work, models[work]) for work in works}
+    write_examples(out, list(models.values()), dataset)
+    write_rows(out, list(models.values()))
+    write_summary(out, section, listed, summaries)
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """What is known about one model before anybody has fallen: all of this runs at once."""
+class ModelUnits:
+    """The units of one model that do not depend on results of others: all of them run at once."""
 
     model: str
     audit: Sequence[Unit]
@@ -86,9 +91,9 @@ class Work:
 
     @staticmethod
     def of(
-        section: AttackSection, model: str, listed: Sequence[build.ListedAttack], num_items: int
-    ) -> "Work":
-        return Work(
+        section: AttackSection, model: str, listed: Sequence[ListedAttack], num_items: int
+    ) -> "ModelUnits":
+        return ModelUnits(
             model,
             audit=plan.audit_units(section, model, num_items),
             scales=plan.scale_units(model, listed),
@@ -102,13 +107,13 @@ class Work:
         return [*self.audit, *self.scales.values(), *points, *self.clean]
 
 
-def _campaign(
+def _runner(
     recipe: Recipe,
     section: AttackSection,
     dataset: PreparedDataset,
     inputs: Mapping[str, Path],
     out: StageDir,
-) -> Campaign:
+) -> UnitRunner:
     names = dict.fromkeys([*section.models, *([section.surrogate] if section.surrogate else [])])
     folders = {model: build.model_folder(inputs, model) for model in names}
     headers = {model: read_header(folder) for model, folder in folders.items()}
@@ -119,42 +124,60 @@ def _campaign(
     if not dataset.splits["test"]:
         raise CasemateError("attack", inputs["prepare"], "has no test items to attack")
     device = build.actor_device(recipe.cluster)
-    config = AttackConfig(inputs["prepare"], folders, section, recipe.seed, device)
+    config = AttackConfig(
+        dataset=inputs["prepare"],
+        models=folders,
+        norm=section.norm,
+        eps=section.eps,
+        micro_batch=section.micro_batch,
+        seed=recipe.seed,
+        device=device,
+    )
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
     parts = PartStore(out.scratch / "parts", run_id=identity)
-    return Campaign(config, parts, recipe.cluster, out.step)
+    return UnitRunner(config, parts, recipe.cluster, out.step)
 
 
 def _round(
-    campaign: Campaign, victims: Mapping[Work, Victim], number: int, listed: build.ListedAttack
+    runner: UnitRunner,
+    models: Mapping[ModelUnits, ModelUnderAttack],
+    number: int,
+    listed: ListedAttack,
 ) -> None:
-    """One attack on the survivors of all models."""
+    """One attack on the robust items of all models."""
     name = f"{number:02d}-{listed.name}"
     scales = {}
     units = {}
-    for work, victim in victims.items():
+    for work, model in models.items():
         unit = work.scales.get(listed.name)
-        found = campaign.table([unit])["scales"].to_pylist() if unit else []
+        found = runner.table([unit])["scales"].to_pylist() if unit else []
         scales[work] = tuple(tuple(row) for row in found)
-        units[work] = plan.attack_units(name, work.model, listed, victim.survivors, scales[work])
-    campaign.run(unit for own in units.values() for unit in own)
-    for work, victim in victims.items():
+        units[work] = plan.attack_units(name, work.model, listed, model.robust_items, scales[work])
+    runner.run(unit for own in units.values() for unit in own)
+    for work, model in models.items():
         if units[work]:
-            victim.settle(listed, campaign.table(units[work]), scales[work])
+            model.record(listed, runner.table(units[work]), scales[work])
         else:
-            victim.skip(listed)
+            model.skip(listed)
 
 
-def _page(campaign: Campaign, section: AttackSection, work: Work, victim: Victim) -> dict[str, Any]:
-    """The summary of one model: the attack list, the curves, and whether to believe them."""
-    curves: dict[str, list[dict[str, Any]]] = {}
+def _summary(
+    runner: UnitRunner, section: AttackSection, work: ModelUnits, model: ModelUnderAttack
+) -> ModelSummary:
+    """The summary of one model: the attack list, the curves, and the sanity checks."""
+    curves: Curves = {}
     for (key, value), units in work.curves.items():
-        point = {key: value, "accuracy": victim.share_right(campaign.table(units))}
+        accuracy = model.accuracy_of(runner.table(units))
+        point: CurvePoint = (
+            {"eps": value, "accuracy": accuracy}
+            if key == "eps"
+            else {"steps": value, "accuracy": accuracy}
+        )
         curves.setdefault(key, []).append(point)
-    page = victim.page()
+    summary = model.summary()
     if curves:
-        page["curves"] = curves
+        summary["curves"] = curves
     if section.sanity:
-        page["sanity"] = sanity.summarise(campaign.table(work.audit), victim.standing, curves)
-    return page
+        summary["sanity"] = sanity.summarise(runner.table(work.audit), model.state, curves)
+    return summary

@@ -1,22 +1,22 @@
-"""The units of an attack step: they follow from settings and survivors, never from the cluster."""
+"""The units of an attack step: they depend on settings and robust items, never on the cluster."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from components.attacks.pgd import Pgd
+from components.attacks.listing import ListedAttack, attack_list
 from components.attacks.scales import Scales
+from components.attacks.settings import PgdSettings
 from components.core.units import Unit
-from pipelines.recipe.build import ListedAttack
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.stages.attack.worker import AttackTask, AuditTask, CleanTask, ScalesTask
 
 ITEMS_PER_UNIT = 100
-CURVE_STEPS = 20  # of PGD, where the budget grows
+CURVE_STEPS = 20  # of PGD along the curve over eps
 
 CurveUnits = Mapping[tuple[str, float], list[Unit]]  # by (`eps` or `steps`, value)
 
 
 def _chunks(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Even pieces, as few as the size of a unit allows: they follow from the items alone."""
+    """Even pieces, as few as the size of a unit allows: they depend on the items alone."""
     count = -(-len(items) // ITEMS_PER_UNIT)
     for i in range(count):
         yield tuple(items[i * len(items) // count : (i + 1) * len(items) // count])
@@ -56,8 +56,7 @@ def curve_units(section: AttackSection, model: str, num_items: int) -> CurveUnit
     items = range(min(section.curves.num_items, num_items))
     units = {}
     for (key, value), (eps, steps) in points.items():
-        attack = Pgd(norm=section.norm, eps=eps, num_steps=steps)
-        listed = ListedAttack(attack.name, "curve", attack)
+        (listed,) = attack_list([PgdSettings(num_steps=steps)], norm=section.norm, eps=eps)
         units[key, value] = attack_units(f"curve-{key}-{value!r}", model, listed, items, ())
     return units
 

@@ -1,57 +1,58 @@
-"""The worker of the attack stage: one loaded model, one task, one table of results.
+"""The worker of the attack stage: from a task on a loaded model to a table of results.
 
 A task's result depends on its settings and its items alone: random numbers belong to items, and
-every forward pass of an attack sees `micro_batch` rows.
+every forward pass of an attack has `micro_batch` rows.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pyarrow as pa
 import torch
 from torch import Tensor
 
 from components.attacks.aas import ScaledReport
+from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode, check_logits
 from components.attacks.interface import AttackResult, Items
-from components.attacks.pgd import in_fixed_batches
+from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
-from components.attacks.settings import AasSettings
+from components.attacks.settings import AasSettings, Norm
 from components.core.types import Images, Labels, LogitsFn
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.fast import lean
 from components.models.pixels import PixelModel
-from pipelines.recipe import build
-from pipelines.recipe.schema.attack import AttackSection
 from pipelines.stages.attack import sanity
 
-NUM_EXAMPLES = 6  # items whose adversarial images are kept for people to look at
-NUM_PROBED = 25  # items on which a model must look like one before anything is attacked
+NUM_EXAMPLES = 6  # items whose adversarial images are kept for the report
+NUM_PROBED = 25  # items on which a model must return logits before it is attacked
 
 
 @dataclass(frozen=True, slots=True)
 class AttackConfig:
-    """What a worker needs: places and settings, no tensors."""
+    """Paths and settings of a worker, no tensors."""
 
     dataset: Path
     models: Mapping[str, Path]
-    section: AttackSection
+    norm: Norm | Literal["spatial"]
+    eps: float | None  # None with norm `spatial`
+    micro_batch: int
     seed: int
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class CleanTask:
-    """The model's predictions on these items as they are."""
+    """The model's predictions on these clean items."""
 
     model: str
-    items: tuple[int, ...]  # places in the test split
+    items: tuple[int, ...]  # indices into the test split
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class AttackTask:
     """One attack on these items; `scales` are the candidates of a scaled one."""
 
     model: str
-    listed: build.ListedAttack
+    listed: ListedAttack
     items: tuple[int, ...]
     scales: tuple[Scales, ...] = ()
 
@@ -85,17 +86,17 @@ Task = CleanTask | AttackTask | ScalesTask | AuditTask
 
 
 class AttackWorker:
-    """Opens the data once and each model once, then answers task after task."""
+    """Opens the data once and each model once, then runs one task after the other."""
 
     def __init__(self, config: AttackConfig) -> None:
-        torch.backends.cudnn.allow_tf32 = False  # attacks are judged in full float32
+        torch.backends.cudnn.allow_tf32 = False  # attacks are evaluated in full float32
         self.config = config
         self.split = PreparedDataset.open(config.dataset).open_split("test")
         self.model = cache(self.load)
 
     @torch.no_grad()
     def load(self, name: str) -> PixelModel:
-        """A model that has answered for the first items with logits, not with probabilities."""
+        """A model that returns logits, not probabilities, for the first items."""
         model = load_model(self.config.models[name], device=self.config.device)
         probed = self.items(range(min(NUM_PROBED, len(self.split))))
         with attack_mode(model):
@@ -124,7 +125,7 @@ class AttackWorker:
                     return self.audit(model, task)
 
     def fixed(self, model: PixelModel) -> LogitsFn:
-        return in_fixed_batches(model, size=self.config.section.micro_batch)
+        return in_fixed_batches(model, size=self.config.micro_batch)
 
     @torch.no_grad()
     def clean(self, model: PixelModel, items: Items) -> pa.Table:
@@ -142,10 +143,10 @@ class AttackWorker:
         if task.listed.scaling is None:
             result = task.listed.attack(self.fixed(model), items)
             return self.rows(task.items, items, result)
-        scaled = build.scaled_attack(task.listed, model.net, task.scales)
+        scaled = scaled_attack(task.listed, model.net, task.scales)
         report = scaled.examine(self.fixed(model), items)
         control = scaled.restarts()(self.fixed(model), items)
-        # What plain restarts break is broken, too; how the two compare is told apart.
+        # Items that plain restarts break are broken, too; both results are also kept apart.
         table = self.rows(task.items, items, union(report.result, control, items.y))
         found = report.result.adversarial_prediction == items.y
         table = table.append_column("scaled_union_correct", pa.array(found.tolist(), pa.bool_()))
@@ -155,9 +156,9 @@ class AttackWorker:
         return table.append_column("restarts_correct", pa.array(restarted.tolist(), pa.bool_()))
 
     def rows(self, places: tuple[int, ...], items: Items, result: AttackResult) -> pa.Table:
-        """One row per item; images only of the first ones, for people to look at."""
+        """One row per item; images only of the first items."""
         x_adv = result.x_adv.cpu().numpy()
-        distances = distance(result.x_adv, items.x, norm=self.config.section.norm)
+        distances = distance(result.x_adv, items.x, norm=self.config.norm)
         return pa.table(
             {
                 "place": pa.array(places, pa.int64()),
@@ -180,13 +181,18 @@ class AttackWorker:
     def scales(self, model: PixelModel, entry: AasSettings) -> pa.Table:
         num_items = min(entry.search.num_items if entry.search else 0, len(self.split))
         reference = self.items(range(num_items))
-        found = build.attention_scales(entry, model, model.net, reference)
+        found = attention_scales(entry, model, model.net, reference)
         return pa.table({"scales": pa.array(found, pa.list_(pa.float64()))})
 
     def audit(self, model: PixelModel, task: AuditTask) -> pa.Table:
-        surrogate = self.model(task.surrogate) if task.surrogate else None
+        assert self.config.norm != "spatial"  # the recipe refuses sanity checks of it
+        assert self.config.eps is not None
         return sanity.audit_table(
-            model, self.items(range(task.num_items)), self.config.section, surrogate=surrogate
+            model,
+            self.items(range(task.num_items)),
+            norm=self.config.norm,
+            eps=self.config.eps,
+            surrogate=self.model(task.surrogate) if task.surrogate else None,
         )
 
 
@@ -211,7 +217,7 @@ def make_worker(config: AttackConfig) -> WorkFn:
 
 
 def distance(x_adv: Images, x: Images, *, norm: str) -> list[float | None]:
-    """How far each image moved, in float64; rotations and shifts have no distance."""
+    """The size of each perturbation, in float64; None for rotations and shifts."""
     moved = (x_adv.double() - x.double()).flatten(1)
     if norm == "linf":
         lengths: list[float | None] = moved.abs().amax(dim=1).tolist()
@@ -220,7 +226,7 @@ def distance(x_adv: Images, x: Images, *, norm: str) -> list[float | None]:
 
 
 def _protocol(report: ScaledReport) -> dict[str, list[list[bool]]]:
-    """Per item and candidate: right or wrong on the model itself and on the rescaled one."""
+    """Per item and candidate: whether the model itself and the rescaled network are correct."""
     networks = report.paper_protocol
     return {
         name: torch.stack([getattr(network, name) for network in networks], dim=1).tolist()
@@ -228,5 +234,5 @@ def _protocol(report: ScaledReport) -> dict[str, list[list[bool]]]:
     }
 
 
-def _integers(values: Tensor) -> Any:
+def _integers(values: Tensor) -> pa.Array:
     return pa.array(values.tolist(), pa.int64())

@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from components.attacks.aas import ScaledAttack, candidate_seed, scaled_logits
 from components.attacks.bpda import with_gradient_of
-from components.attacks.fgsm import Fgsm
-from components.attacks.gama import GamaPgd
+from components.attacks.gradient import Fgsm, GamaPgd, Mim, Pgd, in_fixed_batches
 from components.attacks.gradients import attack_mode, input_gradient
 from components.attacks.interface import Attack, AttackResult, Items
 from components.attacks.losses import cross_entropy
-from components.attacks.momentum import Mim
-from components.attacks.pgd import Pgd, in_fixed_batches
 from components.attacks.scales import global_scales
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 from components.models.attention.discover import attention_of
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
@@ -157,7 +155,9 @@ def test_paper_protocol_is_what_the_scaled_networks_answer():
     net = make_net()
     items, scales = make_items(net), candidates(net)[1]
     with attack_mode(net):
-        report = ScaledAttack(net=net, inner=PGD, scales=(scales,)).examine(net, items)
+        report = ScaledAttack(net=net, inner=PGD, scales=(scales,), surrogate="network").examine(
+            net, items
+        )
     twin = copy.deepcopy(net)
     for site, scale in zip(attention_of(twin), scales, strict=True):
         site.module.scale *= scale
@@ -181,10 +181,12 @@ def test_without_scales_it_is_the_inner_attack_bit_for_bit(inner):
     items = make_items(net)
     with attack_mode(net):
         expected = inner(net, items)
-        assert_equal(ScaledAttack(net=net, inner=inner, scales=())(net, items), expected)
+        assert_equal(
+            ScaledAttack(net=net, inner=inner, scales=(), surrogate="network")(net, items), expected
+        )
         ones = scaled_logits(net, net, global_scales(net, 1.0))
         assert_equal(inner(ones, items), expected)
-        assert_equal(inner(with_gradient_of(ones, judge=net), items), expected)
+        assert_equal(inner(with_gradient_of(ones, forward=net), items), expected)
 
 
 def test_any_gradient_attack_can_be_inside():
@@ -193,7 +195,7 @@ def test_any_gradient_attack_can_be_inside():
     inners = [Mim(norm="linf", eps=EPS), GamaPgd(norm="linf", eps=EPS, num_steps=4)]
     with attack_mode(net):
         for inner in inners:
-            attack = ScaledAttack(net=net, inner=inner, scales=candidates(net))
+            attack = ScaledAttack(net=net, inner=inner, scales=candidates(net), surrogate="network")
             assert not (stands(attack(net, items), items) & ~stands(inner(net, items), items)).any()
             assert attack.name == f"aas-{inner.name}"
             assert (attack.norm, attack.eps) == ("linf", EPS)
@@ -202,7 +204,7 @@ def test_any_gradient_attack_can_be_inside():
 def test_the_control_is_as_many_runs_of_the_inner_attack_from_the_same_starts():
     net = make_net()
     items = make_items(net)
-    attack = ScaledAttack(net=net, inner=PGD, scales=candidates(net))
+    attack = ScaledAttack(net=net, inner=PGD, scales=candidates(net), surrogate="network")
     with attack_mode(net):
         control = attack.restarts()(net, items)
         runs = [
@@ -252,7 +254,7 @@ def test_a_lent_gradient_is_the_stand_ins_jacobian_at_the_judges_loss():
     items = make_items(net)
     scaled = scaled_logits(net, net, candidates(net)[1])
     with attack_mode(net):
-        lent = input_gradient(with_gradient_of(scaled, judge=net), items.x, items.y)
+        lent = input_gradient(with_gradient_of(scaled, forward=net), items.x, items.y)
         logits = net(items.x).requires_grad_()
         (slope,) = torch.autograd.grad(cross_entropy(logits, items.y).sum(), logits)
         leaf = items.x.clone().requires_grad_()
@@ -297,7 +299,9 @@ def test_a_pixel_model_is_attacked_through_its_network():
     torch.manual_seed(0)
     model = PixelModel(spec).eval()
     items = make_items(model)
-    attack = ScaledAttack(net=model.net, inner=PGD, scales=(global_scales(model.net, 0.1),))
+    attack = ScaledAttack(
+        net=model.net, inner=PGD, scales=(global_scales(model.net, 0.1),), surrogate="network"
+    )
     with attack_mode(model):
         scaled = scaled_logits(model, model.net, attack.scales[0])(items.x)
         assert not torch.allclose(scaled, model(items.x), atol=1e-6)
@@ -307,11 +311,11 @@ def test_a_pixel_model_is_attacked_through_its_network():
 
 def test_mistakes_are_named():
     net = make_net()
-    with pytest.raises(CasemateError, match=r"aas\.scales: .* must be 2 factors"):
-        ScaledAttack(net=net, inner=PGD, scales=((0.1,),))
-    with pytest.raises(CasemateError, match=r"aas\.scales"):
-        ScaledAttack(net=net, inner=PGD, scales=((0.1, 0.0),))
-    with pytest.raises(CasemateError, match=r"aas\.surrogate: weights is unknown; choose network"):
+    with pytest.raises(SettingError, match=r"scales: .* must be 2 factors"):
+        ScaledAttack(net=net, inner=PGD, scales=((0.1,),), surrogate="network")
+    with pytest.raises(SettingError, match=r"scales: .* must be above 0"):
+        ScaledAttack(net=net, inner=PGD, scales=((0.1, 0.0),), surrogate="network")
+    with pytest.raises(SettingError, match=r"surrogate: weights is unknown; .* network"):
         ScaledAttack(net=net, inner=PGD, scales=(), surrogate="weights")
     with pytest.raises(CasemateError, match=r"aas\.scale: -1"):
         global_scales(net, -1)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from components.attacks.aas import ScaledAttack
+from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode, input_gradient, is_zero
 from components.attacks.interface import Items
-from components.attacks.pgd import Pgd
 from components.attacks.scales import ScaleSearch
 from components.models.attention.gaps import attention_gaps
 from tests.unit.attacks.saturated import saturated_attention, saturated_images
@@ -57,7 +57,9 @@ TABLE = [
 def test_which_scale_repairs_which_blindness(case, gap, dtype, expected):
     net, items = saturated_attention(case, gap).to(dtype), items_in(dtype)
     with attack_mode(net):
-        report = ScaledAttack(net=net, inner=PGD, scales=SCALES).examine(net, items)
+        report = ScaledAttack(net=net, inner=PGD, scales=SCALES, surrogate="network").examine(
+            net, items
+        )
         gradient = input_gradient(net, items.x, items.y).gradient
     accuracy = [network.original_correct.double().mean() for network in report.paper_protocol]
     assert tuple(accuracy) == expected
@@ -85,7 +87,7 @@ def test_plain_pgd_is_blind_and_says_so_where_found_scales_break_every_item():
     with attack_mode(net):
         plain = PGD(net, items)
         found = ScaleSearch(num_draws=6)(net, net, items)
-        result = ScaledAttack(net=net, inner=PGD, scales=found)(net, items)
+        result = ScaledAttack(net=net, inner=PGD, scales=found, surrogate="network")(net, items)
     assert (plain.adversarial_prediction == 0).all()
     assert (plain.num_gradients == 40).all()
     assert torch.equal(plain.num_zero_gradients, plain.num_gradients)

@@ -15,8 +15,8 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
+from components.attacks.gradient import in_fixed_batches
 from components.attacks.interface import Items
-from components.attacks.pgd import in_fixed_batches
 from components.attacks.scales import (
     LOWEST,
     ScaleSearch,
@@ -24,8 +24,8 @@ from components.attacks.scales import (
     squared_distance,
     unit_distance,
 )
-from components.core.errors import CasemateError
 from components.core.seeding import generator_for
+from components.core.settings import SettingError
 from components.models.attention.discover import attention_of
 from components.models.attention.features import block_outputs
 from components.models.attention.scaling import scaled_attention
@@ -236,9 +236,9 @@ def test_a_model_that_splits_its_input_is_refused():
 
 
 def test_unknown_choices_are_named():
-    with pytest.raises(CasemateError, match=r"aas\.objective: l2 is unknown; choose lpips, ce"):
+    with pytest.raises(SettingError, match=r"objective: l2 is unknown; choose one of lpips, ce"):
         ScaleSearch(objective="l2")
-    with pytest.raises(CasemateError, match=r"aas\.distance: cosine is unknown; choose unit"):
+    with pytest.raises(SettingError, match=r"distance: cosine is unknown; choose one of unit"):
         ScaleSearch(distance="cosine")
-    with pytest.raises(CasemateError, match=r"aas\.num_draws: 0"):
+    with pytest.raises(SettingError, match=r"num_draws: 0"):
         ScaleSearch(num_draws=0)

@@ -8,19 +8,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 from components.attacks.apgd import Apgd, ApgdTargeted, review_windows
+from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode, l2_direction
 from components.attacks.interface import Items
 from components.attacks.losses import cross_entropy, dlr
-from components.attacks.pgd import in_fixed_batches
 from components.attacks.projections import project_l2, project_linf
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 
 SHAPE = (1, 4, 4)  # matrix products of odd width round by a row's place in the batch
 ATTACKS = [
     Apgd(norm="linf", eps=0.1, num_steps=12, num_restarts=2),
     Apgd(norm="l2", eps=0.3, num_steps=12, num_restarts=2),
-    Apgd(norm="linf", eps=0.1, loss="dlr", num_steps=12, eot_iter=2, best_loss=True),
-    Apgd(norm="l2", eps=0.3, loss="dlr", num_steps=12, best_loss=True),
+    Apgd(norm="linf", eps=0.1, kind="apgd-dlr", num_steps=12, eot_iter=2, best_loss=True),
+    Apgd(norm="l2", eps=0.3, kind="apgd-dlr", num_steps=12, best_loss=True),
     ApgdTargeted(norm="linf", eps=0.1, num_steps=12, num_targets=2),
     ApgdTargeted(norm="l2", eps=0.3, num_steps=12, num_targets=9),
 ]
@@ -282,7 +283,7 @@ def test_more_restarts_keep_what_fewer_found_and_spend_on_survivors_only():
 @pytest.mark.parametrize(
     ("attack", "num_classes"),
     [
-        (Apgd(norm="linf", eps=0.1, loss="dlr"), 2),
+        (Apgd(norm="linf", eps=0.1, kind="apgd-dlr"), 2),
         (ApgdTargeted(norm="l2", eps=0.1), 2),
         (ApgdTargeted(norm="linf", eps=0.1), 3),
     ],
@@ -298,19 +299,19 @@ def test_too_few_classes_are_named_before_any_step(attack, num_classes):
 @pytest.mark.parametrize(
     ("make", "key"),
     [
-        (lambda: Apgd(norm="linf", eps=8), "apgd-ce.eps: 8 .*8/255"),
-        (lambda: Apgd(norm="l1", eps=0.1), "apgd-ce.norm: l1"),
-        (lambda: Apgd(norm="linf", eps=0.1, loss="kl"), "apgd.loss: kl .*ce.*dlr"),
-        (lambda: Apgd(norm="linf", eps=0.1, loss="dlr", num_steps=0), "apgd-dlr.num_steps: 0"),
+        (lambda: Apgd(norm="linf", eps=8), "eps: 8.0 .*8/255"),
+        (lambda: Apgd(norm="l1", eps=0.1), "norm: l1"),
+        (lambda: Apgd(norm="linf", eps=0.1, kind="kl"), "kind: kl .*ce.*dlr"),
+        (lambda: Apgd(norm="linf", eps=0.1, kind="apgd-dlr", num_steps=0), "num_steps: 0"),
         (lambda: Apgd(norm="linf", eps=0.1, num_restarts=0), "num_restarts: 0"),
         (lambda: Apgd(norm="linf", eps=0.1, eot_iter=0), "eot_iter: 0"),
         (lambda: Apgd(norm="linf", eps=0.1, rho=1.5), "rho: 1.5"),
-        (lambda: ApgdTargeted(norm="linf", eps=float("nan")), "apgd-t.eps: nan"),
-        (lambda: ApgdTargeted(norm="linf", eps=0.1, num_targets=0), "apgd-t.num_targets: 0"),
+        (lambda: ApgdTargeted(norm="linf", eps=float("nan")), "eps: nan"),
+        (lambda: ApgdTargeted(norm="linf", eps=0.1, num_targets=0), "num_targets: 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, key):
-    with pytest.raises(CasemateError, match=key):
+    with pytest.raises(SettingError, match=key):
         make()
 
 
@@ -325,6 +326,6 @@ def test_logits_that_are_not_finite_name_the_item():
             logits[1] = torch.nan
         return logits
 
-    second_standing = "item-2"  # item-0 is wrong from the beginning
-    with pytest.raises(CasemateError, match=second_standing):
+    second_robust = "item-2"  # item-0 is wrong from the beginning
+    with pytest.raises(CasemateError, match=second_robust):
         Apgd(norm="linf", eps=1e-4)(breaks_later, items)

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from components.attacks.apgd import Apgd, ApgdTargeted
-from components.attacks.fgsm import fgsm
+from components.attacks.gradient import fgsm
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 
@@ -105,7 +105,7 @@ def test_from_the_same_start_the_loss_climbs_as_high(norm, eps, loss, trained, r
         seen.append(x.detach())
         return model(x)
 
-    result = Apgd(norm=norm, eps=eps, loss=loss, best_loss=True)(watched, items)
+    result = Apgd(norm=norm, eps=eps, kind=f"apgd-{loss}", best_loss=True)(watched, items)
     oracle = APGDAttack(model, norm=THEIR_NORM[norm], eps=eps, loss=loss, device="cpu")
     oracle.init_hyperparam(items.x)
     best, right, best_loss, _ = oracle.attack_single_run(items.x, items.y, x_init=seen[1])

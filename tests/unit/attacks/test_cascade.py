@@ -77,9 +77,9 @@ def attacks_of(breaks):
 def same(one, other):
     assert torch.equal(one.x_adv, other.x_adv)
     for name in ("adversarial_prediction", "broken_by", "num_evaluations", "num_gradients"):
-        assert torch.equal(getattr(one.standing, name), getattr(other.standing, name))
-    assert torch.equal(one.standing.num_zero_gradients, other.standing.num_zero_gradients)
-    assert one.standing.tallies == other.standing.tallies
+        assert torch.equal(getattr(one.state, name), getattr(other.state, name))
+    assert torch.equal(one.state.num_zero_gradients, other.state.num_zero_gradients)
+    assert one.state.tallies == other.state.tallies
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,28 +88,28 @@ def test_union_is_exact_monotone_and_spares_broken_rows(case):
     labels, clean, breaks = case
     items, attacks = items_of(labels), attacks_of(breaks)
     result = run_cascade(attacks, model_of(clean), items)
-    standing = result.standing
+    state = result.state
     for row, (label, guess) in enumerate(zip(labels, clean, strict=True)):
         item = f"item-{row}"
         hits = [k for k, hit in enumerate(breaks) if item in hit]
         first = hits[0] if hits and guess == label else UNBROKEN
-        assert standing.broken_by[row] == first
-        assert bool(standing.correct[row]) == (guess == label and not hits)
-        assert standing.breaker_names()[row] == (None if first < 0 else "a" * (first + 1))
+        assert state.broken_by[row] == first
+        assert bool(state.robust[row]) == (guess == label and not hits)
+        assert state.breaker_names()[row] == (None if first < 0 else "a" * (first + 1))
         moved = first != UNBROKEN
         assert torch.equal(result.x_adv[row], items.x[row] + 0.5 * moved)
         # seen by every attack until one broke it, and by none after; wrong rows by none at all
         last = -1 if guess != label else first if moved else len(breaks) - 1
         assert [k for k, a in enumerate(attacks) if item in a.seen] == list(range(last + 1))
-        assert standing.num_evaluations[row] == 1 + sum(range(1, last + 2))
-        assert standing.num_gradients[row] == sum(range(2, last + 3))
-        assert standing.num_zero_gradients[row] == moved
+        assert state.num_evaluations[row] == 1 + sum(range(1, last + 2))
+        assert state.num_gradients[row] == sum(range(2, last + 3))
+        assert state.num_zero_gradients[row] == moved
     left = sum(guess == label for label, guess in zip(labels, clean, strict=True))
-    for tally, attack in zip(standing.tallies, attacks, strict=True):
+    for tally, attack in zip(state.tallies, attacks, strict=True):
         assert (tally.name, tally.num_rows) == (attack.name, len(attack.seen))
         assert tally.num_rows == left
         left -= tally.num_broken
-    assert left == int(standing.correct.sum())
+    assert left == int(state.robust.sum())
 
 
 @settings(max_examples=40, deadline=None)
@@ -125,25 +125,25 @@ def test_a_cut_list_and_another_order_of_rows_change_nothing(case, cut, order):
     rows = list(range(len(labels)))
     order.shuffle(rows)
     shuffled = run_cascade(attacks_of(breaks), logits_of, items.take(torch.tensor(rows)))
-    assert torch.equal(shuffled.standing.broken_by, whole.standing.broken_by[rows])
+    assert torch.equal(shuffled.state.broken_by, whole.state.broken_by[rows])
     assert torch.equal(shuffled.x_adv, whole.x_adv[rows])
 
 
 @settings(max_examples=40, deadline=None)
 @given(case=lists(), size=st.integers(1, 5))
-def test_attack_by_attack_over_chunks_of_survivors_is_the_same_union(case, size):
-    """As a sharded stage works: survivors are re-packed into chunks before every attack."""
+def test_attack_by_attack_over_chunks_of_robust_rows_is_the_same_union(case, size):
+    """As a sharded stage works: robust rows are re-packed into chunks before every attack."""
     labels, clean, breaks = case
     items, logits_of = items_of(labels), model_of(clean)
-    standing = before_attacks(items.y, logits_of(items.x).argmax(dim=1))
+    state = before_attacks(items.y, logits_of(items.x).argmax(dim=1))
     for attack in attacks_of(breaks):
-        chunks = [attack(logits_of, items.take(c)) for c in standing.survivors.split(size)]
+        chunks = [attack(logits_of, items.take(c)) for c in state.robust_rows.split(size)]
         columns = zip(*[columns_of(Outcome.of(chunk)) for chunk in chunks], strict=True)
-        standing = after_attack(standing, attack.name, Outcome(*map(torch.cat, columns)))
-    whole = run_cascade(attacks_of(breaks), logits_of, items).standing
-    assert torch.equal(standing.broken_by, whole.broken_by)
-    assert torch.equal(standing.num_evaluations, whole.num_evaluations)
-    assert standing.tallies == whole.tallies
+        state = after_attack(state, attack.name, Outcome(*map(torch.cat, columns)))
+    whole = run_cascade(attacks_of(breaks), logits_of, items).state
+    assert torch.equal(state.broken_by, whole.broken_by)
+    assert torch.equal(state.num_evaluations, whole.num_evaluations)
+    assert state.tallies == whole.tallies
 
 
 def columns_of(outcome):
@@ -156,18 +156,18 @@ def test_nobody_left_means_no_call():
     attacks = [Scripted("first", {"item-0", "item-1"}), second]
     result = run_cascade(attacks, model_of([0, 1]), items)
     assert second.seen == []
-    assert [t.num_rows for t in result.standing.tallies] == [2, 0]
+    assert [t.num_rows for t in result.state.tallies] == [2, 0]
 
 
 def test_wrong_calls_are_refused():
     items, logits_of = items_of([0, 1]), model_of([0, 1])
     done = run_cascade([Scripted("a", set())], logits_of, items)
-    with pytest.raises(ValueError, match="no beginning"):
+    with pytest.raises(ValueError, match="not the first attacks"):
         run_cascade([Scripted("b", set())], logits_of, items, done=done)
-    with pytest.raises(ValueError, match="other labels"):
+    with pytest.raises(ValueError, match="the labels differ"):
         run_cascade([Scripted("a", set())], logits_of, items_of([1, 1]), done=done)
-    with pytest.raises(ValueError, match="a reports 1 rows, but 2 were standing"):
-        after_attack(done.standing, "a", Outcome(*[torch.zeros(1, dtype=torch.int64)] * 5))
+    with pytest.raises(ValueError, match="a reports 1 rows, but 2 were robust"):
+        after_attack(done.state, "a", Outcome(*[torch.zeros(1, dtype=torch.int64)] * 5))
     with pytest.raises(CasemateError, match=r"l2 0.5, linf 0.5 are different threats"):
         run_cascade([Scripted("a", set()), Scripted("b", set(), norm="l2")], logits_of, items)
     with pytest.raises(CasemateError, match="item-1"):

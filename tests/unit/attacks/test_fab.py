@@ -11,10 +11,11 @@ from scipy.optimize import linprog
 from torch import nn
 
 from components.attacks.fab import Fab, FabTargeted, box_steps
+from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
-from components.attacks.pgd import in_fixed_batches
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 
 SHAPE = (1, 4, 4)  # 16 pixels: products of odd widths round by position in the batch
 IDS = tuple(f"item-{i}" for i in range(6))
@@ -261,7 +262,7 @@ def test_bad_input_is_named():
 
     with pytest.raises(CasemateError, match="item-4"):
         Fab(norm="linf", eps=0.1)(broken, items)
-    with pytest.raises(CasemateError, match=r"fab-t\.eps: 8.0"):
+    with pytest.raises(SettingError, match=r"eps: 8.0"):
         FabTargeted(norm="linf", eps=8.0)
-    with pytest.raises(CasemateError, match=r"fab-t\.num_targets: 0"):
+    with pytest.raises(SettingError, match=r"num_targets: 0"):
         FabTargeted(norm="linf", eps=0.1, num_targets=0)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.attacks.fgsm import fgsm
+from components.attacks.gradient import fgsm
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5, 3.0], [-1.0, 1.0, 2.0, -0.5]])
 

@@ -11,12 +11,9 @@ import torchattacks
 from sklearn.datasets import load_digits
 from torch import nn
 
-from components.attacks.fgsm import Fgsm, fgsm
-from components.attacks.gama import GamaPgd
+from components.attacks.gradient import Fgsm, GamaPgd, Mim, Pgd, fgsm
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
-from components.attacks.momentum import Mim
-from components.attacks.pgd import Pgd
 from components.attacks.starts import random_point
 
 NUM_ITEMS = 200

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from components.attacks.fgsm import fgsm
+from components.attacks.gradient import fgsm
 from components.attacks.gradients import attack_mode, input_gradient, is_zero, l2_direction
 from components.attacks.losses import cross_entropy, margin
 

@@ -86,7 +86,7 @@ def test_search_keeps_the_first_mistake_and_until_then_the_highest_score():
     items = Items(torch.zeros(3, 1, 1, 1), torch.tensor([0, 0, 1]), ("a", "b", "c"), 0)
     right, wrong = [1.0, 0.0], [0.0, 1.0]
     search = Search(lambda x: torch.tensor([right, right, right]), items)
-    assert search.standing.tolist() == [0, 1]  # the third is wrong from the beginning
+    assert search.robust_rows.tolist() == [0, 1]  # the third is wrong from the beginning
 
     def see(rows, value, logits, scores):
         points = torch.full((len(rows), 1, 1, 1), value)
@@ -96,7 +96,7 @@ def test_search_keeps_the_first_mistake_and_until_then_the_highest_score():
     assert see([0, 1], 0.1, [right, right], [5.0, 1.0]) == [True, True]
     assert see([0, 1], 0.2, [right, wrong], [4.0, 0.5]) == [True, False]
     search.count_gradients(torch.tensor([0, 1]), torch.tensor([True, False]))
-    assert search.standing.tolist() == [0]
+    assert search.robust_rows.tolist() == [0]
     result = search.result()
     assert result.x_adv.flatten().tolist() == pytest.approx([0.1, 0.2, 0.0])
     assert result.clean_prediction.tolist() == [0, 0, 0]
@@ -121,8 +121,8 @@ def test_logits_that_are_not_finite_name_their_item(bad):
     ("norm", "eps", "line"),
     [
         ("linf", 8.0, "pgd.eps: 8.0 is above 1, .* 8/255"),
-        ("linf", -0.1, "pgd.eps: -0.1 is no budget"),
-        ("l2", float("nan"), "pgd.eps: nan is no budget"),
+        ("linf", -0.1, "pgd.eps: -0.1 is not a budget"),
+        ("l2", float("nan"), "pgd.eps: nan is not a budget"),
         ("l1", 0.1, "pgd.norm: l1 is unknown; choose linf or l2"),
     ],
 )

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from components.attacks.gradient import in_fixed_batches, pgd_l2, pgd_linf
 from components.attacks.losses import cross_entropy, margin
-from components.attacks.pgd import in_fixed_batches, pgd_l2, pgd_linf
 from components.attacks.starts import random_starts
 
 SHAPE = (1, 3, 3)

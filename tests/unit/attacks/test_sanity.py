@@ -105,7 +105,7 @@ def test_a_network_without_attention_says_that_it_was_not_looked_into():
     assert histograms == {}
     for found in attention_alive(histograms, why_none=refusal):
         assert found.ok
-        assert "not looked into: model.architecture: Sequential" in found.text
+        assert "not checked: model.architecture: Sequential" in found.text
 
 
 def test_zero_gradients_count_along_the_path_of_all_rows():
@@ -125,15 +125,15 @@ def test_slack_is_one_item_or_a_fifth_of_a_point(num_items):
 
 
 def test_a_weaker_attack_may_add_one_item_only():
-    standing = torch.tensor([True] * 6 + [False] * 4)
+    robust = torch.tensor([True] * 6 + [False] * 4)
     one, two = torch.zeros(10, dtype=torch.bool), torch.zeros(10, dtype=torch.bool)
     one[[5, 6, 7]] = True  # 6 and 7 were broken before: nothing new
     two[[4, 5]] = True
-    assert adds_nothing("transfer", broken=one, standing=standing).value == 0.1
-    assert adds_nothing("transfer", broken=one, standing=standing).ok
-    doubt = adds_nothing("transfer", broken=two, standing=standing)
+    assert adds_nothing("transfer", broken=one, robust=robust).value == 0.1
+    assert adds_nothing("transfer", broken=one, robust=robust).ok
+    doubt = adds_nothing("transfer", broken=two, robust=robust)
     assert not doubt.ok
-    assert doubt.text == "transfer broke 2 of 10 items that white-box attacks left standing"
+    assert doubt.text == "transfer broke 2 of 10 items that white-box attacks did not break"
 
 
 def test_accuracy_may_not_rise_above_its_lowest_value_so_far():
@@ -159,10 +159,10 @@ def outcome_of(predictions, *, zero=0):
 @pytest.mark.parametrize("order", [("apgd-ce", "square"), ("square", "apgd-ce")])
 def test_a_finished_list_is_judged_by_its_own_black_box(order):
     """Two items for the second attack are a contradiction if that one is the black box."""
-    standing = before_attacks(torch.zeros(20, dtype=torch.int64), torch.zeros(20).long())
-    standing = after_attack(standing, order[0], outcome_of([1] * 5 + [0] * 15))
-    standing = after_attack(standing, order[1], outcome_of([1] * 2 + [0] * 13))
-    reasons = verdict(cascade_findings(standing)).reasons
+    state = before_attacks(torch.zeros(20, dtype=torch.int64), torch.zeros(20).long())
+    state = after_attack(state, order[0], outcome_of([1] * 5 + [0] * 15))
+    state = after_attack(state, order[1], outcome_of([1] * 2 + [0] * 13))
+    reasons = verdict(cascade_findings(state)).reasons
     black_box_second = order[1] == "square"
     assert len(reasons) == black_box_second
     if black_box_second:
@@ -170,8 +170,8 @@ def test_a_finished_list_is_judged_by_its_own_black_box(order):
 
 
 def test_a_blind_list_is_judged_by_its_gradients():
-    standing = before_attacks(torch.zeros(20, dtype=torch.int64), torch.zeros(20).long())
-    blind = after_attack(standing, "pgd-10-ce", outcome_of([0] * 20, zero=10))
+    state = before_attacks(torch.zeros(20, dtype=torch.int64), torch.zeros(20).long())
+    blind = after_attack(state, "pgd-10-ce", outcome_of([0] * 20, zero=10))
     assert "200 of 200 gradients" in verdict(cascade_findings(blind)).reasons[0]
 
 
@@ -230,8 +230,8 @@ def test_a_list_that_the_suite_beats_is_weak():
 @pytest.mark.parametrize("name", ["square", "square-2"])
 def test_every_square_of_a_list_is_a_black_box(name):
     y = torch.zeros(10, dtype=torch.int64)
-    standing = before_attacks(y, y)
+    state = before_attacks(y, y)
     wrong = torch.ones(10, dtype=torch.int64)
     none, all_ = Outcome(y, y, y, y, y), Outcome(y, wrong, y, y, y)
-    standing = after_attack(after_attack(standing, "pgd-20-ce", none), name, all_)
-    assert not all(found.ok for found in cascade_findings(standing))
+    state = after_attack(after_attack(state, "pgd-20-ce", none), name, all_)
+    assert not all(found.ok for found in cascade_findings(state))

@@ -8,7 +8,7 @@ from torch import nn
 
 from components.attacks.interface import Items
 from components.attacks.spatial import Pose, SpatialGrid, warp
-from components.core.errors import CasemateError
+from components.core.settings import SettingError
 
 
 def images(*shape, seed=0):
@@ -125,7 +125,7 @@ def test_results_depend_on_the_item_and_not_on_its_batch():
 
 
 def test_bad_grids_are_named():
-    with pytest.raises(CasemateError, match=r"spatial\.max_angle: -1"):
+    with pytest.raises(SettingError, match=r"max_angle: -1"):
         SpatialGrid(max_angle=-1)
-    with pytest.raises(CasemateError, match=r"spatial\.num_shifts: 0"):
+    with pytest.raises(SettingError, match=r"num_shifts: 0"):
         SpatialGrid(num_shifts=0)

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from components.attacks import square
+from components.attacks.gradient import in_fixed_batches
 from components.attacks.interface import Items
-from components.attacks.pgd import in_fixed_batches
 from components.attacks.square import Square, eta, square_share, square_side
 from components.core.errors import CasemateError
+from components.core.settings import SettingError
 
 SHAPE = (2, 8, 8)
 IDS = tuple(f"item-{i}" for i in range(6))
@@ -279,7 +280,7 @@ def test_bad_input_is_named():
 
     with pytest.raises(CasemateError, match="item-1"):
         Square(norm="linf", eps=1e-4)(breaks_later, items)
-    with pytest.raises(CasemateError, match=r"square\.eps: 8.0"):
+    with pytest.raises(SettingError, match=r"eps: 8.0"):
         Square(norm="linf", eps=8.0)
-    with pytest.raises(CasemateError, match=r"square\.p_init: 80"):
+    with pytest.raises(SettingError, match=r"p_init: 80"):
         Square(norm="linf", eps=0.1, p_init=80)

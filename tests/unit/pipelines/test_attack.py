@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from components.attacks.cascade import run_cascade
+from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
-from components.attacks.pgd import in_fixed_batches
+from components.attacks.listing import attack_list
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.fast import lean
-from pipelines.recipe.build import attack_list
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.stages.attack import units as attack_units
 from pipelines.stages.attack import worker as attack_worker
@@ -57,16 +57,18 @@ def test_the_stage_is_the_cascade_of_components(finished, prepared, models, mode
     network = load_model(models[model] / "model")
     test = PreparedDataset.open(prepared).load("test")
     items = Items(test.pixels(), test.labels, test.item_ids, run_seed=5)
-    attacks = [a.attack for a in attack_list(AttackSection(eps=EPS, attacks=LIST))]
+    section = AttackSection(eps=EPS, attacks=LIST)
+    listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
+    attacks = [own.attack for own in listed]
     with attack_mode(network), lean(network.net):
         whole = run_cascade(attacks, in_fixed_batches(network, size=8), items)
-    standing = whole.standing
+    state = whole.state
     moved = (whole.x_adv.double() - items.x.double()).abs().flatten(1).amax(dim=1)
     rows = [row for row in rows_of(finished) if row["model"] == model]
     assert [row["item_id"] for row in rows] == list(test.item_ids)
-    assert [row["broken_by"] for row in rows] == standing.breaker_names()
+    assert [row["broken_by"] for row in rows] == state.breaker_names()
     for name in ("clean_prediction", "adversarial_prediction", "num_evaluations", "num_gradients"):
-        assert [row[name] for row in rows] == getattr(standing, name).tolist()
+        assert [row[name] for row in rows] == getattr(state, name).tolist()
     for row, distance in zip(rows, moved.tolist(), strict=True):
         assert row["norm"] == (distance if row["broken_by"] else None)
     broken = [row for row in rows if row["broken_by"]]
@@ -77,20 +79,20 @@ def test_the_stage_is_the_cascade_of_components(finished, prepared, models, mode
 
 def test_the_summary_counts_the_rows(finished):
     rows = rows_of(finished)
-    for model, page in summary_of(finished)["models"].items():
+    for model, summary in summary_of(finished)["models"].items():
         own = [row for row in rows if row["model"] == model]
-        standing = [row["clean_prediction"] == row["label"] for row in own]
-        assert page["clean_accuracy"]["value"] == np.mean(standing)
-        given = sum(standing)
-        for step in page["attacks"]:
+        correct = [row["clean_prediction"] == row["label"] for row in own]
+        assert summary["clean_accuracy"]["value"] == np.mean(correct)
+        given = sum(correct)
+        for step in summary["attacks"]:
             broken = sum(row["broken_by"] == step["name"] for row in own)
             assert (step["num_items"], step["num_broken"]) == (given, broken)
             given -= broken
             assert step["robust_accuracy"]["value"] == pytest.approx(given / NUM_ITEMS)
-        assert page["robust_accuracy"] == page["attacks"][-1]["robust_accuracy"]
-        assert page["num_evaluations"] == sum(row["num_evaluations"] for row in own)
-        costs = sum(step["num_evaluations"] for step in page["attacks"])
-        assert page["num_evaluations"] == costs + NUM_ITEMS  # and one clean pass each
+        assert summary["robust_accuracy"] == summary["attacks"][-1]["robust_accuracy"]
+        assert summary["num_evaluations"] == sum(row["num_evaluations"] for row in own)
+        costs = sum(step["num_evaluations"] for step in summary["attacks"])
+        assert summary["num_evaluations"] == costs + NUM_ITEMS  # and one clean pass each
 
 
 def test_units_order_and_size_change_nothing(run_attack, finished):
@@ -133,18 +135,18 @@ def test_kept_images_are_those_that_the_rows_speak_of(finished, prepared, models
 
 
 def test_curves_are_pgd_at_their_points(finished):
-    page = summary_of(finished)["models"]["main"]["curves"]
-    assert [point["eps"] for point in page["eps"]] == [EPS / 2, EPS]
-    assert [point["steps"] for point in page["steps"]] == [1, 5]
-    for points in page.values():
+    summary = summary_of(finished)["models"]["main"]["curves"]
+    assert [point["eps"] for point in summary["eps"]] == [EPS / 2, EPS]
+    assert [point["steps"] for point in summary["steps"]] == [1, 5]
+    for points in summary.values():
         values = [point["accuracy"]["value"] for point in points]
         assert values == sorted(values, reverse=True)
         assert all(point["accuracy"]["num_items"] == 16 for point in points)
 
 
 def test_metrics_follow_the_list(finished):
-    logged, page = finished.run.logged, summary_of(finished)["models"]["main"]
-    along = [logged[f"attack/a/main/after_{step['name']}"] for step in page["attacks"]]
+    logged, summary = finished.run.logged, summary_of(finished)["models"]["main"]
+    along = [logged[f"attack/a/main/after_{step['name']}"] for step in summary["attacks"]]
     assert all(a >= b for a, b in pairwise([logged["attack/a/main/clean_accuracy"], *along]))
     assert along[-1] == logged["attack/a/main/robust_accuracy"]
     assert finished.run.files == list(FILES[:2])
@@ -182,10 +184,10 @@ def test_scaled_attention_is_judged_by_the_model_itself(run_attack):
     inner = {"kind": "pgd", "num_steps": 5}
     entry = {"kind": "aas", "inner": inner, "search": {"num_draws": 1}, "scales": [0.1]}
     out = run_attack({"attacks": [entry]})
-    page = summary_of(out)["models"]["main"]
-    (step,), protocol = page["attacks"], page["paper_protocol"]["aas-pgd-5-ce"]
+    summary = summary_of(out)["models"]["main"]
+    (step,), protocol = summary["attacks"], summary["paper_protocol"]["aas-pgd-5-ce"]
     base = summary_of(run_attack({"attacks": [inner]}))["models"]["main"]
-    assert page["robust_accuracy"]["value"] <= base["robust_accuracy"]["value"]
+    assert summary["robust_accuracy"]["value"] <= base["robust_accuracy"]["value"]
     assert protocol["num_items"] == step["num_items"]
     unscaled, manual, found = protocol["candidates"]
     assert unscaled["scales"] is None
@@ -201,11 +203,11 @@ def test_scaled_attention_is_judged_by_the_model_itself(run_attack):
     assert "attack/a/main/paper_protocol/aas-pgd-5-ce/1/scaled_accuracy" in out.run.logged
 
 
-def test_a_list_goes_on_when_nobody_is_left(run_attack):
+def test_a_list_goes_on_when_no_item_is_robust(run_attack):
     out = run_attack({"eps": 0.9, "attacks": [{"kind": "pgd"}, {"kind": "square"}]})
-    page = summary_of(out)["models"]["main"]
-    assert page["robust_accuracy"]["value"] == 0
-    last = page["attacks"][-1]
+    summary = summary_of(out)["models"]["main"]
+    assert summary["robust_accuracy"]["value"] == 0
+    last = summary["attacks"][-1]
     assert (last["name"], last["num_items"], last["num_evaluations"]) == ("square", 0, 0)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.attacks.fgsm import fgsm
+from components.attacks.gradient import fgsm
 from components.attacks.gradients import attack_mode
 from components.attacks.starts import random_starts
 from components.core.seeding import generator_for

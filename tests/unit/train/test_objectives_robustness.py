@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
-from components.attacks.pgd import Pgd
 from components.models.spec import ModelSpec
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.base import Batch
