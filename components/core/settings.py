@@ -228,11 +228,6 @@ def plain(value: Any, *, exclude: Collection[str] = ()) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def values_of(own: Settings) -> dict[str, Any]:
-    """The fields by name, as they are: to make another class of the same settings."""
-    return {f.name: getattr(own, f.name) for f in fields(own)}  # type: ignore[arg-type]
-
-
 def default_of(cls: type, name: str) -> Any:
     """The default of a field; `MISSING` if it has none."""
     field = next(f for f in fields(cls) if f.name == name)

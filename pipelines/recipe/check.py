@@ -17,7 +17,7 @@ from components.certify.patch.settings import ablation_of
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.settings import plain
-from components.data.sources import Fitting, find_source
+from components.data.sources import find_source
 from components.data.sources.registry import check_options
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.settings import ModelSettings
@@ -133,6 +133,8 @@ def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         check_options(info, data.options)
         if info.test_only and recipe.train:
             problems.add("data.source", data.source, "has test items only: it cannot be trained on")
+    from components.data.sources.fitting import Fitting  # imports numpy
+
     with problems.at(""):
         fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
         if data.train_size is not None:
@@ -154,9 +156,9 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Policies in timm's notation; all other rules are those of the settings."""
     if recipe.train and recipe.train.augment.rand_augment:
-        from pipelines.recipe import build
+        from components.data.augment import Augmentation
 
-        build.augmentation(recipe.train.augment, size=recipe.data.image_size or 1)
+        Augmentation.of(recipe.train.augment, size=recipe.data.image_size or 1)
 
 
 # 3. Images
@@ -220,14 +222,12 @@ def _classes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Attacks that rank more logits than there are classes."""
     if facts.num_classes is None or facts.num_classes >= 4:
         return  # no attack needs more
-    from components.attacks.suite import check_class_count
-
-    from pipelines.recipe import build
+    from components.attacks.listing import check_class_count
 
     for name, section in recipe.attack.items():
         with problems.at(f"attack.{name}.attacks"):
-            listed = [item.attack for item in build.attack_list(section)]
-            check_class_count(listed, num_classes=facts.num_classes)
+            members = [member for entry in section.attacks for member in entry.members()]
+            check_class_count(members, num_classes=facts.num_classes)
 
 
 def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -430,8 +430,8 @@ def _sharding(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     import torch
 
     from components.models.pixels import PixelModel
+    from components.train.objectives.registry import make_objective
     from components.train.sharding import check_shardable
-    from pipelines.recipe import build
 
     for name in recipe.model_names():
         if name in recipe.denoisers() or recipe.denoiser_of(name):
@@ -442,7 +442,10 @@ def _sharding(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         except RuntimeError:
             continue  # computes with values while it is built
         with problems.at(""):
-            check_shardable(network, build.objective(recipe, name))
+            objective = make_objective(
+                recipe.objective_of(name), label_smoothing=recipe.train.label_smoothing
+            )
+            check_shardable(network, objective)
 
 
 # 5. Data as prepared

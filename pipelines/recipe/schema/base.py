@@ -69,7 +69,7 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
 
 def _union(members: tuple[Any, ...], users_own: type[UserEntry] | None) -> Any:
     """Settings told apart by their `kind`, which may also name code of the user's own."""
-    known = Annotated[Union[members], Field(discriminator=KIND)]  # noqa: UP007
+    known: Any = Annotated[Union[members], Field(discriminator=KIND)]  # type: ignore[valid-type]  # noqa: UP007
     if users_own is None:
         return known
     read = WrapValidator(partial(_read_users_own, users_own))
