@@ -12,7 +12,7 @@ from components.denoising.settings import is_on_disk
 from components.models.pretrained import TIMM, check_descent, read_parent
 from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
-from components.train.objectives.registry import trained_for
+from components.train.objectives.make import trained_for
 from pipelines.recipe import denoisers
 from pipelines.recipe.consistency import objective_key
 from pipelines.recipe.load import with_values

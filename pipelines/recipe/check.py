@@ -7,7 +7,7 @@ group reports everything that it finds; later groups build on it, so they are no
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -56,9 +56,14 @@ def check(recipe: Recipe, facts: Facts | None = None, *, source: str | None = No
     """
     check_one(recipe, facts, source=source)
     if recipe.tune:
-        from pipelines.recipe import trials  # a trial is a recipe, and passes the same checks
+        check_trials(recipe, facts)
 
-        trials.check(recipe, facts)
+
+def check_trials(recipe: Recipe, facts: Facts | None = None) -> int:
+    """The epochs of the longest trial; every trial is a recipe and passes the same checks."""
+    from pipelines.recipe import trials  # imports numpy
+
+    return trials.check(recipe, gate=partial(check_one, facts=facts))
 
 
 def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
@@ -430,7 +435,7 @@ def _sharding(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     import torch
 
     from components.models.pixels import PixelModel
-    from components.train.objectives.registry import make_objective
+    from components.train.objectives.make import make_objective
     from components.train.sharding import check_shardable
 
     for name in recipe.model_names():

@@ -1,7 +1,7 @@
 """The points of a search: which values each trial has, before anything runs. Needs no Ray."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count, product
 from typing import Any
 
@@ -11,7 +11,6 @@ from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.core.settings import Problem
 from components.train.objectives.settings import AdversarialSettings
-from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import with_values
 from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.recipe import MAIN, Recipe
@@ -198,13 +197,11 @@ def _misplaced(recipe: Recipe, values: Values, problem: Problem) -> Problem:
     return problem._replace(field=f"{place}.{key}")
 
 
-def check(recipe: Recipe, facts: Facts | None = None) -> int:
+def check(recipe: Recipe, *, gate: Callable[[Recipe], None]) -> int:
     """The epochs of the longest trial; refuses trials that cannot be trained or compared.
 
-    Wrong values are named by their place in the tune section.
+    `gate` refuses single recipes. Wrong values are named by their place in the tune section.
     """
-    from pipelines.recipe.check import check_one
-
     problems: list[Problem] = []
     budgets: set[float | None] = set()
     longest = 0
@@ -212,7 +209,7 @@ def check(recipe: Recipe, facts: Facts | None = None) -> int:
         try:
             variant = trial_recipe(recipe, values)
             _check_objective(variant)
-            check_one(_trained_alone(variant), facts)
+            gate(_trained_alone(variant))
             assert variant.train is not None
             budgets.add(variant.train.validation_eps(variant.objective_of(MAIN)))
             longest = max(longest, variant.epochs_of(MAIN))
@@ -258,6 +255,11 @@ def _check_objective(variant: Recipe) -> None:
         raise CasemateError("train.objective.denoiser", behind, remedy)
 
 
+def longest_epochs(recipe: Recipe) -> int:
+    """The epochs of the longest trial."""
+    return max(trial.epochs_of(MAIN) for trial in variants(recipe))
+
+
 def longest_warmup(recipe: Recipe) -> int:
     """The largest epsilon warm-up of a trial, in epochs."""
     return max(map(_warmup, variants(recipe)))
@@ -272,7 +274,7 @@ def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
     if recipe.tune is None or recipe.train is None:
         return []
     trials = list(variants(recipe))
-    epochs = max(trial.epochs_of(MAIN) for trial in trials)
+    epochs = longest_epochs(recipe)
     warmup = max(_warmup(trial) for trial in trials)
     found = []
     if warmup >= recipe.tune.grace_epochs and recipe.tune.grace_epochs < epochs:

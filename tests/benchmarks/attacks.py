@@ -32,7 +32,7 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochPlan, train_epoch
 from components.train.feed import Worker
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.objectives.settings import FgsmTrainingSettings
 from components.train.session import initial_model
 from components.train.settings import TrainSettings

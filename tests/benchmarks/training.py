@@ -18,7 +18,7 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.train.objectives import settings as s
 from components.train.objectives.base import Batch, Objective
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 
 NUM_ROUNDS = 4  # after one that warms up
 EPS = 8 / 255

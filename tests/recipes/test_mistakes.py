@@ -200,8 +200,8 @@ def mistake(text: str, **options) -> str:
             "my.yaml: train.variants: main is the name of ",
             "model",
         ),
-        ("data={source: folder}", "my.yaml: data: data.path is missing", "place"),
-        ("data.path=x", "my.yaml: data: data.path would be ignored", "remove it"),
+        ("data={source: folder}", "my.yaml: data.path: is missing", "place"),
+        ("data.path=x", "my.yaml: data.path: x would be ignored", "remove it"),
         (
             "data.val_fraction=0.9",
             "my.yaml: data.val_fraction: 0.9 + test_fraction 0.2 ",

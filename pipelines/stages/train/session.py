@@ -14,7 +14,7 @@ from components.models.pretrained import load_pretrained
 from components.train.epoch import EpochPlan
 from components.train.feed import Feeding, Worker
 from components.train.objectives.base import Objective
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.session import Session, initial_model
 from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.recipe import Recipe

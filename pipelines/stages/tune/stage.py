@@ -23,7 +23,7 @@ from pipelines.stages.tune.worker import MISTAKE
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Run or resume the trials, rank them, write tables, verdicts and the best recipe."""
-    epochs = tune_points.check(recipe)
+    epochs = tune_points.longest_epochs(recipe)
     results = tune_search.fit(recipe, inputs, out, epochs=epochs)
     trials = _finished(results, metric=tune_points.tuned(recipe).metric)
     compared = comparison(recipe, PreparedDataset.open(inputs["prepare"]))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from pipelines.recipe import trials as tp
+from pipelines.recipe.check import check_trials
 from pipelines.recipe.load import loads, with_values
 from pipelines.recipe.schema.tune import IntegersAxis, LogUniformAxis, TuneSection, UniformAxis
 
@@ -169,7 +170,7 @@ def test_a_step_aside_is_a_factor_or_a_neighbour():
 )
 def test_trials_that_cannot_be_compared_are_refused(section, message):
     with pytest.raises(CasemateError, match=message):
-        tp.check(tuned(section))
+        check_trials(tuned(section))
 
 
 def test_trials_behind_a_denoiser_of_the_recipe_are_refused():
@@ -182,18 +183,18 @@ def test_trials_behind_a_denoiser_of_the_recipe_are_refused():
         source="x",
     )
     with pytest.raises(CasemateError, match=r"^train.objective.denoiser: d is trained by this"):
-        tp.check(recipe)
-    assert tp.check(with_values(recipe, {"train.objective.denoiser": "model:on/disk"})) > 0
+        check_trials(recipe)
+    assert check_trials(with_values(recipe, {"train.objective.denoiser": "model:on/disk"})) > 0
 
 
 def test_one_epsilon_for_all_makes_them_comparable():
     section = "space: {train.objective: [{kind: fgsm, eps: 0.1}, {kind: standard}]}"
-    assert tp.check(tuned(section, **{"train.val_eps": 0.1})) == 8
-    assert tp.check(tuned(f"{section}, metric: val_accuracy")) == 8
+    assert check_trials(tuned(section, **{"train.val_eps": 0.1})) == 8
+    assert check_trials(tuned(f"{section}, metric: val_accuracy")) == 8
 
 
 def test_the_longest_trial_counts():
-    assert tp.check(tuned("space: {train.epochs: [2, 12, 4]}")) == 12
+    assert check_trials(tuned("space: {train.epochs: [2, 12, 4]}")) == 12
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from components.train.epoch import EpochPlan
 from components.train.feed import Worker
 from components.train.objectives import settings as s
 from components.train.objectives.inner import predictions
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.session import Session, initial_model
 from components.train.settings import AdamWSettings, EmaSettings, SgdSettings, TrainSettings
 from components.train.sharding import check_shardable, shard

@@ -16,8 +16,8 @@ from components.train.objectives import settings as s
 from components.train.objectives.ablation import AblationTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import Objective
+from components.train.objectives.make import make_objective
 from components.train.objectives.noise import DenoisedFineTuning
-from components.train.objectives.registry import make_objective
 from components.train.session import initial_model
 
 

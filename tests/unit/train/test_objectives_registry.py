@@ -13,7 +13,8 @@ from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import LossOut, Objective
-from components.train.objectives.registry import OBJECTIVES, implementation, trained_for
+from components.train.objectives.make import implementation, trained_for
+from components.train.objectives.registry import OBJECTIVES
 from components.train.objectives.standard import Standard
 from components.train.objectives.wrapper import ObjectiveWrapper
 from components.train.settings import TrainSettings, VariantSettings

@@ -13,7 +13,7 @@ from components.data.augment import Mixing
 from components.data.settings import AugmentSettings
 from components.train.objectives import settings as s
 from components.train.objectives.base import Batch
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.objectives.standard import binary_cross_entropy
 from components.train.session import initial_model
 

@@ -9,7 +9,7 @@ from torch import nn
 from components.train.epoch import EpochPlan, split_batch, train_epoch
 from components.train.feed import TrainingSet, Worker
 from components.train.objectives import settings as s
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.optim import Updater, autocast_passes, make_optimizer
 from components.train.session import initial_model
 from components.train.settings import SgdSettings, TrainSettings

@@ -11,8 +11,8 @@ from components.data.settings import AugmentSettings
 from components.train.epoch import EpochPlan
 from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
+from components.train.objectives.make import make_objective
 from components.train.objectives.noise import DenoisedFineTuning
-from components.train.objectives.registry import make_objective
 from components.train.session import Session, initial_model
 from components.train.settings import EmaSettings, SgdSettings, SwaSettings, TrainSettings
 

@@ -13,7 +13,7 @@ from components.train.epoch import EpochPlan
 from components.train.feed import Feeding, Worker
 from components.train.objectives import settings as s
 from components.train.objectives.base import Objective
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.session import Session, initial_model
 from components.train.settings import TrainSettings
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from components.train.objectives.registry import make_objective
+from components.train.objectives.make import make_objective
 from components.train.objectives.settings import (
     AwpSettings,
     DenoiserTrainingSettings,

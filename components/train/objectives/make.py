@@ -1,0 +1,33 @@
+"""From settings to objectives, through the registry or the user's own code."""
+
+from typing import Any
+
+from components.train.objectives.base import Objective
+from components.train.objectives.registry import OBJECTIVES
+from components.train.objectives.settings import ObjectiveSettings, UserObjectiveSettings
+from components.train.objectives.user import user_objective
+
+
+def make_objective(
+    settings: ObjectiveSettings, *, label_smoothing: float, start: str | None = None
+) -> Objective:
+    """The objective of these settings; `start`: denoiser weights that the model starts from."""
+    if isinstance(settings, UserObjectiveSettings):
+        return user_objective(settings, smoothing=label_smoothing)
+    objective: Objective = implementation(settings).build(
+        settings, label_smoothing=label_smoothing, start=start
+    )
+    return objective
+
+
+def trained_for(settings: ObjectiveSettings, *, start: str | None = None) -> dict[str, Any]:
+    """What a saved model tells of its training: settings without places on disk."""
+    if isinstance(settings, UserObjectiveSettings):
+        return settings.plain_fields()
+    return implementation(settings).trained_for(settings, start=start)
+
+
+def implementation(settings: ObjectiveSettings) -> type[Objective]:
+    """The class behind the settings."""
+    loaded: type[Objective] = OBJECTIVES[settings.kind].load()
+    return loaded
