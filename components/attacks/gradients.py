@@ -1,4 +1,4 @@
-"""Gradients with respect to pixels, and the state a model must be in while they are taken."""
+"""Gradients with respect to pixels, and the model state they need."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @contextmanager
 def attack_mode(model: Model) -> Iterator[Model]:
-    """Eval mode and frozen weights for the whole attack; afterwards every flag is as it was.
+    """Eval mode and frozen weights during an attack; afterwards every flag is restored.
 
-    Eval mode keeps dropout out of the gradient and running statistics untouched; frozen weights
+    Eval mode keeps dropout out of the gradient and running statistics unchanged; frozen weights
     save a third of the activations. Both are restored per module and per parameter, also after an
-    exception: a partly frozen model must not come back trainable.
+    exception: a partly frozen model must not become trainable.
     """
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -39,7 +39,7 @@ def attack_mode(model: Model) -> Iterator[Model]:
 
 @dataclass(frozen=True, slots=True)
 class InputGradient:
-    """One forward and backward pass: the gradient, and what the forward pass already told."""
+    """Results of one forward and backward pass."""
 
     gradient: Images
     losses: Tensor  # (B,)
@@ -56,8 +56,8 @@ def input_gradient(
 ) -> InputGradient:
     """Gradient of the summed loss with respect to the pixels only; no `.grad` is ever written.
 
-    The sum, not the mean, keeps each item's gradient independent of the batch size. `item_ids` give
-    their name to the item of an error.
+    The sum, not the mean, keeps each item's gradient independent of the batch size. Errors name the
+    item if `item_ids` are given.
     """
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()  # shares the memory of `x`; nothing writes to it
@@ -70,7 +70,7 @@ def input_gradient(
 def check_logits(logits: Logits, item_ids: Sequence[str] | None = None) -> Logits:
     """`logits`, or an error that names the first item whose logits are not finite.
 
-    NaN never compares: argmax would call it a class, and the item would count as broken.
+    argmax of NaN is some class, so the item would count as broken.
     """
     if (row := _first_not_finite(logits)) is not None:
         remedy = "gets logits that are not finite; look for NaN or overflow in the weights"
@@ -79,7 +79,7 @@ def check_logits(logits: Logits, item_ids: Sequence[str] | None = None) -> Logit
 
 
 def check_finite(gradient: Tensor, item_ids: Sequence[str] | None = None) -> Tensor:
-    """`gradient`, or an error: one NaN would reach every later iterate and look like a success."""
+    """`gradient`, or an error: a NaN would spread to all later iterates and count as a success."""
     if (row := _first_not_finite(gradient)) is not None:
         raise FloatingPointError(
             f"the model's input gradient at {_name(row, item_ids)} is not finite; "
@@ -99,12 +99,12 @@ def _name(row: int, item_ids: Sequence[str] | None) -> str:
 
 
 def is_zero(gradient: Images) -> Tensor:
-    """(B,) bool: items whose gradient vanishes everywhere. sign(0) = 0, so they never move."""
+    """(B,) bool: items whose gradient is zero everywhere. sign(0) = 0, so they never move."""
     return (gradient == 0).flatten(1).all(dim=1)
 
 
 def l2_direction(gradient: Images) -> Images:
-    """Each item's gradient at length one; a zero gradient stays zero.
+    """Each item's gradient scaled to l2 norm one; a zero gradient stays zero.
 
     Dividing by the largest entry first keeps gradients near 1e-30 from underflowing when squared.
     """

@@ -1,7 +1,6 @@
-"""What an attack raises: one value per item, larger = closer to a mistake.
+"""Losses that attacks increase: one value per item, larger = closer to an error.
 
-Values stay per item so that no gradient depends on the batch it was computed in; `input_gradient`
-sums them.
+Values are per item so that a gradient does not depend on its batch; `input_gradient` sums them.
 
 Symbols: z = logits (B, K); y = true class; t = target class; z_(1) >= z_(2) >= ... the sorted
 logits; p = softmax(z).
@@ -17,7 +16,7 @@ from components.core.types import Labels, Logits
 
 LossFn = Callable[[Logits, Labels], Tensor]  # (B, K), (B,) -> (B,)
 
-# Equal logits make the denominators of DLR vanish; a floor, unlike a summand, changes nothing else.
+# Equal logits make the denominators of DLR zero; a floor, unlike a summand, changes nothing else.
 DLR_FLOOR = 1e-12
 
 
@@ -27,11 +26,11 @@ def cross_entropy(logits: Logits, y: Labels) -> Tensor:
 
 
 def margin(scores: Logits, y: Labels, *, kappa: float | None = None) -> Tensor:
-    """max_{i != y} s_i - s_y, positive exactly when another class leads.
+    """max_{i != y} s_i - s_y, positive exactly when another class has the highest score.
 
     Of logits it is the untargeted form of f_6 in Carlini & Wagner 2017; of probabilities the
     surrogate of the patch attack and of GAMA. `kappa` clips it from below at -kappa, as some
-    published evaluations do; by default nothing is clipped: a clip silences confident items.
+    published evaluations do; off by default: clipped items have no gradient.
     """
     own = scores.gather(1, y[:, None])
     rivals = scores.scatter(1, y[:, None], float("-inf"))
@@ -43,7 +42,7 @@ def dlr(logits: Logits, y: Labels) -> Tensor:
     """(max_{i != y} z_i - z_y) / (z_(1) - z_(3)): difference of logits ratio.
 
     Croce & Hein 2020, "Reliable evaluation of adversarial robustness", eq. 6: shifting or scaling
-    the logits leaves it unchanged, so large logits cannot starve the gradient.
+    the logits leaves it unchanged, so large logits do not make the gradient vanish.
     """
     _require_classes("dlr", logits, minimum=3)
     top = logits.topk(3, dim=1).values
@@ -62,8 +61,8 @@ def targeted_dlr(logits: Logits, y: Labels, target: Labels) -> Tensor:
 def kl_divergence(logits: Logits, reference: Tensor) -> Tensor:
     """KL(reference || p): the inner loss of TRADES (Zhang et al. 2019, eq. 5).
 
-    `reference` (B, K) are fixed probabilities, those of the clean images. At these images the
-    divergence is smallest, so its gradient is zero there: a start must be random.
+    `reference` (B, K) are the fixed probabilities of the clean images. The divergence has its
+    minimum there, so its gradient is zero: a start must be random.
     """
     return F.kl_div(logits.log_softmax(dim=1), reference, reduction="none").sum(dim=1)
 

@@ -1,13 +1,13 @@
-"""Adaptive patch attack on a classifier that votes over masked copies: it challenges certificates.
+"""Adaptive patch attack on a classifier that votes over masked copies, to challenge certificates.
 
 Threat: any values in [0, 1] inside one square of m x m pixels, anywhere, never wrapping. The vote
-has no gradient; raised instead is the mean, over the copies that show a patch pixel, of
+has no gradient; the attack increases the mean, over the copies that show a patch pixel, of
     max_{i != y} p_i - p_y        (p = softmax of the copy's logits)
-by sign steps on the patch pixels. Success is judged by the deployed decision: for ablations the
-hard vote with ties to the lowest class (Levine & Feizi 2020, Salman et al. 2022), for pairs of
-masks double masking (Xiang et al. 2022). Copies that show no patch pixel cannot change and keep
-their clean prediction. No position is skipped because a certificate calls it
-safe: the attack must be able to prove a certificate wrong.
+by sign steps on the patch pixels. The deployed decision defines success: for ablations the hard
+vote with ties to the lowest class (Levine & Feizi 2020, Salman et al. 2022), for pairs of masks
+double masking (Xiang et al. 2022). Copies without a patch pixel cannot change and keep their clean
+prediction. Positions that a certificate calls safe are not skipped: the attack must be able to
+disprove a certificate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ from components.models.masked_votes import Masks, group_by_tokens, spans
 from components.models.pixels import PixelModel
 
 Position = tuple[int, int]  # top row, left column of the square
-Decide = Callable[[Tensor], int]  # (K,) predictions -> the class that the vote gives
+Decide = Callable[[Tensor], int]  # (K,) predictions -> the class of the vote
 
 
 @dataclass(frozen=True, slots=True)
 class PatchResult:
-    """The strongest patched image found; no `position` when the vote was wrong without a patch."""
+    """The strongest patched image found; no `position` if the vote was wrong without a patch."""
 
     x_adv: Tensor  # (C, H, W)
     position: Position | None
@@ -56,9 +56,9 @@ def rank_positions(
 ) -> list[Position]:
     """Up to `num_positions` squares, those that touch the most votes for `winner` first.
 
-    Neighbouring squares touch nearly the same votes, so those that overlap a better one wait until
-    the others are used. Along a side that the masks do not divide (rows, for column bands) a move
-    changes nobody's view: squares differ along the other, and the middle goes first.
+    Neighbouring squares touch nearly the same votes, so squares that overlap a better one come
+    after all others. Along a side that the masks do not divide (rows, for column bands) a shift
+    does not change the touched votes: squares differ along the other side, the middle first.
     """
     score, divided = _score(masks, predictions.cpu() == winner, patch=patch)
     tops, lefts = (
@@ -94,7 +94,7 @@ def _apart(cell: Position, other: Position, patch: int) -> bool:
 
 
 def _free_starts(num_starts: int, *, divides: bool) -> list[int]:
-    """Where squares may lie along a side that no mask divides: the middle first; else no move."""
+    """Starts of squares along a side that no mask divides, the middle first; else no shift."""
     room = num_starts - 1
     if divides:
         return [0]
@@ -134,13 +134,13 @@ def attack_vote(
     micro_batch: int,
     decide: Decide = hard_vote,
 ) -> PatchResult:
-    """Try to vote `image` (C, H, W) away from `label`; `predictions` (K,) are its clean votes.
+    """A patch on `image` (C, H, W) that changes its vote `label`; `predictions` (K,) are clean.
 
-    `masks` are the pixels that each vote sees, `decide` makes one class of the votes.
-    Black and white squares are tried everywhere first, then gradient ascent at each position from
-    uniform pixels, with the step halved after 50 % and 75 % of the steps; every iterate is judged.
-    It stops at the first success, else returns the patch that left `label` the smallest lead. Hold
-    `attack_mode(model)` around the call.
+    `masks` are the visible pixels of each vote, `decide` derives one class from the votes. Black
+    and white squares are tried at all positions first, then gradient ascent at each position from
+    uniform pixels, with the step halved after 50 % and 75 % of the steps; every iterate is
+    evaluated. Stops at the first success, else returns the patch with the smallest lead of `label`.
+    Hold `attack_mode(model)` around the call.
     """
     if model.training:
         raise ValueError("votes need eval mode: hold attack_mode(model) around the attack")
@@ -156,7 +156,7 @@ def attack_vote(
     size = (image.shape[0], patch, patch)
     for position in positions:
         for value in (0.0, 1.0):
-            search.judge(image.new_full(size, value), position)
+            search.evaluate(image.new_full(size, value), position)
             if search.succeeded:
                 return search.result()
     for position in positions:
@@ -167,14 +167,14 @@ def attack_vote(
                 return search.result()
             halvings = int(2 * step >= num_steps) + int(4 * step >= 3 * num_steps)
             pixels = (pixels + step_size * 0.5**halvings * gradient.sign()).clamp(0, 1)
-        search.judge(pixels, position)
+        search.evaluate(pixels, position)
         if search.succeeded:
             return search.result()
     return search.result()
 
 
 class _Search:
-    """One image under attack: evaluates patches, counts the cost, remembers the best."""
+    """One image under attack: evaluates patches, counts the cost, keeps the best."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class _Search:
         self.model, self.image, self.label = model, image.detach(), label
         self.clean_predictions = predictions.cpu()
         self.masks, self.touched, self.decide = masks, touched, decide
-        self.groups = group_by_tokens(model, masks)  # rows of a call keep equally many tokens
+        self.groups = group_by_tokens(model, masks)  # rows of a call have equally many tokens
         self.micro_batch = micro_batch
         self.num_evaluations = 0
         self.lead: int | None = None  # votes by which `label` leads in the best attempt so far
@@ -200,16 +200,16 @@ class _Search:
     def succeeded(self) -> bool:
         return self.best is not None and self.best[2] != self.label
 
-    def judge(self, pixels: Tensor, position: Position) -> None:
-        """Hard vote with the patch in place."""
+    def evaluate(self, pixels: Tensor, position: Position) -> None:
+        """Record the vote with the patch in place."""
         predictions = self.clean_predictions.clone()
         with torch.no_grad():
             for chunk in self._chunks(position):
                 predictions[chunk] = self._logits(pixels, position, chunk).argmax(dim=1).cpu()
-        self._remember(pixels, position, predictions)
+        self._record(pixels, position, predictions)
 
     def gradient(self, pixels: Tensor, position: Position) -> Tensor:
-        """Gradient of the mean margin over touched votes; the same pass judges the vote."""
+        """Gradient of the mean margin over touched votes; the same pass records the vote."""
         predictions = self.clean_predictions.clone()
         total = torch.zeros_like(pixels)
         num_touched = 0
@@ -222,11 +222,11 @@ class _Search:
             total += check_finite(part)
             num_touched += len(chunk)
             predictions[chunk] = logits.detach().argmax(dim=1).cpu()
-        self._remember(pixels, position, predictions)
+        self._record(pixels, position, predictions)
         return total / max(num_touched, 1)
 
     def result(self) -> PatchResult:
-        assert self.best is not None  # at least one position was judged
+        assert self.best is not None  # at least one position was evaluated
         return PatchResult(*self.best, self.num_evaluations)
 
     def _chunks(self, position: Position) -> list[Tensor]:
@@ -242,7 +242,7 @@ class _Search:
         visible = self.masks[chunk].to(patched.device)
         return self.model.forward_ablated(patched.expand(len(chunk), -1, -1, -1), visible)
 
-    def _remember(self, pixels: Tensor, position: Position, predictions: Tensor) -> None:
+    def _record(self, pixels: Tensor, position: Position, predictions: Tensor) -> None:
         votes = predictions.bincount(minlength=self.label + 2)
         own = int(votes[self.label])
         votes[self.label] = -1

@@ -1,9 +1,9 @@
-"""Back into the threat model: a ball around an image, inside the pixel range.
+"""Projections onto the threat model: a ball around an image, inside the pixel range.
 
-Budgets are promises, so they hold in the arithmetic that checks them: float32 sums are rounded
-toward the image where the nearest value would leave the ball (the projection of Madry et al. 2018,
-sec. 2.1). First the ball, then the range: clamping to a range that holds the image only shortens
-the perturbation, in either norm.
+Budgets hold exactly, in the arithmetic that checks them: float32 sums are rounded toward the image
+where the nearest value would leave the ball (the projection of Madry et al. 2018, sec. 2.1). First
+the ball, then the range: clamping to a range that contains the image only shortens the
+perturbation, in either norm.
 
 Symbols: x = `center`, the clean images (B, C, H, W) in [0, 1]; z = the points to project.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 from components.attacks.gradients import l2_direction
 from components.core.types import Images
 
-# A norm summed in float32 errs by a few 1e-7 (measured up to 3 x 224 x 224 pixels); l2 balls are
-# shrunk by this share so that the promise survives whichever precision measures it.
+# A norm summed in float32 is off by a few 1e-7 (measured up to 3 x 224 x 224 pixels); l2 balls
+# are shrunk by this share so that the budget holds in whichever precision it is measured.
 L2_SLACK = 1e-6
 
 
@@ -54,14 +54,14 @@ def project_l2(z: Images, *, center: Images, eps: float) -> Images:
 
 
 class Ball(Protocol):
-    """The points that a batch of items may move to; `rows` say which items are meant."""
+    """The allowed points of a batch of items; `rows` select items."""
 
     def project(self, z: Images, rows: Tensor) -> Images:
         """The points of the items' balls and of the pixel range nearest to `z`."""
         ...
 
     def direction(self, gradient: Images) -> Images:
-        """The step of size one that raises a linear loss fastest; zero where `gradient` is zero."""
+        """The steepest ascent direction of size one; zero where `gradient` is zero."""
         ...
 
 
@@ -122,4 +122,6 @@ def _check(x: Images, eps: float) -> None:
     if not (math.isfinite(eps) and eps >= 0):
         raise ValueError(f"eps must be a finite number >= 0, got {eps}")
     if not bool(((x >= 0) & (x <= 1)).all()):  # NaN fails this too
-        raise ValueError("images must lie in [0, 1]: ball and pixel range may not meet elsewhere")
+        raise ValueError(
+            "images must lie in [0, 1]: elsewhere ball and pixel range may not intersect"
+        )

@@ -1,6 +1,6 @@
 """l2 attack on a Gaussian-smoothed classifier: SmoothAdv (Salman et al. 2019, sec. 2.2).
 
-A hard vote has no useful gradient, so the attack raises the loss of the soft smoothed classifier
+A hard vote has no useful gradient, so the attack increases the loss of the soft smoothed classifier
     J(x') = -log( mean_i softmax(F(x' + sigma * d_i))_y ),   d_i ~ N(0, I),
 the logarithm of the mean probability: the mean of the logarithms would attack the average noisy
 image instead of the vote.
@@ -29,9 +29,9 @@ def attack_smoothed_l2(
 ) -> torch.Tensor:
     """The last iterate (C, H, W) of normalised ascent on J, inside the l2 ball and the pixel range.
 
-    Every step sees fresh draws: reused ones could be over-fitted, and the vote would not follow.
-    Noisy images are not clamped, as in certification. Whether the vote moved is for the caller to
-    judge with draws of its own. `eps` = 0 returns `image`. Hold `attack_mode(model)` around it.
+    Every step uses new draws: reused ones could be over-fitted without changing the vote. Noisy
+    images are not clamped, as in certification. The caller decides with its own draws whether the
+    vote changed. `eps` = 0 returns `image`. Hold `attack_mode(model)` around the call.
     """
     if num_draws < 1:
         raise ValueError(f"num_draws must be >= 1, got {num_draws}")
@@ -52,7 +52,7 @@ def attack_smoothed_l2(
 def _soft_vote_gradient(
     logits_of: LogitsFn, x: torch.Tensor, label: int, *, noise: torch.Tensor
 ) -> torch.Tensor:
-    """Gradient of J at `x` (1, C, H, W); logsumexp keeps it alive where probabilities underflow."""
+    """Gradient of J at `x` (1, C, H, W); logsumexp is stable where probabilities underflow."""
     with torch.enable_grad():
         leaf = x.detach().clone().requires_grad_()
         log_prob = logits_of(leaf + noise).log_softmax(dim=1)[:, label]

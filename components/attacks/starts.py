@@ -1,4 +1,4 @@
-"""Random starts that belong to items: any batch, order or worker sees the same ones."""
+"""Random starts that belong to items: the same in any batch, order or worker."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from components.core.types import Images
 def random_starts(
     item_ids: Sequence[str], shape: Sequence[int], *, run_seed: int, stream: str
 ) -> Tensor:
-    """(B, *shape) float32 uniform on [-1, 1], each row a function of its item id alone."""
+    """(B, *shape) float32 uniform on [-1, 1], each row a function of the seed and its item id."""
     rows = [
         torch.rand(tuple(shape), generator=generator_for(run_seed, stream, item_id))
         for item_id in item_ids
@@ -38,5 +38,5 @@ def random_corner(items: Items, *, eps: float, stream: str) -> Images:
 
 
 def restart_stream(attack: str, restart: int) -> str:
-    """The first start keeps its numbers however many restarts follow."""
+    """The stream of one start; that of the first does not depend on the number of restarts."""
     return attack if restart == 0 else f"{attack}-{restart}"

@@ -71,7 +71,7 @@ def attack(
     if recipe is not None:
         for key, value in alone.items():
             if value is not None:
-                raise CasemateError(key, value, "goes without RECIPE, which has its own")
+                raise CasemateError(key, value, "cannot be combined with RECIPE, which sets it")
         loaded = load_recipe(recipe, set_, smoke)
     else:
         missing = [key for key, value in needed.items() if value is None]
@@ -109,7 +109,7 @@ def _prepared(data: str, **of_sources: str | None) -> Path | None:
         for key, value in of_sources.items():
             if value is not None:
                 option = "--" + key.replace("_", "-")
-                raise CasemateError(option, value, "has no meaning for a prepared dataset")
+                raise CasemateError(option, value, "does not apply to a prepared dataset")
         return folder.absolute()
     if folder.is_dir():
         remedy = "has no dataset.json; name a prepared dataset, or a source with --data-path"
@@ -126,7 +126,7 @@ def _recipe(
     overrides: list[str],
     smoke: bool,
 ) -> "Recipe":
-    """The recipe that the options mean: no training, one given model, one list of attacks."""
+    """The recipe that the options describe: no training, one model folder, one list of attacks."""
     import yaml
 
     from components.models.checkpoint import read_header
@@ -144,7 +144,7 @@ def _recipe(
     loaded = recipe.loads(
         yaml.safe_dump(values), source="casemate attack", overrides=overrides, smoke=smoke
     )
-    if prepared is None:  # before thousands of images are prepared for a model that cannot fit
+    if prepared is None:  # before thousands of images are prepared in vain
         from components.data.sources import open_source
 
         chosen = loaded.data
@@ -154,7 +154,7 @@ def _recipe(
 
 
 def _data(source: dict[str, Any], spec: "ModelSpec", prepared: Path | None) -> dict[str, Any]:
-    """The data section: a prepared folder must fit as it is, a source is fitted to the model."""
+    """The data section: a prepared folder must fit the model, a source is fitted to it."""
     if prepared is None:
         return {**source, "image_size": spec.image_size, "channels": spec.channels}
     from components.data.prepared import PreparedDataset

@@ -7,9 +7,9 @@ taken round by round and their median is compared with the limit.
 Per gradient, nothing may break, so both sides do the same work: a clean prediction, 20 gradients, a
 final prediction. In wall time torchattacks gets its own savings: restarts of PGD through its
 `MultiAttack` and those of APGD both leave out items that an earlier restart has broken. Ours drops
-them in the middle of a run. With ever more restarts both sides spend their time on the survivors,
-whom nobody may leave out, and the ratio falls towards that of a gradient. Robust accuracies are
-printed beside the times: neither side may buy speed with strength.
+them in the middle of a run. With more restarts both sides spend their time on the robust items,
+which cannot be left out, and the ratio falls towards that of a gradient. Robust accuracies are
+printed beside the times: neither side may trade strength for speed.
 """
 
 import json

@@ -68,8 +68,8 @@ def test_mistakes_are_one_line(places, tmp_path):
     assert mistake(*both) == (
         "attack: --eps is missing; name a RECIPE, or --model, --data and --eps"
     )
-    assert mistake("demo", "--eps", "8/255").startswith("--eps: 8/255 goes without RECIPE")
-    assert mistake("demo", "--norm", "l2").startswith("--norm: l2 goes without RECIPE")
+    assert mistake("demo", "--eps", "8/255").startswith("--eps: 8/255 cannot be combined with RECIPE")
+    assert mistake("demo", "--norm", "l2").startswith("--norm: l2 cannot be combined with RECIPE")
     assert mistake(*both, "--eps", 1, "--fit", "crop").startswith("--fit: crop has no meaning")
     assert "eps: '8' is outside [0, 1]" in mistake(*both, "--eps", 8)
     assert "write e.g. 8/255" in mistake(*both, "--eps", 8)
@@ -82,7 +82,7 @@ def test_mistakes_are_one_line(places, tmp_path):
     comma = mistake(*both, "--eps", 0.1, "--attacks", "pgd-20,")
     assert comma.startswith("--attacks: 'pgd-20,' has an empty entry; write names with one comma")
     unknown = mistake(*both, "--eps", 0.1, "--attacks", "pgd-20,pdg-20")
-    assert unknown.startswith("--attacks: pdg-20 is no attack; write e.g. pgd-20. Known: ")
+    assert unknown.startswith("--attacks: pdg-20 is not an attack; write e.g. pgd-20. Known: ")
 
 
 def test_a_model_of_other_images_is_refused_before_anything_starts(places, tmp_path):

@@ -30,6 +30,7 @@ from components.models.attention.discover import attention_of
 from components.models.attention.features import block_outputs
 from components.models.attention.scaling import scaled_attention
 
+TINY = 1e-30  # as zero, which settings refuse: lost in the sum with any factor
 SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 LEVIT = {"embed_dim": (16, 24), "key_dim": 8, "depth": (1, 1), "num_heads": (2, 3)}
 NETS = {
@@ -166,7 +167,7 @@ def test_search_follows_algorithm_1_over_mini_batches(kind):
         expected = algorithm_1(net, items, kind, num_steps=3, batch_size=4)
     (found,) = search(net, net, items)
     torch.testing.assert_close(torch.tensor(found).double(), expected, rtol=0, atol=2e-5)
-    noise_only = replace(search, step_size=0.0)
+    noise_only = replace(search, step_size=TINY)
     moves = [abs(s - t) for s, t in zip(found, *noise_only(net, net, items), strict=True)]
     assert max(moves) > 5e-4  # far above the tolerance: the ascent was seen, not only the draw
 
@@ -177,7 +178,7 @@ def test_ascent_moves_features_further_than_the_draw_in_every_family(family):
     x = items.x.double()
     kept = copy.deepcopy(net.state_dict())
     search = ScaleSearch(num_draws=1, num_steps=5, noise=0.5)
-    (drawn,) = replace(search, step_size=0.0)(lambda z: net(z.double()), net, items)
+    (drawn,) = replace(search, step_size=TINY)(lambda z: net(z.double()), net, items)
     (found,) = search(lambda z: net(z.double()), net, items)
 
     def features(scales: tuple[float, ...]) -> list[Tensor]:
@@ -211,7 +212,7 @@ def test_draws_are_addressed_by_seed_and_number():
 @pytest.mark.parametrize("distance", ["unit", "eq3_squared", "eq3_literal"])
 def test_without_noise_a_distance_has_no_gradient_to_follow(distance):
     net = make_net()
-    search = ScaleSearch(noise=0.0, distance=distance, num_draws=1, num_steps=3)
+    search = ScaleSearch(noise=TINY, distance=distance, num_draws=1, num_steps=3)
     (scales,) = search(net, net, make_items())
     assert scales == pytest.approx((1, 1), abs=1e-5)
 
@@ -222,7 +223,7 @@ def test_without_noise_a_loss_still_has_a_gradient():
     with torch.no_grad():
         items = replace(items, y=net(items.x).argmax(dim=1))
     for objective_name in ("ce", "margin"):
-        search = ScaleSearch(noise=0.0, objective=objective_name, num_draws=1, step_size=5.0)
+        search = ScaleSearch(noise=TINY, objective=objective_name, num_draws=1, step_size=5.0)
         assert min(search(net, net, items)[0]) < 0.999
 
 

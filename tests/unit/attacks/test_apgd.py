@@ -220,7 +220,7 @@ def test_promises_hold_for_every_row(attack, seed):
     # without a success: the clean image, or the point of highest loss
     standing = result.adversarial_prediction == items.y
     if getattr(attack, "best_loss", False):
-        loss = {"ce": cross_entropy, "dlr": dlr}[attack.loss]
+        loss = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}[attack.kind]
         start = spy.seen[1][standing[result.clean_prediction == items.y]]
         ours = loss(model(result.x_adv), items.y)[standing]
         assert (ours >= loss(model(items.x), items.y)[standing]).all()
@@ -261,11 +261,11 @@ def test_weights_and_gradients_stay_as_they_were():
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
-def test_more_restarts_keep_what_fewer_found_and_spend_on_survivors_only():
+def test_more_restarts_keep_what_fewer_found_and_spend_on_robust_rows_only():
     broken_later = 0
     for seed in range(6):
         model, items = problem(seed, num_items=40)
-        budget = {"norm": "linf", "eps": 0.06, "loss": "dlr", "num_steps": 10}
+        budget = {"norm": "linf", "eps": 0.06, "kind": "apgd-dlr", "num_steps": 10}
         one, four = (Apgd(**budget, num_restarts=n)(model, items) for n in (1, 4))
         broken = one.adversarial_prediction != items.y
         assert torch.equal(one.x_adv[broken], four.x_adv[broken])
