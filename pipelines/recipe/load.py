@@ -161,7 +161,7 @@ def parse(values: Mapping[str, Any], *, source: str) -> Recipe:
 
 def refusal(source: str, problems: Sequence[Problem]) -> CasemateError:
     """All problems of a recipe as one error, a line each; none is told twice."""
-    first, *rest = dict.fromkeys(problems)
+    first, *rest = {str(problem): problem for problem in problems}.values()  # of lists, too
     more = "".join(f"\n{CasemateError(f'{source}: {p.field}', p.value, p.remedy)}" for p in rest)
     return CasemateError(f"{source}: {first.field}", first.value, first.remedy + more)
 
