@@ -213,7 +213,7 @@ class TrainSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         own = [problem for o in self.objectives() for problem in o.training_problems(self)]
-        yield from dict.fromkeys(own)  # variants may share a problem
+        yield from {str(problem): problem for problem in own}.values()  # variants may share one
         yield from self._denoiser_problems()
         yield from self._validation_problems()
         lengths = [self.epochs, *(v.epochs for v in self.variants.values() if v.epochs)]

@@ -92,7 +92,7 @@ def test_a_denoiser_is_trained_selected_and_kept_with_its_levels(trained, toy):
 def test_selection_keeps_the_lowest_error(toy, monkeypatch):
     session = make_session(recipe_of("train.epochs=3"), "clean", toy)
     given = iter([0.3, 0.1, 0.2])
-    monkeypatch.setattr("components.train.session.validation_error", lambda *a, **k: next(given))
+    monkeypatch.setattr("components.train.session.validation_score", lambda *a, **k: next(given))
     while not session.finished:
         session.run_epoch()
     assert session.selected_epoch == 1
@@ -167,17 +167,23 @@ def test_words_are_the_same_in_both_rooms():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.objective.denoiser=plain", r"train\.objective\.denoiser: plain is no variant"),
+        (
+            "train.objective.denoiser=plain",
+            r"train\.objective\.denoiser: plain is neither a variant",
+        ),
         ("train.objective.denoiser=hub:name", r"denoiser: 'hub:name' is neither"),
         ("train.objective.sigma=25", r"sigma: 25 is outside \[0, 1\]"),
-        ("train.variants.clean.model=null", r"clean\.model: tiny_vit is no network for a denoiser"),
-        ("model.architecture=unet", r"train\.model: unet is no network for a classifier"),
-        ("train.variants.clean.model.mean=[0.1]", r"clean\.model: a denoiser takes architecture"),
-        ("train.variants.clean.objective.full=true", r"give one of sigmas"),
-        ("train.variants.clean.objective.sigmas=[]", r"give one of sigmas"),
+        ("train.variants.clean.model=null", r"model\.architecture: tiny_vit is not a network"),
+        (
+            "model.architecture=unet",
+            r"train\.model\.architecture: unet is not a network for a classifier",
+        ),
+        ("train.variants.clean.model.mean=[0.1]", r"clean\.model: of a denoiser takes arch"),
+        ("train.variants.clean.objective.full=true", r"give exactly one of sigmas"),
+        ("train.variants.clean.objective.sigmas=[]", r"give exactly one of sigmas"),
         (
             "train.variants.clean.objective={kind: denoiser, range: [1.0, 0.5]}",
-            r"range: must rise",
+            r"range: \[1\.0, 0\.5\] must rise",
         ),
         (
             "attack.linf={eps: 0.1, attacks: [{kind: pgd}], models: [clean]}",
@@ -189,7 +195,7 @@ def test_words_are_the_same_in_both_rooms():
         ),
     ],
 )
-def test_mistakes_are_one_line(override, message):
+def test_mistakes_are_one_line_each(override, message):
     with pytest.raises(CasemateError, match=message) as caught:
         recipe_of(override)
-    assert "\n" not in str(caught.value)
+    assert all(line.startswith("toy: ") for line in str(caught.value).splitlines())

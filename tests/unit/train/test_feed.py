@@ -56,7 +56,7 @@ def test_workers_partition_the_batches_of_one_worker(num_items, share, world, ep
     for step, batch in enumerate(whole):
         together = [item for part in parts for item in part[step]]
         assert len({len(part[step]) for part in parts}) == 1  # equal shares: a plain mean is right
-        if num_items >= plan.batch_size or num_items % world == 0:
+        if num_items >= plan.train.batch_size or num_items % world == 0:
             assert together == batch
         else:  # a small set that cannot be shared evenly loses its remainder, nothing else
             assert together == batch[: num_items - num_items % world]
@@ -165,7 +165,7 @@ def test_rows_of_both_kinds_keep_their_places():
 
 
 def test_mixtures_that_cannot_be_are_refused():
-    with pytest.raises(CasemateError, match="no whole image"):
+    with pytest.raises(CasemateError, match="not a whole image"):
         mixture(10, 10, batch_size=4, ratio=0.2)
     with pytest.raises(CasemateError, match=r"outside \[0, 1\)"):
         mixture(10, 10, batch_size=4, ratio=1.0)

@@ -148,7 +148,7 @@ def test_mart_value_and_gradient(linear, batch):
     )
 
 
-@pytest.mark.parametrize("kind", [Trades, Mart, AdversarialTraining])
+@pytest.mark.parametrize("kind", [trades, mart, fgsm])
 def test_gradients_by_finite_differences(kind, toy_spec, new_batch):
     """Central differences in float64 through a transformer, both branches at once."""
     model = initial_model(toy_spec, seed=0).double().train()
@@ -263,9 +263,7 @@ def test_without_a_budget_there_is_no_attack(linear, batch):
         assert objective.craft(Forbidden(), batch) is batch.images
     dropout = nn.Sequential(nn.Dropout(0.5), linear)
     out = trades(**attack).loss(dropout, dropout, batch)
-    assert (
-        "divergence" not in out.metrics
-    )  # of two dropout masks, which does not measure robustness
+    assert "divergence" not in out.metrics  # of two dropout masks
 
 
 @pytest.mark.parametrize(
