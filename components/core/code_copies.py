@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from components.core.digests import digest_bytes
+from components.core.files import move_folder
 
 FOLDER = "casemate_user_"  # and the digest: a name that workers can look for
 CACHE_ENV = "CASEMATE_USER_CODE"  # folder of the copies
@@ -189,7 +190,7 @@ def _copy_files(files: list[Path], root: Path, target: Path) -> None:
             shutil.copyfile(path, place)
         partial.chmod(0o755)
         if not target.is_dir():
-            partial.rename(target)
+            move_folder(partial, target)
     except OSError:
         if not target.is_dir():  # else another process was faster
             raise

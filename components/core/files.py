@@ -60,6 +60,11 @@ def rename(path: Path, name: str) -> Path:
     return path.replace(path.with_name(name))
 
 
+def move_folder(folder: Path, target: Path) -> None:
+    """Give a complete folder its final name; `OSError` if there is one already."""
+    folder.rename(target)
+
+
 def leftovers(folder: Path) -> list[Path]:
     """Temporary files that killed writers left in a folder and those below it."""
     return sorted(path for path in folder.rglob(TEMPORARY) if path.is_file())

@@ -168,7 +168,7 @@ def test_options_fit_the_settings(mine):
     _, main, *_ = mine
     reference = f"python:{main}.py:Thing"
     assert checked_options(reference, {}, field="source") == {"size": 3}
-    with pytest.raises(SettingError, match=r"options\.size: 'x' is not a int"):
+    with pytest.raises(SettingError, match=r"options\.size: 'x' is not a whole number"):
         checked_options(reference, {"size": "x"}, field="source")
 
 
