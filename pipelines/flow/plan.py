@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from components.certify.l2.settings import GaussianSettings
-from components.certify.settings import CertificateSettings
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from components.core.settings import changed_fields, plain
+from components.core.settings import plain
 from components.denoising.settings import is_on_disk
 from components.models.settings import ModelSettings
 from components.train.objectives.settings import DenoisedTrainingSettings, ObjectiveSettings
@@ -30,13 +28,6 @@ VERSIONS = {
     "denoiser": 1,
     "report": 3,
 }
-
-L2_BOUND_VERSION = 2  # of l2 certificates alone: patch certificates do not follow from that bound
-# Of certificates: see `_certify_identity`.
-LATER_KEYS = (
-    *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
-    *("precision", "compiled", "sweep", "denoiser", "sampler"),
-)
 
 
 @dataclass(frozen=True)
@@ -115,10 +106,10 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
         needs += (f"certify.{entry.finer}",) if entry.finer else ()
         if behind := recipe.certified_behind(certify):
             needs += (f"train.{behind}",)
-        elif source := denoiser_on_disk(certify):
+        elif source := certify.denoiser_on_disk:
             steps.append(Step("denoiser", name, identity={"digest": _source_digest(source)}))
             needs += (steps[-1].name,)
-        identity = {"certify": _certify_identity(certify), "seed": recipe.seed}
+        identity = {"certify": certify.identity(_source_digest), "seed": recipe.seed}
         steps.append(Step("certify", name, needs, identity))
     everything = tuple(step.name for step in steps)
     identity = {"report": _report_identity(recipe.report), "name": recipe.name}
@@ -130,12 +121,6 @@ def model_step(recipe: Recipe, model: str) -> str:
     return f"model.{model}" if recipe.given_model() else f"train.{model}"
 
 
-def denoiser_on_disk(section: CertificateSettings) -> str | None:
-    """The folder of a denoiser that a certificate names, with the word for its format."""
-    named = section.denoiser if isinstance(section, GaussianSettings) else None
-    return named if named is not None and is_on_disk(named) else None
-
-
 def stages_of(recipe: Recipe) -> list[str]:
     """The stages that a recipe has work for; needs no look at the data."""
     asked = {
@@ -145,23 +130,6 @@ def stages_of(recipe: Recipe) -> list[str]:
         "certify": recipe.certify,
     }
     return [stage for stage in STAGES if asked.get(stage, True)]
-
-
-def _certify_identity(section: CertificateSettings) -> dict[str, Any]:
-    """The certify section; keys that came later count only where they are used.
-
-    Certificates made before those keys existed keep their fingerprints, and so their bytes.
-    """
-    from components.core.seeding import noise_impl
-
-    values, used = plain(section), changed_fields(section)
-    if source := denoiser_on_disk(section):
-        values["denoiser"] = _source_digest(source)
-    if isinstance(section, GaussianSettings):
-        values["bound"] = L2_BOUND_VERSION
-        if section.method != "fixed":  # which had its draws from the first
-            values["noise_impl"] = noise_impl(section.method)
-    return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
 
 def _report_identity(section: ReportSection) -> dict[str, Any]:
@@ -246,7 +214,7 @@ def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list
     model = recipe.given_model()  # absolute: workers start in other folders
     given = {"prepare": prepared, f"model.{MAIN}": model and model.absolute()}
     for name, certify in recipe.certify.items():
-        if source := denoiser_on_disk(certify):
+        if source := certify.denoiser_on_disk:
             folder = Path(source.partition(":")[2]).expanduser()
             given[f"denoiser.{name}"] = folder.absolute()
     prints: dict[str, str] = {}

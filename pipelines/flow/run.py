@@ -73,6 +73,8 @@ def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:
 
 def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
     """Headline rows of finished attacks and certificates: what, model, accuracy, interval."""
+    from components.certify.registry import family_of
+
     rows: list[dict[str, Any]] = []
     models = [s.step.identity["certify"]["model"] for s in steps if s.step.stage == "certify"]
     for step in steps:
@@ -88,11 +90,7 @@ def summary(steps: Sequence[PlannedStep]) -> list[dict[str, Any]]:
                 rows.append(_headline(f"smoothed, label alone{which}", model, label))
             doubt = which if document["sound"] else f"{which} (not sound)"
             for entry in document["summary"]["certified"]:
-                at = (
-                    f"l2 {entry['radius']:g}"
-                    if "radius" in entry
-                    else f"patch {entry['patch_size']}px"
-                )
+                at = family_of(document["kind"]).budget_text(entry)
                 rows.append(_headline(f"certified {at}{doubt}", model, entry["accuracy"]))
     return rows
 

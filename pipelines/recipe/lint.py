@@ -191,7 +191,7 @@ def _gaussian(
     key: str, section: GaussianSettings, objective: ObjectiveSettings
 ) -> Iterator[LintWarning]:
     yield from _noise_seen(key, section, objective)
-    if section.challenge and section.challenge.eps > section.reach:
+    if section.challenge and section.challenge.eps > section.max_certifiable_radius:
         yield LintWarning(
             f"{key}.challenge.eps", "is above the largest reachable radius: it challenges nothing"
         )

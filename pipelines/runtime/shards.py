@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import ray
@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from components.core.errors import CasemateError
+from components.core.units import ProgressBar, Unit, UnitSource, WorkFn
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.cluster import total_cpus
@@ -26,33 +27,7 @@ IN_FLIGHT = 2  # units per actor: hides latency, keeps memory bounded
 MAX_TRIES = 3
 GIVE_UP_SECONDS = 300.0  # with no worker alive
 
-WorkFn = Callable[[Any], pa.Table]
 MakeWork = Callable[[Any], WorkFn]
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A piece of work: `name` is its file name, `about` says which items it holds."""
-
-    name: str
-    about: str
-    payload: Any
-
-
-class UnitSource(Protocol):
-    """Watches results come in and may ask for more; what it asks must not change the outcome."""
-
-    counts: str  # what the progress bar counts, and up to how many
-    total: int
-
-    def keep(self, unit: Unit, table: pa.Table) -> None:
-        """A unit is finished, in this start or an earlier one."""
-
-    def next(self, room: int) -> Sequence[Unit]:
-        """At most `room` further units; none: nothing to do until another one is kept."""
-
-    def show(self, bar: progress.Bar) -> None:
-        """How far everything is."""
 
 
 class ShardFailedError(RuntimeError):
@@ -170,7 +145,7 @@ class _Counted:
     def next(self, room: int) -> Sequence[Unit]:
         return ()
 
-    def show(self, bar: progress.Bar) -> None:
+    def show(self, bar: ProgressBar) -> None:
         bar.at(self.done)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from components.attacks.suite import check_class_count
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.units import Unit
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
 from components.models.spec import ModelSpec
@@ -24,7 +25,7 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
-from pipelines.runtime.shards import Unit, run_units
+from pipelines.runtime.shards import run_units
 from pipelines.stages.attack import sanity
 from pipelines.stages.attack import units as plan
 from pipelines.stages.attack.results import Victim, write_examples, write_rows, write_summary

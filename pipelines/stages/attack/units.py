@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from components.attacks.pgd import Pgd
 from components.attacks.scales import Scales
+from components.core.units import Unit
 from pipelines.recipe.build import ListedAttack
 from pipelines.recipe.schema.attack import AttackSection
-from pipelines.runtime.shards import Unit
 from pipelines.stages.attack.worker import AttackTask, AuditTask, CleanTask, ScalesTask
 
 ITEMS_PER_UNIT = 100

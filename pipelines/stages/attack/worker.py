@@ -22,13 +22,13 @@ from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
 from components.attacks.settings import AasSettings
 from components.core.types import Images, Labels, LogitsFn
+from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.fast import lean
 from components.models.pixels import PixelModel
 from pipelines.recipe import build
 from pipelines.recipe.schema.attack import AttackSection
-from pipelines.runtime.shards import WorkFn
 from pipelines.stages.attack import sanity
 
 NUM_EXAMPLES = 6  # items whose adversarial images are kept for people to look at
