@@ -1,30 +1,24 @@
-"""Certificates derived from votes: a table with one row per item and a page of JSON beside it.
+"""Certificates derived from votes: a table with one row per item and a JSON document beside it.
 
-Nothing here asks a model: other patch sizes, another rule or failure probability need the votes
-only. No time of day and no machine is recorded, so that the same votes and settings give the same
-bytes.
+No model is asked: other patch sizes, another rule or failure probability need the votes only. No
+time of day and no machine is recorded, so that the same votes and settings give the same bytes.
 """
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from components.certify.l2.certificate import L2_CLAIM, check_l2_claim, derive_l2
-from components.certify.patch.certificate import (
-    check_patch_claim,
-    derive_patch,
-    is_sound,
-    patch_settings,
-)
-from components.certify.patch.evidence import PATCH_KINDS
+from components.certify.header import VotesHeader
+from components.certify.registry import family_of
+from components.certify.settings import ClaimSettings
 from components.certify.votes import VOTES_NAME, Votes, write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
-from components.core.files import write_text
-from components.core.threats import L2Threat, PatchThreat, describe
+from components.core.files import write_json
+from components.core.threats import describe
 
 FORMAT_VERSION = 1
 CERTIFICATES_NAME = "certificates.parquet"
@@ -32,60 +26,90 @@ CERTIFICATE_NAME = "certificate.json"
 Summary = dict[str, Any]
 
 
-def check_settings(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a claim in their one written form, or an error that names the bad one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateDocument:
+    """The content of certificate.json: threat, claim, evidence, digests, summary."""
 
-    Ablations take `patch_sizes`, `rule` and, if wanted, `delta_rule` and `second_rule`; double
-    masking takes `patch_sizes`; gaussian takes `failure_prob` and `radii`. A setting of another
-    kind would be ignored, so it is refused.
+    kind: str
+    threat: Mapping[str, Any]
+    claim: Mapping[str, Any]
+    evidence: VotesHeader
+    votes_sha256: str
+    certificates_sha256: str
+    sound: bool
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "CertificateDocument":
+        """Read a document that has all fields."""
+        names = ("kind", "threat", "claim", "votes_sha256", "certificates_sha256", "summary")
+        known = {name: values[name] for name in names}
+        evidence = VotesHeader.from_dict(values["evidence"])
+        return cls(evidence=evidence, sound=bool(values["sound"]), **known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document as JSON has it."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "kind": self.kind,
+            "threat": dict(self.threat),
+            "claim": dict(self.claim),
+            "evidence": self.evidence.to_dict(),
+            "votes_sha256": self.votes_sha256,
+            "certificates_sha256": self.certificates_sha256,
+            "sound": self.sound,
+            "summary": dict(self.summary),
+        }
+
+
+def check_claim(header: VotesHeader, claim: Mapping[str, Any]) -> ClaimSettings:
+    """A claim in its one written form, or an error that names the bad setting.
+
+    A setting that the family of the votes does not have would be ignored, so it is refused.
     """
-    kind = header["kind"]
-    patch = kind in PATCH_KINDS
-    needed, optional = patch_settings(header) if patch else (L2_CLAIM, ())
-    for name in settings:
+    family = family_of(header.kind)
+    needed, optional = family.claim_names()
+    for name in claim:
         if name not in (*needed, *optional):
-            raise CasemateError(f"certify.{name}", settings[name], f"does not apply to {kind}")
+            raise CasemateError(f"certify.{name}", claim[name], f"does not apply to {header.kind}")
     for name in needed:
-        if name not in settings:
-            raise CasemateError(f"certify.{name}", "nothing", f"was given, but {kind} needs it")
-    return check_patch_claim(header, settings) if patch else check_l2_claim(header, settings)
+        if name not in claim:
+            remedy = f"was given, but {header.kind} needs it"
+            raise CasemateError(f"certify.{name}", "nothing", remedy)
+    checked: ClaimSettings = family.check_claim(header, claim)
+    return checked
 
 
-def derive(votes: Votes, **settings: Any) -> tuple[pa.Table, Summary]:
-    """The certificate table and its summary; settings as `check_settings` takes them.
+def derive(votes: Votes, **claim: Any) -> tuple[pa.Table, Summary]:
+    """The certificate table and its summary; the claim as `check_claim` takes it.
 
     Accuracies divide by all items, abstentions included; each carries its exact 95% interval.
     """
-    checked = check_settings(votes.header, settings)
-    kind_of = derive_patch if votes.header["kind"] in PATCH_KINDS else derive_l2
-    derived = kind_of(votes, checked)
+    derived = family_of(votes.header.kind).derive(votes, check_claim(votes.header, claim))
     return derived.table, derived.summary
 
 
 def describe_certificate(
-    votes: Votes, settings: Mapping[str, Any], summary: Summary, *, certificates_sha256: str
-) -> dict[str, Any]:
-    """The content of certificate.json: threat, claim, evidence, digests, summary."""
-    header = votes.header
-    threat = (
-        PatchThreat(patch_sizes=tuple(settings["patch_sizes"]))
-        if header["kind"] in PATCH_KINDS
-        else L2Threat(sigma=float(header["settings"]["sigma"]))
+    votes: Votes, claim: ClaimSettings, summary: Summary, *, certificates_sha256: str
+) -> CertificateDocument:
+    """The document of a claim that was derived from votes."""
+    header, written = votes.header, claim.to_dict()
+    family = family_of(header.kind)
+    return CertificateDocument(
+        kind=header.kind,
+        threat=describe(family.threat(header, claim)),
+        claim=written,
+        evidence=header,
+        votes_sha256=votes.sha256,
+        certificates_sha256=certificates_sha256,
+        sound=family.is_sound(written),
+        summary=summary,
     )
-    return {
-        "format_version": FORMAT_VERSION,
-        "kind": header["kind"],
-        "threat": describe(threat),
-        "claim": dict(settings),
-        "evidence": header,
-        "votes_sha256": votes.sha256,
-        "certificates_sha256": certificates_sha256,
-        "sound": is_sound(settings),
-        "summary": summary,
-    }
 
 
-def write_certificate(folder: Path, votes: Votes, settings: Mapping[str, Any]) -> dict[str, Any]:
+def write_certificate(
+    folder: Path, votes: Votes, claim: Mapping[str, Any] | ClaimSettings
+) -> CertificateDocument:
     """Write certificates.parquet, then certificate.json, beside the votes; return the latter.
 
     The JSON file comes last and names the digest of the table: a torn pair cannot pass for a
@@ -94,12 +118,15 @@ def write_certificate(folder: Path, votes: Votes, settings: Mapping[str, Any]) -
     stored = folder / VOTES_NAME
     if not stored.is_file() or digest_file(stored) != votes.sha256:
         raise CasemateError("votes", stored, "is missing or not the file that was read")
-    checked = check_settings(votes.header, settings)
-    table, summary = derive(votes, **checked)
-    write_table(folder / CERTIFICATES_NAME, table)
+    given = claim.to_dict() if isinstance(claim, ClaimSettings) else claim
+    checked = check_claim(votes.header, given)
+    derived = family_of(votes.header.kind).derive(votes, checked)
+    write_table(folder / CERTIFICATES_NAME, derived.table)
     document = describe_certificate(
-        votes, checked, summary, certificates_sha256=digest_file(folder / CERTIFICATES_NAME)
+        votes,
+        checked,
+        derived.summary,
+        certificates_sha256=digest_file(folder / CERTIFICATES_NAME),
     )
-    text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    write_text(folder / CERTIFICATE_NAME, text)
+    write_json(folder / CERTIFICATE_NAME, document.to_dict())
     return document

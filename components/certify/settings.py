@@ -1,10 +1,46 @@
 """What the settings of every certificate family share."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, NamedTuple
 
-from components.core.settings import Problem, Settings
+from components.core.settings import Problem, Settings, changed_fields, plain
+from components.denoising.settings import is_on_disk
+from components.train.objectives.settings import ObjectiveSettings
+
+# Keys that recipes did not always have: they count for a fingerprint only where they are used, so
+# that certificates made before keep their fingerprints, and so their bytes.
+LATER_KEYS = (
+    *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
+    *("precision", "compiled", "sweep", "denoiser", "sampler"),
+)
+
+
+class Warned(NamedTuple):
+    """A value that is valid but probably not meant; `field` is relative to the section."""
+
+    field: str
+    message: str
+
+
+class ClaimSettings(Settings):
+    """What is claimed from votes: another claim needs no new votes."""
+
+    __slots__ = ()
+
+    help: ClassVar[Mapping[str, str]] = {}  # what each field means, for the command line
+
+    def to_dict(self) -> dict[str, Any]:
+        """The one written form: what is default is left out."""
+        values: dict[str, Any] = plain(self)
+        changed = changed_fields(self)
+        return {name: value for name, value in values.items() if name in changed}
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The names of its fields."""
+        own: Any = cls
+        return tuple(f.name for f in fields(own))
 
 
 class ChallengeSettings(Settings):
@@ -22,6 +58,20 @@ class TrainedModel:
     name: str
     trained_for: Mapping[str, Any]  # its objective, as model.json has it
     token_policy: str
+    objective: ObjectiveSettings | None = None  # of a model that the recipe trains
+    denoiser_objective: ObjectiveSettings | None = None  # of a denoiser that the recipe trains
+    image_size: int | None = None  # as written in the recipe
+    known_side: int | None = None  # as written, or known from the source
+
+    @property
+    def ablation(self) -> tuple[str, int] | None:
+        """The kind of certificate and the visible pixels that the model is trained for."""
+        match self.trained_for:
+            case {"kind": "columns", "band": band}:
+                return "columns", int(band)
+            case {"kind": "ablation", "shape": shape, "size": size}:
+                return f"{shape}s", int(size)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +112,29 @@ class CertificateSettings(Settings):
     def max_votes(self, *, side: int) -> int:
         """An upper bound of the stored predictions per item of square images."""
         return 0
+
+    @property
+    def denoiser_on_disk(self) -> str | None:
+        """The folder of a denoiser that the section names, with the word for its format."""
+        name = self.denoiser_name
+        return name if name is not None and is_on_disk(name) else None
+
+    def identity(self, digest_of: Callable[[str], str]) -> dict[str, Any]:
+        """What the fingerprint of a certificate depends on; denoisers on disk by their content."""
+        values, used = plain(self), changed_fields(self)
+        if source := self.denoiser_on_disk:
+            values["denoiser"] = digest_of(source)
+        values |= self._formula()
+        return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
+
+    def _formula(self) -> dict[str, Any]:
+        """Versions of what a fingerprint depends on beside the settings."""
+        return {}
+
+    def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
+        """What is valid but probably not meant for this model."""
+        return iter(())
+
+    @classmethod
+    def keep_valid(cls, values: dict[str, Any]) -> None:
+        """Mend plain values in place whose numbers were capped one by one (`--smoke`)."""

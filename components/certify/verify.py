@@ -6,7 +6,7 @@ column.
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,17 @@ from components.certify.certificate import (
     CERTIFICATE_NAME,
     CERTIFICATES_NAME,
     FORMAT_VERSION,
-    check_settings,
-    derive,
+    CertificateDocument,
+    check_claim,
     describe_certificate,
     write_certificate,
 )
-from components.certify.l2.certificate import check_reachable, reach_of
-from components.certify.l2.evidence import method_of
-from components.certify.patch.certificate import is_sound
-from components.certify.patch.evidence import PATCH_KINDS
-from components.certify.patch.verify import audit_patch
-from components.certify.votes import VOTES_NAME, Votes, read_table, read_votes
+from components.certify.claim_rows import Row
+from components.certify.registry import family_of
+from components.certify.votes import VOTES_NAME, read_table, read_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import atomic
-from components.core.seeding import noise_impl
-
-Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +51,15 @@ def verify(path: Path) -> VerifyReport:
     document = read_document(folder)
     votes = read_votes(folder / VOTES_NAME)
     stored = read_table(folder / CERTIFICATES_NAME)
-    settings = check_settings(votes.header, document["claim"])
-    table, summary = derive(votes, **settings)
+    family = family_of(votes.header.kind)
+    claim = check_claim(votes.header, document["claim"])
+    derived = family.derive(votes, claim)
+    table, summary = derived.table, derived.summary
     expected = describe_certificate(
-        votes, settings, summary, certificates_sha256=digest_file(folder / CERTIFICATES_NAME)
+        votes, claim, summary, certificates_sha256=digest_file(folder / CERTIFICATES_NAME)
     )
-    problems = list(_compare_values(document, expected, CERTIFICATE_NAME))
-    sound = is_sound(document["claim"])
+    problems = list(_compare_values(document, expected.to_dict(), CERTIFICATE_NAME))
+    sound = family.is_sound(document["claim"])
     if not stored.schema.equals(table.schema) or any(c.null_count for c in stored.columns):
         problems.append(
             f"{CERTIFICATES_NAME}: has other columns than a certificate, or empty cells"
@@ -71,27 +67,15 @@ def verify(path: Path) -> VerifyReport:
         return VerifyReport(table.num_rows, problems, sound)
     rows = stored.to_pylist()
     problems += _compare_rows(rows, table.to_pylist())
-    if votes.header["kind"] in PATCH_KINDS:
-        problems += audit_patch(votes, settings, summary, rows)
-    else:
-        problems += _audit_gaussian(votes, settings, document["threat"], rows)
+    problems += family.audit(votes, claim, rows, summary=summary, threat=document["threat"])
     return VerifyReport(table.num_rows, problems, sound)
 
 
-def recertify(
-    path: Path,
-    out: Path,
-    *,
-    failure_prob: float | None = None,
-    radii: list[float] | None = None,
-    patch_sizes: list[int] | None = None,
-    rule: str | None = None,
-    delta_rule: str | None = None,
-    second_rule: str | None = None,
-) -> dict[str, Any]:
-    """Write another certificate from the same votes into the folder `out`; return its JSON content.
+def recertify(path: Path, out: Path, **changes: Any) -> CertificateDocument:
+    """Write another certificate from the same votes into the folder `out`; return its document.
 
-    What is not given stays as it was. Nothing is written unless the votes are the ones the old
+    `changes` are fields of the family's claim settings, e.g. `failure_prob` or `patch_sizes`; what
+    is not given, or None, stays as it was. Nothing is written unless the votes are the ones the old
     certificate was made from and the new settings make sense.
     """
     folder = certificate_folder(path)
@@ -99,24 +83,16 @@ def recertify(
         raise CasemateError("out", out, "holds the original certificate; choose another folder")
     document = read_document(folder)
     votes = read_votes(folder / VOTES_NAME)
-    if votes.sha256 != document.get("votes_sha256") or votes.header != document["evidence"]:
-        differences = _compare_values(document["evidence"], votes.header, "evidence")
+    header = votes.header.to_dict()
+    if votes.sha256 != document.get("votes_sha256") or header != document["evidence"]:
+        differences = _compare_values(document["evidence"], header, "evidence")
         reason = "; ".join(differences) or "its digest differs"
         raise CasemateError(
             "votes", folder / VOTES_NAME, f"is not what the certificate was made from: {reason}"
         )
-    given = {
-        "failure_prob": failure_prob,
-        "radii": radii,
-        "patch_sizes": patch_sizes,
-        "rule": rule,
-        "delta_rule": delta_rule,
-        "second_rule": second_rule,
-    }
-    changes = {name: value for name, value in given.items() if value is not None}
-    settings = check_settings(votes.header, document["claim"] | changes)
-    if votes.header["kind"] not in PATCH_KINDS:
-        check_reachable(votes.header, settings)
+    given = {name: value for name, value in changes.items() if value is not None}
+    claim = check_claim(votes.header, document["claim"] | given)
+    family_of(votes.header.kind).check_new_claim(votes.header, claim)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,7 +100,7 @@ def recertify(
         raise CasemateError("out", out, remedy) from error
     with atomic(out / VOTES_NAME) as temporary:
         shutil.copyfile(folder / VOTES_NAME, temporary)
-    return write_certificate(out, votes, settings)
+    return write_certificate(out, votes, claim)
 
 
 def certificate_folder(path: Path) -> Path:
@@ -134,7 +110,7 @@ def certificate_folder(path: Path) -> Path:
     if path.name in (CERTIFICATE_NAME, CERTIFICATES_NAME, VOTES_NAME) and path.is_file():
         return path.parent
     raise CasemateError(
-        "path", path, f"is no folder with a certificate, nor a {CERTIFICATE_NAME} that exists"
+        "path", path, f"is neither a folder with a certificate nor a {CERTIFICATE_NAME} that exists"
     )
 
 
@@ -171,7 +147,7 @@ def _compare_values(stored: Any, expected: Any, where: str) -> Iterator[str]:
         yield f"{where} is {stored!r}, should be {expected!r}"
 
 
-def _compare_rows(stored: Rows, expected: Rows) -> Iterator[str]:
+def _compare_rows(stored: list[Row], expected: list[Row]) -> Iterator[str]:
     """Differences between the stored claims and the recomputed ones, by item and column."""
     claims = {row["item_id"]: row for row in stored}
     if len(claims) < len(stored):
@@ -186,27 +162,3 @@ def _compare_rows(stored: Rows, expected: Rows) -> Iterator[str]:
         for column, value in row.items():
             if (claimed := claims[item_id][column]) != value:
                 yield f"item {item_id}: {column} is {claimed!r}, the votes give {value!r}"
-
-
-def _audit_gaussian(
-    votes: Votes, settings: Mapping[str, Any], threat: Mapping[str, Any], rows: Rows
-) -> Iterator[str]:
-    """What must hold for any honest l2 certificate, whatever the votes say."""
-    added, claimed = votes.header["settings"]["sigma"], threat.get("sigma")
-    if not isinstance(claimed, int | float) or claimed > added:
-        yield f"{CERTIFICATE_NAME}: claims sigma {claimed}, the noise added had {added}"
-    behind = votes.header["settings"].get("denoiser")
-    if behind is not None and not behind.get("sigma_added", 0) >= added:
-        yield f"{VOTES_NAME}: noise of {behind.get('sigma_added')} was added, not of sigma {added}"
-    method, found = method_of(votes.header), votes.header["noise_impl"]
-    if found != noise_impl(method):
-        known = f"method {method} draws by {noise_impl(method)!r}"
-        yield f"{VOTES_NAME}: noise_impl is {found!r}, {known}"
-    bound = reach_of(votes.header, settings)
-    for row in rows:
-        if not row["radius"] <= bound:
-            yield f"item {row['item_id']}: radius {row['radius']!r} exceeds the possible {bound!r}"
-        if not 0 <= row["k"] <= row["n"]:
-            yield f"item {row['item_id']}: k is {row['k']} of n = {row['n']}"
-        if row["abstain"] and (row["radius"] != 0 or row["correct"]):
-            yield f"item {row['item_id']}: abstains, yet claims a radius or a right answer"

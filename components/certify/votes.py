@@ -20,19 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.certify.l2.evidence import (
-    GAUSSIAN,
-    L2_SETTINGS,
-    check_l2_header,
-    is_sequential,
-)
-from components.certify.patch.evidence import (
-    PATCH_KINDS,
-    PATCH_SETTINGS,
-    check_patch_header,
-    patch_streams,
-    unknown_votes,
-)
+from components.certify.header import VotesHeader, check_fields
+from components.certify.registry import FAMILIES, family_of
 from components.core.digests import canonical_json, digest_bytes, digest_file
 from components.core.errors import CasemateError
 from components.core.files import atomic
@@ -51,23 +40,6 @@ SCHEMA = pa.schema(
         ("predictions", pa.list_(pa.uint16())),
     ]
 )
-HEADER_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "kind": str,
-    "run_id": str,
-    "model_digest": str,
-    "dataset_digest": str,
-    "num_classes": int,
-    "image": dict,
-    "settings": dict,
-    "noise_impl": (str, type(None)),  # patch votes are not random: None there
-    "num_items": int,
-    "software": dict,
-}
-IMAGE_FIELDS: Mapping[str, type] = {"channels": int, "height": int, "width": int}
-SETTINGS_OF_KIND: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    **PATCH_SETTINGS,
-    GAUSSIAN: L2_SETTINGS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +69,7 @@ class ItemVotes:
 class Votes:
     """A checked votes file: header, rows sorted by (item, stream, start), SHA-256 of its bytes."""
 
-    header: dict[str, Any]
+    header: VotesHeader
     table: pa.Table
     sha256: str
 
@@ -119,33 +91,30 @@ def image_digest(image: Tensor) -> str:
     return digest_bytes(shape, image.detach().cpu().contiguous().numpy().tobytes())
 
 
-def stream_sizes(header: Mapping[str, Any]) -> dict[str, int]:
+def stream_sizes(header: VotesHeader) -> dict[str, int]:
     """How many predictions every item has, per stream; at most so many if it may stop early."""
-    if header["kind"] in PATCH_KINDS:
-        return patch_streams(header)
-    settings = header["settings"]
-    return {"estimate": settings["num_estimate"], "select": settings["num_select"]}
+    return family_of(header.kind).streams(header)
 
 
-def check_can_store(header: Mapping[str, Any]) -> None:
+def check_can_store(header: VotesHeader) -> None:
     """Refuse more predictions than one file holds, before any is paid for."""
-    count = header["num_items"] * sum(stream_sizes(header).values())
-    if count >= MOST_PREDICTIONS and not is_sequential(header):  # those stop long before
+    count = header.num_items * sum(stream_sizes(header).values())
+    if count >= MOST_PREDICTIONS and not family_of(header.kind).may_stop(header):
         remedy = f"would make {count:,} predictions; a file holds fewer than 2^31: certify fewer"
-        raise CasemateError("certify.num_items", header["num_items"], remedy)
+        raise CasemateError("certify.num_items", header.num_items, remedy)
 
 
 def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, Any]) -> Votes:
     """Check, sort and store the votes of a whole run; equal votes and header give equal bytes."""
     ordered = sorted(rows, key=lambda row: (row.item_id, row.stream, row.start))
     plain_header = json.loads(canonical_json(header))  # tuples become lists, as after reading
-    check_header(plain_header, path)
+    checked = read_header(plain_header, path)
     table = _table_of(ordered, path).replace_schema_metadata(
-        {HEADER_KEY: canonical_json(plain_header)}
+        {HEADER_KEY: canonical_json(checked.to_dict())}
     )
-    _check_rows(ordered, plain_header, path)
+    _check_rows(ordered, checked, path)
     write_table(path, table)
-    return Votes(plain_header, table, digest_file(path))
+    return Votes(checked, table, digest_file(path))
 
 
 def read_votes(path: Path) -> Votes:
@@ -155,10 +124,10 @@ def read_votes(path: Path) -> Votes:
     if raw is None or not table.schema.equals(SCHEMA):
         raise CasemateError("votes", path, "is not a votes file: its header or columns are missing")
     try:
-        header = json.loads(raw)
+        stored = json.loads(raw)
     except ValueError as error:
         raise CasemateError("votes", path, f"has an unreadable header: {error}") from error
-    check_header(header, path)
+    header = read_header(stored, path)
     lists = table.column("predictions").chunks
     if any(cells.null_count for cells in (*table.columns, *(chunk.values for chunk in lists))):
         raise _refusal(path, "has empty cells")
@@ -189,43 +158,37 @@ def write_table(path: Path, table: pa.Table) -> None:
         )
 
 
-def check_header(header: Any, path: Path) -> None:
-    """Refuse a header with missing fields, fields of another type, or numbers that mean nothing."""
-    _check_fields(header, HEADER_TYPES, "", path)
-    if header["kind"] not in SETTINGS_OF_KIND:
-        raise _refusal(path, f"has unknown kind {header['kind']!r}")
-    _check_fields(header["settings"], SETTINGS_OF_KIND[header["kind"]], "settings.", path)
-    _check_fields(header["image"], IMAGE_FIELDS, "image.", path)
-    settings, valid = header["settings"], True
-    counts = [header["num_classes"] - 1, header["num_items"]]
-    counts += [header["image"][name] for name in IMAGE_FIELDS]
-    if header["kind"] == GAUSSIAN:
-        counts += [settings["num_select"], settings["num_estimate"]]
-        valid = 0 < settings["sigma"] < np.inf
-    if not valid or min(counts) < 1 or header["num_classes"] > 2**16:
-        raise _refusal(path, f"has impossible settings: {header}")
+def read_header(values: Any, path: Path) -> VotesHeader:
+    """The header of a file; refuses missing fields, other types and numbers that mean nothing."""
     try:
-        check_patch_header(header) if header["kind"] in PATCH_KINDS else check_l2_header(header)
+        header = VotesHeader.from_dict(values)
+    except ValueError as error:
+        raise _refusal(path, str(error)) from error
+    if header.kind not in FAMILIES:
+        raise _refusal(path, f"has unknown kind {header.kind!r}")
+    family = family_of(header.kind)
+    try:
+        check_fields(header.settings, family.recorded_fields, prefix="settings.")
+    except ValueError as error:
+        raise _refusal(path, str(error)) from error
+    image = header.image
+    counts = [header.num_classes - 1, header.num_items, image.channels, image.height, image.width]
+    if min(counts) < 1 or header.num_classes > 2**16 or not family.is_possible(header):
+        raise _refusal(path, f"has impossible settings: {header.to_dict()}")
+    try:
+        family.check_evidence(header)
     except CasemateError as error:
         raise _refusal(path, f"has impossible settings: {error}") from error
+    return header
 
 
-def _check_fields(
-    fields: Any, types: Mapping[str, type | tuple[type, ...]], prefix: str, path: Path
-) -> None:
-    for name, kind in types.items():
-        if not isinstance(fields, dict) or name not in fields:
-            raise _refusal(path, f"lacks the header field {prefix}{name}")
-        if not isinstance(fields[name], kind) or isinstance(fields[name], bool):
-            raise _refusal(path, f"has {prefix}{name} = {fields[name]!r} in its header")
-
-
-def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) -> None:
+def _check_rows(rows: Iterable[VoteRow], header: VotesHeader, path: Path) -> None:
     """Every item once, every stream complete: blocks follow each other without gap or overlap.
 
-    Where items stop early, how many draws they must have is for `l2_certificate` to say.
+    Where items stop early, how many draws they must have is for the family to say.
     """
     sizes, num_items, last = stream_sizes(header), 0, ""
+    may_stop = family_of(header.kind).may_stop(header)
     for item_id, item_rows in groupby(rows, key=lambda row: row.item_id):
         if item_id <= last:
             raise _refusal(path, f"is not sorted, or has an empty item id, at item {item_id!r}")
@@ -238,18 +201,16 @@ def _check_rows(rows: Iterable[VoteRow], header: Mapping[str, Any], path: Path) 
                 raise _refusal(path, f"gives item {item_id} two labels or two images")
             identity = (row.label, row.image_sha256)
             reached[row.stream] = row.stop
-        stopped = is_sequential(header) and all(0 < reached[s] <= sizes[s] for s in sizes)
+        stopped = may_stop and all(0 < reached[s] <= sizes[s] for s in sizes)
         if reached != sizes and not stopped:
             raise _refusal(path, f"is incomplete for item {item_id}: {reached} of {sizes}")
-    if num_items != header["num_items"]:
-        raise _refusal(path, f"holds {num_items} items, its header says {header['num_items']}")
+    if num_items != header.num_items:
+        raise _refusal(path, f"holds {num_items} items, its header says {header.num_items}")
 
 
-def _check_block(
-    row: VoteRow, reached: Mapping[str, int], header: Mapping[str, Any], path: Path
-) -> None:
+def _check_block(row: VoteRow, reached: Mapping[str, int], header: VotesHeader, path: Path) -> None:
     where = f"item {row.item_id}, {row.stream} {row.start}..{row.stop}"
-    num_classes = header["num_classes"]
+    num_classes = header.num_classes
     if row.stream not in reached:
         raise _refusal(path, f"has a stream its kind does not know: {where}")
     if row.start != reached[row.stream]:
@@ -258,7 +219,7 @@ def _check_block(
     if row.stop <= row.start or len(row.predictions) != row.stop - row.start:
         raise _refusal(path, f"has {len(row.predictions)} predictions at {where}")
     try:
-        known = row.predictions[~unknown_votes(row.predictions, header)]
+        known = row.predictions[~family_of(header.kind).unknown_votes(row.predictions, header)]
     except ValueError as error:
         raise _refusal(path, f"{error} at {where}") from error
     if int(known.max()) >= num_classes or not 0 <= row.label < num_classes:

@@ -38,13 +38,13 @@ DOUBT = {"float32": 2**-14, "bfloat16": 2**-4, "float16": 2**-7}
 LEAST_DOUBT = 1e-4  # however small the logits are
 TABLE_BYTES = 2**28  # for the sums of images that vote together
 MOST_IMAGES = 8  # that vote together
-NUM_PROBES = 8  # ablations on which two ways are compared
+NUM_PROBES = 8  # ablations on which two backends are compared
 
 Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of image and member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class VotingBackend:
     """How votes are computed: changes their cost, not their meaning. Recorded with them."""
 
     path: str = "fast"  # plain: ablated images through the model as it is
@@ -69,27 +69,37 @@ class Way:
         return self.compiled or self.precision != "float32"
 
 
-FAST = Way()
+FAST = VotingBackend()
 
 
 class AblationPredictor:
     """A model ready to vote on the ablations of any image, with its weights as they are now.
 
-    At most `micro_batch` ablations are in one pass; like `way` it changes the speed.
+    At most `micro_batch` ablations are in one pass; like `backend` it changes the speed.
     """
 
     def __init__(
-        self, model: PixelModel, ablations: Ablations, *, micro_batch: int, way: Way = FAST
+        self,
+        model: PixelModel,
+        ablations: Ablations,
+        *,
+        micro_batch: int,
+        backend: VotingBackend = FAST,
     ) -> None:
-        self.device = _check(model, ablations, micro_batch, way)
-        self.model, self.ablations, self.micro_batch, self.way = model, ablations, micro_batch, way
-        in_cells = way.path == "fast" and embeds_cuts(model)
+        self.device = _check(model, ablations, micro_batch, backend)
+        self.model, self.ablations, self.micro_batch, self.backend = (
+            model,
+            ablations,
+            micro_batch,
+            backend,
+        )
+        in_cells = backend.path == "fast" and embeds_cuts(model)
         self.plan = plan_for(model, ablations, in_cells=in_cells, device=self.device)
         self.weights = [part for part in model.parameters() if not part.is_inference()]
         self.versions = [part._version for part in self.weights]
         with torch.inference_mode():
             self.stem = self._stem() if self.plan.patterns else None
-            self.packed = pack(model.net) if self.stem and way == FAST else None
+            self.packed = pack(model.net) if self.stem and backend == FAST else None
 
     def __call__(self, images: Images, order: Sequence[int] | None = None) -> Tensor:
         """(B, K) int64: argmax of every ablation, ties to the lowest class.
@@ -136,7 +146,7 @@ class AblationPredictor:
 
     def agrees_with_plain(self) -> bool:
         """Whether logits are the plain path's, up to rounding: two may move towards each other."""
-        return self.difference_to_plain() <= DOUBT[self.way.precision] / 2
+        return self.difference_to_plain() <= DOUBT[self.backend.precision] / 2
 
     def _stem(self) -> CutStem:
         model, patterns = self.model, self.plan.patterns
@@ -168,7 +178,7 @@ class AblationPredictor:
                 image = torch.cat([image for _, image, _ in rows])
                 number = torch.cat([group.numbers[member] for group, _, member in rows])
                 votes[image, number] = logits.argmax(dim=1)
-                in_doubt[image, number] = _is_close(logits, DOUBT[self.way.precision])
+                in_doubt[image, number] = _is_close(logits, DOUBT[self.backend.precision])
         return votes, in_doubt
 
     def _passes(self, asked: Sequence[Tensor], num_images: int) -> Iterator[list[Rows]]:
@@ -196,10 +206,10 @@ class AblationPredictor:
 
     def _pass(self, seen: PartialTokens | Images, rows: Sequence[Rows]) -> Logits:
         """Float32 logits of `rows`; a pass of fixed shape repeats its first row."""
-        way, count = self.way, sum(len(image) for _, image, _ in rows)
-        if way.fixed_shape:
+        backend, count = self.backend, sum(len(image) for _, image, _ in rows)
+        if backend.fixed_shape:
             rows = [_filled(some, self.micro_batch) for some in rows]
-        dtype, enabled = getattr(torch, way.precision), way.precision != "float32"
+        dtype, enabled = getattr(torch, backend.precision), backend.precision != "float32"
         with torch.autocast(self.device.type, dtype=dtype, enabled=enabled):
             if isinstance(seen, Tensor):
                 found = [self._image_logits(seen, *some) for some in rows]
@@ -210,7 +220,7 @@ class AblationPredictor:
         return torch.cat(found)[:count].float()
 
     def _image_logits(self, images: Images, group: Group, image: Tensor, member: Tensor) -> Logits:
-        """The general way, for any network: ablated images through the whole model."""
+        """For any network: ablated images through the whole model."""
         return self.model.forward_ablated(
             images[image], self.ablations.masks(group.numbers[member])
         )
@@ -225,14 +235,14 @@ class AblationPredictor:
 
     @contextmanager
     def _faster(self) -> Iterator[None]:
-        """Inside, the network takes the savings of its way; packed as a whole, it has them."""
-        net, way = self.model.net, self.way
+        """Inside, the network takes the savings of its backend; packed as a whole, it has them."""
+        net, backend = self.model.net, self.backend
         with ExitStack() as stack:
-            if way.compiled:
+            if backend.compiled:
                 stack.enter_context(_compiled_blocks(net))
-            elif not self.packed and way == FAST:
+            elif not self.packed and backend == FAST:
                 stack.enter_context(packed_blocks(net))
-            if not self.packed and way.path == "fast":
+            if not self.packed and backend.path == "fast":
                 stack.enter_context(lean(net))
             yield
 
@@ -244,10 +254,12 @@ def ablation_predictions(
     *,
     micro_batch: int,
     order: Sequence[int] | None = None,
-    way: Way = FAST,
+    backend: VotingBackend = FAST,
 ) -> Tensor:
     """(B, K) votes of one set of images, as `AblationPredictor` takes them."""
-    return AblationPredictor(model, ablations, micro_batch=micro_batch, way=way)(images, order)
+    return AblationPredictor(model, ablations, micro_batch=micro_batch, backend=backend)(
+        images, order
+    )
 
 
 def column_predictions(
@@ -274,14 +286,16 @@ def check_precision(precision: str, device: torch.device) -> None:
         )
 
 
-def _check(model: PixelModel, ablations: Ablations, micro_batch: int, way: Way) -> torch.device:
+def _check(
+    model: PixelModel, ablations: Ablations, micro_batch: int, backend: VotingBackend
+) -> torch.device:
     if model.training:
         raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")
     if micro_batch < 1:
         raise ValueError(f"micro_batch must be at least 1, got {micro_batch}")
     if ablations.image_size != (model.spec.image_size,) * 2:
         raise ValueError(f"ablations of {ablations.image_size} do not fit the model's images")
-    check_precision(way.precision, model.mean.device)
+    check_precision(backend.precision, model.mean.device)
     return model.mean.device
 
 

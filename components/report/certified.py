@@ -10,7 +10,7 @@ from components.evaluate.accuracy import accuracy, clopper_pearson_interval
 from components.report import figures
 from components.report.content import Accuracy, Cell, Chart, Column, Fact, LegendEntry, Table
 from components.report.results import CertifyResult
-from components.report.wording import TIMES, challenged_radius, challenged_size, side
+from components.report.wording import side
 
 
 def share(held: NDArray[np.bool_]) -> Accuracy:
@@ -18,34 +18,29 @@ def share(held: NDArray[np.bool_]) -> Accuracy:
     return Accuracy.parse(accuracy(held), source="certificates")
 
 
+def primary_budget(result: CertifyResult) -> float:
+    """The budget of the headline: the challenged one, else the smallest claimed."""
+    if result.challenge:
+        return result.family.challenged_budget(result.challenge.threat, step=result.name)
+    return result.family.smallest_budget(result.document.claim)
+
+
 def primary_size(result: CertifyResult) -> int:
-    """The patch side of the headline: the challenged one, else the smallest claimed."""
-    if result.challenge:
-        return challenged_size(result.challenge.threat, step=result.name)
-    return int(min(result.header["claim"]["patch_sizes"]))
-
-
-def primary_radius(result: CertifyResult) -> float:
-    """The radius of the headline: the challenged one, else the smallest positive claimed."""
-    if result.challenge:
-        return challenged_radius(result.challenge.threat, step=result.name)
-    radii = [float(r) for r in result.header["claim"]["radii"]]
-    return min([r for r in radii if r > 0], default=0.0)
+    """The patch side of the headline."""
+    return int(primary_budget(result))
 
 
 def headline_cell(result: CertifyResult) -> tuple[str, str, Accuracy]:
     """(title, detail, certified accuracy) of a certificate's headline column."""
-    if result.is_patch:
-        size = primary_size(result)
-        return "Certified patch", side(size), share(result.certified_at_size(size))
-    radius = primary_radius(result)
-    return "Certified l2", f"radius {radius:g}", share(result.certified_at_radius(radius))
+    budget, name = primary_budget(result), result.family.threat_name
+    detail = result.family.budget_words(budget)
+    return f"Certified {name}", detail, share(result.certified_at(budget))
 
 
 def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
     """Certified accuracy against patch side."""
-    sizes = sorted(int(m) for m in result.header["claim"]["patch_sizes"])
-    certified = [share(result.certified_at_size(m)) for m in sizes]
+    sizes = sorted(int(m) for m in result.document.claim["patch_sizes"])
+    certified = [share(result.certified_at(m)) for m in sizes]
     standard = share(result.correct)
     challenge = result.challenge
     attacked = (primary_size(result), challenge.standing) if challenge else None
@@ -83,7 +78,7 @@ def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
 
 def _patch_table(result: CertifyResult, certified: Sequence[Accuracy], *, image_area: int) -> Table:
     """One row per patch side: what it touches, and what is proven under each rule."""
-    entries = sorted(result.header["summary"]["certified"], key=lambda e: int(e["patch_size"]))
+    entries = sorted(result.document.summary["certified"], key=lambda e: int(e["patch_size"]))
     sizes = [int(entry["patch_size"]) for entry in entries]
     parts: dict[Column, Sequence[Cell]] = {
         Column("patch side", "number", "px"): sizes,
@@ -95,8 +90,8 @@ def _patch_table(result: CertifyResult, certified: Sequence[Accuracy], *, image_
         if all(key in entry for entry in entries):
             parts[Column(title, "number", "votes")] = [entry[key] for entry in entries]
     parts[proven_column("certified", "", result)] = certified
-    if second := result.header["claim"].get("second_rule"):
-        verdicts = [share(result.certified_at_size(m, rule=second)) for m in sizes]
+    if second := result.document.claim.get("second_rule"):
+        verdicts = [share(result.certified_at(m, rule=second)) for m in sizes]
         parts[Column("certified", "proven", f"rule {second}")] = verdicts
     return Table(result.name, tuple(parts), tuple(zip(*parts.values(), strict=True)))
 
@@ -110,42 +105,24 @@ def proven_column(title: str, detail: str, result: CertifyResult) -> Column:
 
 def describe_votes(result: CertifyResult) -> str:
     """What votes on an item, in words."""
-    settings = result.header["evidence"]["settings"]
-    if result.kind == "double_masking":
-        return (
-            f"all pairs of masks that hide any patch up to {side(settings['mask_patch'])}, "
-            f"{result.header['summary']['num_masks']} masks"
-        )
-    band, stride = settings["band"], settings["stride"]
-    shown = {
-        "columns": f"bands of {band} columns",
-        "rows": f"bands of {band} rows",
-        "blocks": f"squares of {band} {TIMES} {band} pixels",
-        "both": f"bands of {band} columns and bands of {band} rows",
-    }[result.kind]
-    return f"{shown}, one every {stride} px"
+    return result.family.vote_words(result.document.evidence)
 
 
 def describe_kind(result: CertifyResult) -> str:
-    """The kind of ablation in words, with the token policy where it is not that of training."""
-    shown = {
-        "columns": "Bands of columns",
-        "rows": "Bands of rows",
-        "blocks": "Squares",
-        "both": "Bands of columns and of rows",
-    }[result.kind]
-    settings = result.header["evidence"]["settings"]
+    """The votes of a sweep in words, with the token policy where it is not that of training."""
+    settings = result.document.evidence.settings
+    shown = result.family.short_vote_words(result.document.evidence)
     bent = "trained_token_policy" in settings
     return f"{shown}, tokens {settings['token_policy']} against training" if bent else shown
 
 
 def radius_chart(result: CertifyResult, *, model: str) -> Chart:
     """Certified accuracy against l2 radius."""
-    radii = sorted({float(r) for r in result.header["claim"]["radii"]})
-    certified = [share(result.certified_at_radius(r)) for r in radii]
+    radii = sorted({float(r) for r in result.document.claim["radii"]})
+    certified = [share(result.certified_at(r)) for r in radii]
     standard = share(result.correct)
     challenge = result.challenge
-    attacked = (primary_radius(result), challenge.standing) if challenge else None
+    attacked = (primary_budget(result), challenge.standing) if challenge else None
     knots, held, low, high = _steps(result)
     points = ", ".join(
         f"{r:g}: {c.percent('proven')}" for r, c in zip(radii, certified, strict=True)
@@ -157,7 +134,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
         high=high,
         standard=standard,
         attacked=attacked,
-        cap=float(result.header["summary"]["max_radius"]),
+        cap=float(result.document.summary["max_radius"]),
         name=result.name,
         alt=f"Certified accuracy of {model} by l2 radius, {points}.",
     )
@@ -175,7 +152,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
         (
             _standard_sentence(result, standard),
             *_draws_sentences(result),
-            *_bracket(result, f"an l2 budget of {primary_radius(result):g}"),
+            *_bracket(result, f"an l2 budget of {primary_budget(result):g}"),
         ),
         Table(
             result.name,
@@ -187,27 +164,24 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
 
 def certificate_facts(result: CertifyResult, *, model: str, command: str) -> tuple[Fact, ...]:
     """How to check a certificate, and which model, data and votes it is about."""
-    evidence, name = result.header["evidence"], result.name
+    evidence, name = result.document.evidence, result.name
     return (
         Fact(f"{name}: check with", command, code=True),
-        Fact(f"{name}: model {model}", str(evidence["model_digest"]), code=True),
-        Fact(f"{name}: dataset", str(evidence["dataset_digest"]), code=True),
-        Fact(f"{name}: votes sha256", str(result.header["votes_sha256"]), code=True),
+        Fact(f"{name}: model {model}", str(evidence.model_digest), code=True),
+        Fact(f"{name}: dataset", str(evidence.dataset_digest), code=True),
+        Fact(f"{name}: votes sha256", str(result.document.votes_sha256), code=True),
     )
 
 
 def recount_agrees(result: CertifyResult) -> bool:
     """Whether the stored summary says what the per-item claims add up to."""
-    for entry in result.header["summary"]["certified"]:
-        held = (
-            result.certified_at_size(entry["patch_size"])
-            if result.is_patch
-            else result.certified_at_radius(entry["radius"])
-        )
+    for entry in result.document.summary["certified"]:
+        budget = result.family.budget(entry)
+        held = result.certified_at(budget)
         if Accuracy.parse(entry["accuracy"], source=result.name) != share(held):
             return False
         if "accuracy_loc" in entry:
-            held = result.certified_at_size(entry["patch_size"], rule="loc")
+            held = result.certified_at(budget, rule="loc")
             if Accuracy.parse(entry["accuracy_loc"], source=result.name) != share(held):
                 return False
     return True
@@ -241,7 +215,7 @@ def _doubt(result: CertifyResult) -> tuple[str, ...]:
 
 def _vote_sentences(result: CertifyResult) -> tuple[str, ...]:
     """How good single votes are, or how many were asked."""
-    summary, said = result.header["summary"], []
+    summary, said = result.document.summary, []
     if raw := summary.get("ablation_accuracy"):
         single = Accuracy.parse(raw, source=result.name)
         said.append(
@@ -267,7 +241,7 @@ def _standard_sentence(result: CertifyResult, standard: Accuracy) -> str:
 
 def _draws_sentences(result: CertifyResult) -> tuple[str, ...]:
     """What the radii rest on."""
-    claim, settings = result.header["claim"], result.header["evidence"]["settings"]
+    claim, settings = result.document.claim, result.document.evidence.settings
     fails = f"fails with a probability of at most {claim['failure_prob']:g}"
     if settings.get("method") != "sequential":
         draws = int(max(result.columns["n"]))

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.certify.patch.evidence import ablations_of, masks_of
 from components.core.types import Array
 from components.report.certified import describe_votes
 from components.report.content import Gallery, Picture, Strip
@@ -76,11 +75,9 @@ def ablation_gallery(
 
 def _visible(result: CertifyResult) -> Tensor:
     """(K, H, W) bool: what each vote sees, in the order of votes."""
-    evidence = result.header["evidence"]
-    if result.kind == "double_masking":
-        masks = masks_of(evidence)
-        return masks.visible(masks.pairs())
-    return ablations_of(evidence).masks()
+    visible = result.family.visible(result.document.evidence)
+    assert visible is not None, f"votes of {result.name} see whole images"
+    return visible
 
 
 def _shown(image: Tensor, visible: Tensor) -> Array:

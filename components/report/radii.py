@@ -52,7 +52,7 @@ def figures_table(results: Sequence[CertifyResult], model_of: ModelOf) -> Table:
 
 
 def _figures_row(result: CertifyResult, model: str) -> tuple[Cell, ...]:
-    settings, radius = result.header["evidence"]["settings"], _radius(result)
+    settings, radius = result.document.evidence.settings, _radius(result)
     return (
         result.name,
         model,
@@ -64,7 +64,7 @@ def _figures_row(result: CertifyResult, model: str) -> tuple[Cell, ...]:
         round(float(np.mean(result.columns["n"])), 1),
         int(settings["num_estimate"]),
         num_possible_failures(
-            num_items=len(radius), failure_prob=float(result.header["claim"]["failure_prob"])
+            num_items=len(radius), failure_prob=float(result.document.claim["failure_prob"])
         ),
     )
 
@@ -127,7 +127,7 @@ def _curves(
     model_of: ModelOf,
     compared: Sequence[ComparedTable],
 ) -> Chart:
-    radii = np.array(sorted({0.0, *(r for one in group for r in one.header["claim"]["radii"])}))
+    radii = np.array(sorted({0.0, *(r for one in group for r in one.document.claim["radii"])}))
     several = len(_sigmas(group)) > 1
     lines = [_line(f"{r.name}, sigma {_sigma(r):g}", r.correct, _radius(r)) for r in group]
     others = [_line(table.name, table.correct, table.radius) for table in compared]
@@ -184,7 +184,7 @@ def _curves_table(
     parts: dict[Column, Sequence[Cell]] = {Column("radius", "number"): radii.tolist()}
     for result in group:
         column = Column(result.name, "proven", f"sigma {_sigma(result):g}")
-        parts[column] = [share(result.certified_at_radius(r)) for r in radii]
+        parts[column] = [share(result.certified_at(r)) for r in radii]
     if with_envelope:
         best = envelope(curves)
         parts[Column("envelope", "number", "share")] = best.values.tolist()
@@ -200,4 +200,4 @@ def _radius(result: CertifyResult) -> FloatArray:
 
 
 def _sigma(result: CertifyResult) -> float:
-    return float(result.header["evidence"]["settings"]["sigma"])
+    return float(result.document.evidence.settings["sigma"])

@@ -11,6 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.certify.certificate import CertificateDocument
+from components.certify.family import AnyFamily
+from components.certify.registry import family_of
 from components.core.errors import CasemateError
 from components.core.types import Array
 from components.report.content import Accuracy
@@ -147,39 +150,38 @@ class CertifyResult:
 
     name: str
     folder: Path
-    header: Json  # certificate.json
+    document: CertificateDocument
     columns: dict[str, list[Any]]  # certificates.parquet
     challenge: Challenge | None
 
     @property
     def kind(self) -> str:
-        """`gaussian` (l2), else a kind of ablation or `double_masking` (patches)."""
-        return str(self.header["kind"])
+        """The kind of certificate."""
+        return self.document.kind
 
     @property
-    def is_patch(self) -> bool:
-        """Whether the claim is about patches."""
-        return self.kind != "gaussian"
+    def family(self) -> AnyFamily:
+        """What knows certificates of this kind."""
+        return family_of(self.kind)
+
+    @property
+    def threat(self) -> str:
+        """The kind of adversary: `l2` or `patch`."""
+        return str(self.document.threat["kind"])
 
     @property
     def sound(self) -> bool:
         """False for a claim that only reproduces published tables."""
-        return bool(self.header["sound"])
+        return self.document.sound
 
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Per item: the smoothed prediction is the label (an abstention is not)."""
         return np.asarray(self.columns["correct"], dtype=np.bool_)
 
-    def certified_at_size(self, patch: int, *, rule: str = "") -> NDArray[np.bool_]:
-        """Per item: correct, and proven against every patch of this side; `rule`: the second."""
-        column = f"certified_patch_sizes_{rule}" if rule else "certified_patch_sizes"
-        proven = [patch in sizes for sizes in self.columns[column]]
-        return self.correct & np.asarray(proven, dtype=np.bool_)
-
-    def certified_at_radius(self, radius: float) -> NDArray[np.bool_]:
-        """Per item: correct, and proven in the l2 ball of this radius."""
-        return self.correct & (np.asarray(self.columns["radius"], dtype=np.float64) >= radius)
+    def certified_at(self, budget: float, *, rule: str = "") -> NDArray[np.bool_]:
+        """Per item: correct, and proven against this budget; `rule`: the second one, if any."""
+        return self.correct & self.family.proven_at(self.columns, budget, rule=rule)
 
 
 def read_json(path: Path, *, step: str) -> Json:
@@ -313,9 +315,14 @@ def _attack_step(entry: Json, *, path: Path, step: str) -> AttackStep:
 
 def read_certify(step: str, folder: Path) -> CertifyResult:
     """`certify.<name>`: the claims; `challenge.json` exists only where the recipe asked for it."""
-    header = read_json(folder / "certificate.json", step=step)
+    path = folder / "certificate.json"
+    raw = read_json(path, step=step)
     keys = ("kind", "threat", "claim", "evidence", "votes_sha256", "sound", "summary")
-    _need(header, keys, path=folder / "certificate.json", step=step)
+    _need(raw, (*keys, "certificates_sha256"), path=path, step=step)
+    try:
+        document = CertificateDocument.from_dict(raw)
+    except ValueError as error:
+        raise CasemateError(step, path, f"{error}; run this step again") from error
     columns = _read_table(folder / "certificates.parquet", step=step).to_pydict()
     if not columns["item_id"]:
         raise CasemateError(step, folder, "certifies no item; raise num_items")
@@ -331,7 +338,7 @@ def read_certify(step: str, folder: Path) -> CertifyResult:
             Accuracy.parse(raw["standing"], source=f"{step} standing"),
             int(raw["broken_certified"]),
         )
-    return CertifyResult(step, folder, header, columns, challenge)
+    return CertifyResult(step, folder, document, columns, challenge)
 
 
 def read_band_votes(result: CertifyResult, item_ids: list[str]) -> dict[str, list[int]]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.certify.family import AnyFamily
+from components.certify.registry import FAMILIES
 from components.report import attacked, certified, figures, galleries, radii, sweeps, tuning
 from components.report.content import (
     Accuracy,
@@ -65,7 +67,7 @@ class Results:
 
     def model_of(self, result: CertifyResult) -> str:
         """The trained model that a certificate is about, found by digest; never by position."""
-        digest = str(result.header["evidence"]["model_digest"])
+        digest = str(result.document.evidence.model_digest)
         names = {train.digest: train.model for train in self.trained}
         return names.get(digest, f"model {digest[:12]}")
 
@@ -117,16 +119,16 @@ def checks(results: Results) -> tuple[Check, ...]:
     ]
     digests = {train.digest for train in results.trained}
     for result in results.certificates:
-        evidence = result.header["evidence"]
-        same_data = evidence["dataset_digest"] == results.dataset.digest
-        same_model = not digests or evidence["model_digest"] in digests
+        evidence = result.document.evidence
+        same_data = evidence.dataset_digest == results.dataset.digest
+        same_model = not digests or evidence.model_digest in digests
         found += [
             Check(
                 same_data and same_model,
                 f"{result.name}: was made with a model and the dataset of this run.",
             ),
             Check(
-                bool(result.header["sound"]) and certified.recount_agrees(result),
+                bool(result.document.sound) and certified.recount_agrees(result),
                 f"{result.name}: the rule is a proven one, and a recount of the claims of all "
                 "items gives its summary.",
             ),
@@ -161,7 +163,7 @@ def attack_section(attacks: Sequence[AttackResult]) -> Section | None:
 
 def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section | None:
     """Patch certificates with the pictures of their ablations."""
-    found = [c for c in results.certificates if c.is_patch]
+    found = [c for c in results.certificates if c.threat == "patch"]
     if not found:
         return None
     area, swept = results.dataset.height * results.dataset.width, results.sweeps()
@@ -177,7 +179,7 @@ def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section |
     return Section(
         "patches",
         "Proven against patches",
-        _patch_intro({c.kind for c in found}),
+        " ".join(_intros(found)),
         charts=(*own, *of_sweeps),
         galleries=tuple(pictures),
         tables=tuple(
@@ -186,34 +188,24 @@ def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section |
     )
 
 
-def _patch_intro(kinds: set[str]) -> str:
-    voted = (
-        "The classifier lets a model vote on many copies of an item, each showing one "
-        f"{'band of columns' if kinds == {'columns'} else 'small part'}. A patch touches only some "
-        f"{'bands' if kinds == {'columns'} else 'parts'}; where the lead is larger than what those "
-        "could turn, no patch changes the prediction."
-    )
-    masked = (
-        "Double masking hides every place where the patch could be; where all pairs of masks leave "
-        "the same class, no patch changes the prediction of that procedure."
-    )
-    pairs = "double_masking" in kinds
-    return " ".join(
-        [*([voted] if kinds - {"double_masking"} else []), *([masked] if pairs else [])]
-    )
+def _intros(found: Sequence[CertifyResult]) -> list[str]:
+    """How each family of these certificates proves its claims, once."""
+    kinds: dict[AnyFamily, set[str]] = {}
+    for result in found:
+        kinds.setdefault(result.family, set()).add(result.kind)
+    ordered = sorted(kinds, key=lambda family: list(FAMILIES).index(family.kinds[0]))
+    return [family.proof_words(kinds[family]) for family in ordered]
 
 
 def radius_section(results: Results) -> Section | None:
     """l2 certificates."""
-    found = [c for c in results.certificates if c.kind == "gaussian"]
+    found = [c for c in results.certificates if c.threat == "l2"]
     if not found:
         return None
     return Section(
         "radii",
         "Proven within an l2 radius",
-        "The classifier votes under Gaussian noise. How often the winner wins bounds how far the "
-        "item can move before the vote turns; an item without a clear winner is an abstention and "
-        "counts as wrong.",
+        " ".join(_intros(found)),
         charts=(
             *(certified.radius_chart(c, model=results.model_of(c)) for c in found),
             *radii.curves_charts(found, model_of=results.model_of, compared=results.compared),
@@ -260,9 +252,9 @@ def threat_section(results: Results) -> Section | None:
     facts += [
         Fact(
             c.name,
-            f"{long_threat(c.header['threat'])} "
-            f"Claim: {settings_text(c.header['claim'])}; "
-            f"votes: {settings_text(c.header['evidence']['settings'])}.",
+            f"{long_threat(c.document.threat)} "
+            f"Claim: {settings_text(c.document.claim)}; "
+            f"votes: {settings_text(c.document.evidence.settings)}.",
         )
         for c in results.certificates
     ]

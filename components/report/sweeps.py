@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from components.core.digests import canonical_json
-from components.data.ablation import KINDS as ABLATION_KINDS
 from components.report.certified import describe_kind, primary_size, proven_column, share
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.results import CertifyResult
@@ -32,14 +31,14 @@ class Sweep:
 
     @property
     def patch_sizes(self) -> list[int]:
-        return sorted(int(m) for m in self.first.header["claim"]["patch_sizes"])
+        return sorted(int(m) for m in self.first.document.claim["patch_sizes"])
 
 
 def find_sweeps(results: Sequence[CertifyResult], model_of: ModelOf) -> tuple[Sweep, ...]:
     """Sets of certificates that share kind, claim and items, and have several sizes or strides."""
     groups: dict[str, list[CertifyResult]] = {}
     for result in results:
-        if result.kind in ABLATION_KINDS:
+        if result.family.can_sweep:
             groups.setdefault(canonical_json(_shared(result)), []).append(result)
     found: list[Sweep] = []
     for group in groups.values():
@@ -53,14 +52,14 @@ def find_sweeps(results: Sequence[CertifyResult], model_of: ModelOf) -> tuple[Sw
 
 def _shared(result: CertifyResult) -> list[object]:
     """What the entries of a sweep have in common; one bent to other tokens is no entry of it."""
-    settings = result.header["evidence"]["settings"]
+    settings = result.document.evidence.settings
     bent = settings["token_policy"] if "trained_token_policy" in settings else ""
-    return [result.kind, result.header["claim"], result.header["evidence"]["num_items"], bent]
+    return [result.kind, result.document.claim, result.document.evidence.num_items, bent]
 
 
 def geometry(result: CertifyResult) -> tuple[int, int]:
     """Ablation size and stride."""
-    settings = result.header["evidence"]["settings"]
+    settings = result.document.evidence.settings
     return int(settings["band"]), int(settings["stride"])
 
 
@@ -81,7 +80,7 @@ def sweep_table(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for result in ordered:
         size, stride = geometry(result)
-        certified = [share(result.certified_at_size(m)) for m in sweep.patch_sizes]
+        certified = [share(result.certified_at(m)) for m in sweep.patch_sizes]
         rows.append((model_of(result), stride, size, share(result.correct), *certified))
     title = f"{describe_kind(sweep.first)}: accuracy by stride and size"
     return Table(sweep.name, tuple(columns), tuple(rows), title=title)
@@ -130,7 +129,7 @@ def _chart(
             Series(
                 model if len(models) > 1 else patch_with_area(m, image_area),
                 x,
-                tuple(share(r.certified_at_size(m)) for r in own),
+                tuple(share(r.certified_at(m)) for r in own),
             )
             for m in patches
         ]
@@ -188,7 +187,7 @@ def _caption(
     about = f"model {models[0]}" if len(models) == 1 else f"{len(models)} models"
     sizes = ", ".join(patch_with_area(m, image_area) for m in patches)
     said.append(f"{about.capitalize()}; patches of {sizes}; {_num_items(sweep)} items each.")
-    thinned = [r for r in sweep.results if "asked_stride" in r.header["evidence"]["settings"]]
+    thinned = [r for r in sweep.results if "asked_stride" in r.document.evidence.settings]
     if thinned:
         said.append(
             f"{len(thinned)} of {len(sweep.results)} certificates rest on votes of a finer stride, "

@@ -59,23 +59,6 @@ def long_threat(threat: Mapping[str, Any]) -> str:
     raise CasemateError("threat.kind", kind, "is not one of linf, l2, spatial, patch")
 
 
-def challenged_size(threat: Mapping[str, Any], *, step: str) -> int:
-    """The one patch side that a challenge attacked with."""
-    sizes = threat.get("patch_sizes", [])
-    if len(sizes) != 1:
-        raise CasemateError(
-            f"{step} challenge.json", dict(threat), "must name exactly one patch size"
-        )
-    return int(sizes[0])
-
-
-def challenged_radius(threat: Mapping[str, Any], *, step: str) -> float:
-    """The l2 budget that a challenge attacked with."""
-    if "eps" not in threat:
-        raise CasemateError(f"{step} challenge.json", dict(threat), "must name its budget `eps`")
-    return float(threat["eps"])
-
-
 def settings_text(settings: Mapping[str, Any]) -> str:
     """`key = value` pairs in one line."""
     return ", ".join(f"{key} = {_value(key, value)}" for key, value in sorted(settings.items()))

@@ -15,6 +15,7 @@ from pipelines.cli import data as cli_data
 from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
 from pipelines.cli import models as cli_models
+from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import (
     AddressOpt,
     ForceOpt,
@@ -176,7 +177,7 @@ def verify(
         Path, typer.Argument(help="Certificate folder, certificate.json or certificates.parquet.")
     ],
     resample: Annotated[
-        int, typer.Option(help="Vote again on K random items with the model, bit for bit.")
+        int, typer.Option(help="Re-run K random items; votes must match exactly.")
     ] = 0,
     model: Annotated[
         Path | None, typer.Option(help="Model folder; default: the one the step used.")
@@ -236,55 +237,39 @@ def verify(
 @app.command(
     epilog="Example: casemate recertify runs/demo/certify.l2-1f2e3d4c5b6a --failure-prob 0.01"
 )
+@with_claim_flags
 def recertify(
     path: Annotated[Path, typer.Argument(help="Certificate folder whose votes are used again.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the new certificate; default: PATH-recertified.")
     ] = None,
-    failure_prob: Annotated[
-        float | None, typer.Option(help="Failure probability per item (l2).")
-    ] = None,
-    radii: Annotated[str | None, typer.Option(help="Comma-separated l2 radii.")] = None,
-    patch_sizes: Annotated[
-        str | None, typer.Option(help="Comma-separated patch sides in pixels.")
-    ] = None,
-    rule: Annotated[str | None, typer.Option(help="strict, count or loc (patches).")] = None,
-    delta_rule: Annotated[
-        str | None,
-        typer.Option(help="exact, or paper_reference: published tables, not sound (patches)."),
-    ] = None,
-    second_rule: Annotated[
-        str | None, typer.Option(help="none, or loc as a second column (patches).")
-    ] = None,
     as_json: JsonOpt = False,
+    **claim: Any,
 ) -> None:
     """Derive another certificate from the same votes: other sizes, radii, rule or alpha."""
     from components.certify import verify as checks
+    from components.certify.registry import family_of
 
     folder = path if path.is_dir() else path.parent
     target = out or folder.with_name(f"{folder.name}-recertified")
-    document = checks.recertify(
-        path,
-        target,
-        failure_prob=failure_prob,
-        rule=rule,
-        delta_rule=delta_rule,
-        second_rule=second_rule,
-        radii=_numbers("--radii", radii, float),
-        patch_sizes=_numbers("--patch-sizes", patch_sizes, int),
-    )
+    document = checks.recertify(path, target, **read_claim(claim))
     if as_json:
         print(
             json.dumps(
-                {"folder": str(target), "claim": document["claim"], "summary": document["summary"]},
+                {
+                    "folder": str(target),
+                    "claim": document.claim,
+                    "summary": document.summary,
+                },
                 indent=2,
             )
         )
         return
-    for entry in document["summary"]["certified"]:
-        at = entry.get("radius", entry.get("patch_size"))
+    family = family_of(document.kind)
+    for entry in document.summary["certified"]:
+        at = family.budget(entry)
         print(f"certified at {at:<8} {_percent(entry['accuracy'])}{_second(entry)}")
-    if not document["sound"]:
+    if not document.sound:
         print("sound: false (delta_rule paper_reference only reproduces published tables)")
     print(f"certificate: {target}")
 
@@ -295,15 +280,6 @@ def _percent(share: dict[str, Any]) -> str:
 
 def _second(entry: dict[str, Any]) -> str:
     return f"   rule loc {_percent(entry['accuracy_loc'])}" if "accuracy_loc" in entry else ""
-
-
-def _numbers(key: str, text: str | None, kind: Any) -> list[Any] | None:
-    if text is None:
-        return None
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
 for group in (cli_certify, cli_jobs, cli_data, cli_models, cli_import):

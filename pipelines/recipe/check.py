@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from components.attacks.settings import AasSettings
-from components.certify.patch.settings import ablation_of
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.settings import plain
@@ -89,7 +88,7 @@ def _sections(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 def _trained_models(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Certificates that the training of their model rules out."""
     for name, section in recipe.certify.items():
-        if model := trained_model(recipe, section.model):
+        if model := trained_model(recipe, section):
             for p in section.model_problems(model):
                 problems.add(f"certify.{name}.{p.field}", p.value, p.remedy)
 
@@ -244,14 +243,24 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         num_items = min(section.num_items or test, test)
         if num_items * section.max_votes(side=facts.side) < MOST_VOTES:
             continue
+        from components.certify.header import ImageShape, VotesHeader
         from components.certify.votes import check_can_store
 
         for entry in section.entries(name).values():
-            image = {"channels": facts.channels or 3, "height": facts.side, "width": facts.side}
-            settings = {**plain(entry.section), "band": getattr(entry.section, "band", None) or 1}
-            header = {"kind": section.kind, "num_items": num_items, "image": image}
+            header = VotesHeader(  # as far as the number of votes depends on it
+                kind=section.kind,
+                run_id="",
+                model_digest="",
+                dataset_digest="",
+                num_classes=facts.num_classes or 2,
+                image=ImageShape(facts.channels or 3, facts.side, facts.side),
+                settings={**plain(entry.section), "band": getattr(entry.section, "band", 0) or 1},
+                noise_impl=None,
+                num_items=num_items,
+                software={},
+            )
             try:
-                check_can_store({**header, "settings": settings})
+                check_can_store(header)
             except CasemateError as error:
                 problems.add(f"certify.{name}.num_items", error.value, error.remedy)
 
@@ -472,11 +481,6 @@ IMAGES: list[Check] = [_source_images, _lengths, _inputs, _classes, _votes, _giv
 NETWORKS: list[Check] = [_denoisers, _networks, _attention, _starting_weights, _sharding]
 PREPARED: list[Check] = [_prepared]
 GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)
-
-
-def trained_ablation(objective: ObjectiveSettings) -> tuple[str, int] | None:
-    """The kind of certificate and the visible pixels that an objective trains for, if it does."""
-    return ablation_of(plain(objective))
 
 
 def _objectives(recipe: Recipe) -> list[tuple[str, ObjectiveSettings]]:

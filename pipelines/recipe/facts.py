@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.certify.settings import TrainedModel
+from components.certify.settings import CertificateSettings, TrainedModel
 from components.core.settings import plain
 from components.data.settings import DataSettings
 from components.data.sources import find_source
@@ -103,11 +103,20 @@ def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:
     return spec if isinstance(spec, dict) else None
 
 
-def trained_model(recipe: Recipe, name: str) -> TrainedModel | None:
-    """How a model is trained: by this recipe, or as the folder of a given model says."""
+def trained_model(recipe: Recipe, section: CertificateSettings) -> TrainedModel | None:
+    """How the model of a certificate is trained: by this recipe, or as its folder says."""
+    name = section.model
     if recipe.train:
-        policy = recipe.model_of(name).token_policy
-        return TrainedModel(name, plain(recipe.objective_of(name)), policy)
+        behind, objective = recipe.certified_behind(section), recipe.objective_of(name)
+        return TrainedModel(
+            name,
+            plain(objective),
+            recipe.model_of(name).token_policy,
+            objective=objective,
+            denoiser_objective=recipe.objective_of(behind) if behind else None,
+            image_size=recipe.data.image_size,
+            known_side=known_side(recipe.data),
+        )
     spec = given_spec(recipe)
     if spec is None:
         return None

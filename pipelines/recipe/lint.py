@@ -12,19 +12,13 @@ from components.attacks.settings import (
     GamaSettings,
     PgdSettings,
 )
-from components.certify.l2.settings import GaussianSettings
-from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
 from components.core.user_code import UserEntry
 from components.train.objectives.settings import (
     AdversarialSettings,
-    DenoisedTrainingSettings,
-    DenoiserTrainingSettings,
-    GaussianTrainingSettings,
-    ObjectiveSettings,
 )
 from components.train.settings import TrainSettings
-from pipelines.recipe.check import check, denoisers_on_disk, has_droppable_tokens, trained_ablation
-from pipelines.recipe.facts import facts_of, is_here, known_side
+from pipelines.recipe.check import check, denoisers_on_disk, has_droppable_tokens
+from pipelines.recipe.facts import facts_of, is_here, trained_model
 from pipelines.recipe.schema.recipe import Recipe
 
 ABSENT = "is not on this machine: not checked"
@@ -82,7 +76,7 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
                 "train.average.start_epoch", f"leaves no epoch of model {model} to average"
             )
         if (
-            trained_ablation(objective)
+            objective.trained_ablation()
             and recipe.model.token_policy == "mask"
             and has_droppable_tokens(recipe.model_of(model), facts_of(recipe))
         ):
@@ -165,132 +159,11 @@ def _steps(key: str, entry: AttackSettings | UserEntry, eps: float | None) -> It
 
 def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.certify.items():
-        key = f"certify.{name}"
-        if recipe.train is None:  # a given model: its folder says what it was trained for
+        model = trained_model(recipe, section)
+        if recipe.train is None or model is None:  # the folder of a given model says how to use it
             continue
-        objective = recipe.objective_of(section.model)
-        if isinstance(section, GaussianSettings):
-            if behind := recipe.certified_behind(section):
-                yield from _levels(key, section, recipe.objective_of(behind))
-            yield from _gaussian(key, section, objective)
-        elif isinstance(section, AblationSettings):
-            yield from _ablations(key, section, objective)
-            yield from _strides(key, section, recipe.data.image_size)
-            yield from _early_stops(key, section, known_side(recipe.data))
-        else:
-            yield from _pairs(key, section, objective)
-        if isinstance(section, PatchSettings):
-            trained = recipe.model_of(section.model).token_policy
-            yield from _tokens(key, section, trained)
-
-
-def _gaussian(
-    key: str, section: GaussianSettings, objective: ObjectiveSettings
-) -> Iterator[LintWarning]:
-    yield from _noise_seen(key, section, objective)
-    if section.challenge and section.challenge.eps > section.reach:
-        yield LintWarning(
-            f"{key}.challenge.eps",
-            "is above the largest certifiable radius: no certificate is challenged",
-        )
-
-
-def _noise_seen(
-    key: str, section: GaussianSettings, objective: ObjectiveSettings
-) -> Iterator[LintWarning]:
-    """A classifier that gets other images than those it was trained on."""
-    name, behind = section.model, section.denoiser is not None
-    if not isinstance(objective, GaussianTrainingSettings | DenoisedTrainingSettings):
-        if not behind:
-            yield LintWarning(
-                f"{key}.model",
-                f"{name} was not trained on Gaussian noise: expect many abstentions",
-            )
-    elif isinstance(objective, DenoisedTrainingSettings) and not behind:
-        yield LintWarning(f"{key}.denoiser", f"is missing, but {name} was trained behind one")
-    elif isinstance(objective, GaussianTrainingSettings) and behind:
-        yield LintWarning(f"{key}.denoiser", f"removes the noise that {name} was trained on")
-    elif objective.sigma != section.sigma:
-        yield LintWarning(
-            f"{key}.sigma", f"{section.sigma:g} differs from the training sigma {objective.sigma:g}"
-        )
-
-
-def _levels(
-    key: str, section: GaussianSettings, objective: ObjectiveSettings
-) -> Iterator[LintWarning]:
-    """Noise within the schedule that the denoiser was not trained on."""
-    assert isinstance(objective, DenoiserTrainingSettings)
-    low, high = objective.range or (0.0, 0.0)
-    known = objective.full or section.sigma in objective.sigmas or low <= section.sigma <= high
-    if not known:
-        yield LintWarning(
-            f"{key}.sigma",
-            f"{section.sigma:g} is outside the noise that {section.denoiser} was trained on",
-        )
-
-
-def _ablations(
-    key: str, section: AblationSettings, objective: ObjectiveSettings
-) -> Iterator[LintWarning]:
-    shape, size = trained_ablation(objective) or (None, None)
-    if shape != section.kind:
-        bands = "column bands" if section.kind == "columns" else section.kind
-        yield LintWarning(
-            f"{key}.model",
-            f"{section.model} was not trained on {bands}: expect few certificates",
-        )
-    elif section.band and section.band != size:
-        yield LintWarning(f"{key}.band", f"{section.band} differs from the training band {size}")
-    if section.delta_rule != "exact":
-        yield LintWarning(
-            f"{key}.delta_rule",
-            "paper_reference reproduces published tables; its certificates are not sound",
-        )
-
-
-def _strides(key: str, section: AblationSettings, width: int | None) -> Iterator[LintWarning]:
-    swept = section.sweep.stride if section.sweep else []
-    for stride in swept or [section.stride]:
-        if width and width % stride:
-            yield LintWarning(
-                f"{key}.sweep.stride" if swept else f"{key}.stride",
-                f"{stride} does not divide {width}: patches at the seam touch one band more",
-            )
-
-
-def _early_stops(key: str, section: AblationSettings, side: int | None) -> Iterator[LintWarning]:
-    """Votes stop between micro-batches: a single one that holds all ablations saves nothing."""
-    from components.data.ablation import Ablations
-
-    if side is None or not section.stop_early:
-        return
-    strides = (section.sweep.stride if section.sweep else []) or [section.stride]
-    for stride in strides:
-        size = (side, side)
-        count = len(Ablations(kind=section.kind, image_size=size, band=1, stride=stride))
-        if section.micro_batch >= count:
-            yield LintWarning(
-                f"{key}.stop_early",
-                f"saves nothing: micro_batch {section.micro_batch} computes all {count} ablations "
-                f"of stride {stride} at once; lower it or leave stop_early out",
-            )
-
-
-def _pairs(
-    key: str, section: DoubleMaskingSettings, objective: ObjectiveSettings
-) -> Iterator[LintWarning]:
-    if trained_ablation(objective):
-        yield LintWarning(
-            f"{key}.model",
-            f"{section.model} was trained on narrow ablations, but these masks hide little",
-        )
-
-
-def _tokens(key: str, section: PatchSettings, trained: str) -> Iterator[LintWarning]:
-    if section.token_policy not in ("as_trained", trained):
-        message = f"{section.token_policy} differs from the training's {trained}"
-        yield LintWarning(f"{key}.token_policy", message)
+        for field, message in section.warnings(model):
+            yield LintWarning(f"certify.{name}.{field}", message)
 
 
 def _tuning(recipe: Recipe) -> Iterator[LintWarning]:

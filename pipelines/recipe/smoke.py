@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.certify.l2.reach import draws_to_reach, reach
+from components.certify.l2.radius import draws_to_certify, max_certifiable_radius
 from components.data.sources import find_source
 from components.denoising.settings import is_on_disk
 
@@ -236,9 +236,9 @@ def _keep_reachable(certify: Values) -> None:
     setting = {
         "sigma": certify["sigma"], "alpha": certify["failure_prob"], "method": certify["method"]
     }  # fmt: skip
-    needed = draws_to_reach(min(certify["radii"]), **setting) or 0
+    needed = draws_to_certify(min(certify["radii"]), **setting) or 0
     certify["num_estimate"] = max(certify["num_estimate"], needed)
-    most = reach(n=certify["num_estimate"], **setting)
+    most = max_certifiable_radius(n=certify["num_estimate"], **setting)
     certify["radii"] = [radius for radius in certify["radii"] if radius <= most]
 
 

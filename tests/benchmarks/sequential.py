@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pipelines.stages.certify.draws import DrawLedger
 
 from components.certify.l2.claims import certify_counts
 from components.certify.l2.evidence import declare
@@ -26,7 +27,6 @@ from components.core.seeding import noise_impl
 from pipelines.recipe.load import load
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import _missing
-from pipelines.stages.certify.draws import DrawLedger
 from pipelines.stages.certify.worker import Block, GaussianVoter, VoteConfig
 
 LIMIT = 0.03  # of the draws of a fixed number, on average over the test images

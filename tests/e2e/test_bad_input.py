@@ -230,8 +230,10 @@ def test_recertify_never_overwrites_what_it_reads(certificate):
 
 def test_certificates_that_are_not_there_or_not_whole(cli, certificate, tmp_path):
     nowhere = tmp_path / "nowhere"
-    assert_refused(cli("verify", nowhere), f"path: {nowhere} is no folder with a certificate")
-    assert_refused(call("recertify", nowhere), f"path: {nowhere} is no folder")
+    assert_refused(
+        cli("verify", nowhere), f"path: {nowhere} is neither a folder with a certificate"
+    )
+    assert_refused(call("recertify", nowhere), f"path: {nowhere} is neither a folder")
     assert files(tmp_path) == set()
     folder = certificate("certify.patch")
     votes = (folder / "votes.parquet").read_bytes()

@@ -29,7 +29,7 @@ def forged(finished_flow, tmp_path):
             for row, item in zip(votes.table.to_pylist(), votes.items(), strict=True)
             if (new := change(claims[row["item_id"]])) is not None
         ]
-        header = votes.header | {"num_items": len(rows)}
+        header = votes.header.to_dict() | {"num_items": len(rows)}
         again = write_votes(folder / "votes.parquet", rows, header)
         write_certificate(folder, again, {"patch_sizes": [1, 2], "rule": "count"})
         assert call("verify", folder).code == 0  # consistent in itself

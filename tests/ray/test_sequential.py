@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from pipelines.stages.certify.draws import DrawLedger
 
 from components.certify.l2.evidence import declare
 from components.certify.l2.settings import GaussianSettings
@@ -16,7 +17,6 @@ from components.core.seeding import noise_impl
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, release_workers, run_units
-from pipelines.stages.certify.draws import DrawLedger
 
 pytestmark = pytest.mark.ray
 TRUTH = (0.99, 0.9, 0.82, 0.5)  # easy, close, closer, hopeless at radius 0.25 of sigma 0.3

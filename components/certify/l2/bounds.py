@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from scipy import special
 
-from components.certify.l2.reach import LEAST_UNIFORM
+from components.certify.l2.radius import LEAST_UNIFORM
 
 STEP = 1e-12  # how far the bound retreats while its own check fails
 DIGITS = 50  # of the arithmetic that decides the last bit of a radius

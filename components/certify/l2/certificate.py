@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from components.certify.claim_rows import ITEM_FIELDS, Derived, Row, item_fields
+from components.certify.header import VotesHeader
 from components.certify.l2.bounds import max_radius, max_randomized_radius
 from components.certify.l2.claims import (
     GaussianClaim,
     certify_counts,
     check_can_certify,
-    check_can_reach,
+    check_radii,
     check_randomized,
     registered_uniform,
 )
@@ -28,15 +29,15 @@ from components.certify.l2.curves import (
     bound_distribution,
     num_possible_failures,
 )
-from components.certify.l2.evidence import is_sequential, method_of, plan_of
+from components.certify.l2.evidence import drawn_of, is_sequential, method_of, plan_of
 from components.certify.l2.predict import predict_counts
 from components.certify.l2.sequential import SequentialClaim, certify_prefix, choose_class
+from components.certify.l2.settings import GaussianClaimSettings
 from components.certify.votes import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.types import Array, IntArray
 from components.evaluate.accuracy import accuracy
 
-L2_CLAIM = ("failure_prob", "radii")
 BOUND_FIELDS = [
     ("n0", pa.int32()),
     ("n", pa.int32()),
@@ -51,9 +52,9 @@ METHOD_FIELDS = {
 }
 
 
-def check_l2_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def check_l2_claim(header: VotesHeader, claim: Mapping[str, Any]) -> GaussianClaimSettings:
     """The claim in its one written form, or an error that names the bad setting."""
-    radii, alpha = settings["radii"], settings["failure_prob"]
+    radii, alpha = claim["radii"], claim["failure_prob"]
     if not isinstance(radii, Sequence) or not radii:
         raise CasemateError("certify.radii", radii, "is not a list of l2 distances in pixels")
     least = 0 if is_sequential(header) else math.ulp(0.0)  # radius 0 asks for an answer
@@ -66,13 +67,14 @@ def check_l2_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) -> di
         _check_answerable(header, radii, alpha)
     elif method_of(header) == "randomized":
         check_randomized(alpha)
-    check_can_certify(n=header["settings"]["num_estimate"], alpha=alpha)
-    return {"failure_prob": float(alpha), "radii": sorted({float(radius) for radius in radii})}
+    check_can_certify(n=drawn_of(header).num_estimate, alpha=alpha)
+    distances = tuple(sorted({float(radius) for radius in radii}))
+    return GaussianClaimSettings(failure_prob=float(alpha), radii=distances)
 
 
-def _check_answerable(header: Mapping[str, Any], radii: Sequence[float], alpha: float) -> None:
+def _check_answerable(header: VotesHeader, radii: Sequence[float], alpha: float) -> None:
     """Draws that stopped early answer what they were stopped for, and nothing else."""
-    declared = header["settings"]["declared"]
+    declared = header.settings["declared"]
     cannot = "cannot be answered: drawing stopped early, once"
     if alpha != declared["failure_prob"]:
         remedy = f"{cannot} {declared['failure_prob']:g} was honoured; draw again"
@@ -84,55 +86,55 @@ def _check_answerable(header: Mapping[str, Any], radii: Sequence[float], alpha: 
             raise CasemateError("certify.radii", radius, remedy)
 
 
-def check_reachable(header: Mapping[str, Any], claim: Mapping[str, Any]) -> None:
+def check_new_radii(header: VotesHeader, claim: GaussianClaimSettings) -> None:
     """Refuse radii of a new claim that no votes of this number could have certified."""
     if is_sequential(header):
-        return  # only declared radii pass `check_l2_claim`, and those were in reach
-    drawn = header["settings"]
-    check_can_reach(
-        claim["radii"],
-        sigma=float(drawn["sigma"]),
-        n=drawn["num_estimate"],
-        alpha=claim["failure_prob"],
-        randomized=method_of(header) == "randomized",
+        return  # only declared radii pass `check_l2_claim`, and those were certifiable
+    drawn = drawn_of(header)
+    check_radii(
+        claim.radii,
+        sigma=drawn.sigma,
+        n=drawn.num_estimate,
+        alpha=claim.failure_prob,
+        randomized=drawn.method == "randomized",
     )
 
 
-def reach_of(header: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+def max_radius_of(header: VotesHeader, claim: GaussianClaimSettings) -> float:
     """The radius that no claim from this many draws can exceed."""
     if is_sequential(header):
-        return plan_of(header).reach
-    drawn, alpha = header["settings"], settings["failure_prob"]
-    most = max_randomized_radius if method_of(header) == "randomized" else max_radius
-    return most(sigma=float(drawn["sigma"]), n=drawn["num_estimate"], alpha=alpha)
+        return plan_of(header).max_certifiable_radius
+    drawn = drawn_of(header)
+    most = max_randomized_radius if drawn.method == "randomized" else max_radius
+    return most(sigma=drawn.sigma, n=drawn.num_estimate, alpha=claim.failure_prob)
 
 
-def counts_of(votes: Array, header: Mapping[str, Any]) -> IntArray:
+def counts_of(votes: Array, header: VotesHeader) -> IntArray:
     """(C,) votes per class."""
-    return np.bincount(votes, minlength=header["num_classes"])
+    return np.bincount(votes, minlength=header.num_classes)
 
 
-def claim_fixed(item: ItemVotes, header: Mapping[str, Any], *, alpha: float) -> GaussianClaim:
+def claim_fixed(item: ItemVotes, header: VotesHeader, *, alpha: float) -> GaussianClaim:
     """CERTIFY from all draws of an item, with the bound of the header's method."""
-    drawn, uniform = header["settings"], None
-    if method_of(header) == "randomized":
-        uniform = registered_uniform(run_seed=drawn["run_seed"], item_id=item.item_id)
+    drawn, uniform = drawn_of(header), None
+    if drawn.method == "randomized":
+        uniform = registered_uniform(run_seed=drawn.run_seed, item_id=item.item_id)
     return certify_counts(
         counts_of(item.streams["select"], header),
         counts_of(item.streams["estimate"], header),
-        sigma=float(drawn["sigma"]),
+        sigma=drawn.sigma,
         alpha=alpha,
         uniform=uniform,
     )
 
 
-def claim_sequential(select: Array, estimate: Array, header: Mapping[str, Any]) -> SequentialClaim:
+def claim_sequential(select: Array, estimate: Array, header: VotesHeader) -> SequentialClaim:
     """The claim of the draws so far; not finished: draw on."""
-    declared = header["settings"]["declared"]
+    declared = header.settings["declared"]
     selection = choose_class(
         select,
-        num_classes=header["num_classes"],
-        num_select=header["settings"]["num_select"],
+        num_classes=header.num_classes,
+        num_select=drawn_of(header).num_select,
         step=declared["select_step"],
         lead=declared["select_lead"],
     )
@@ -141,15 +143,15 @@ def claim_sequential(select: Array, estimate: Array, header: Mapping[str, Any]) 
     return certify_prefix(estimate, plan_of(header), chosen=selection.chosen)
 
 
-def derive_l2(votes: Votes, settings: Mapping[str, Any]) -> Derived:
+def derive_l2(votes: Votes, claim: GaussianClaimSettings) -> Derived:
     """certified accuracy(r) = mean[correct and radius >= r]; ACR = mean[radius * correct]."""
-    header, alpha = votes.header, settings["failure_prob"]
+    header, alpha = votes.header, claim.failure_prob
     row_of = _sequential_row if is_sequential(header) else _fixed_row
     rows = [row_of(item, header, alpha) for item in votes.items()]
     fields = [*ITEM_FIELDS, *BOUND_FIELDS]
-    if "method" in header["settings"]:
+    if drawn_of(header).names_method:
         fields += METHOD_FIELDS[method_of(header)]
-    return Derived(pa.schema(fields), rows, _summary(rows, header, settings))
+    return Derived(pa.schema(fields), rows, _summary(rows, header, claim))
 
 
 def _bound_fields(item: ItemVotes, claim: GaussianClaim | SequentialClaim) -> Row:
@@ -161,18 +163,17 @@ def _bound_fields(item: ItemVotes, claim: GaussianClaim | SequentialClaim) -> Ro
     )
 
 
-def _fixed_row(item: ItemVotes, header: Mapping[str, Any], alpha: float) -> Row:
-    row = _bound_fields(item, claim_fixed(item, header, alpha=alpha))
-    if "method" in header["settings"]:
+def _fixed_row(item: ItemVotes, header: VotesHeader, alpha: float) -> Row:
+    row, drawn = _bound_fields(item, claim_fixed(item, header, alpha=alpha)), drawn_of(header)
+    if drawn.names_method:
         # PREDICT may use the estimating draws: their number was fixed beforehand.
         row["predicted"] = predict_counts(counts_of(item.streams["estimate"], header), alpha=alpha)
-    if method_of(header) == "randomized":
-        seed = header["settings"]["run_seed"]
-        row["uniform"] = registered_uniform(run_seed=seed, item_id=item.item_id)
+    if drawn.method == "randomized":
+        row["uniform"] = registered_uniform(run_seed=drawn.run_seed, item_id=item.item_id)
     return row
 
 
-def _sequential_row(item: ItemVotes, header: Mapping[str, Any], alpha: float) -> Row:
+def _sequential_row(item: ItemVotes, header: VotesHeader, alpha: float) -> Row:
     """Refuses draws that end anywhere but at the first look that decides all radii."""
     estimate = item.streams["estimate"]
     claim = claim_sequential(item.streams["select"], estimate, header)
@@ -183,9 +184,7 @@ def _sequential_row(item: ItemVotes, header: Mapping[str, Any], alpha: float) ->
     return _bound_fields(item, claim) | {"num_looks": claim.num_looks}
 
 
-def _summary(
-    rows: list[Row], header: Mapping[str, Any], settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _summary(rows: list[Row], header: VotesHeader, claim: GaussianClaimSettings) -> dict[str, Any]:
     columns = ("correct", "abstain", "radius", "p_lower", "n")
     correct, abstain, radius, p_lower, n = (np.array([r[c] for r in rows]) for c in columns)
     summary: dict[str, Any] = {
@@ -193,18 +192,18 @@ def _summary(
         "standard_accuracy": accuracy(correct),  # at radius 0: correct and not abstained
         "abstain_rate": accuracy(abstain),
         "average_certified_radius": average_certified_radius(correct, radius),
-        "max_radius": reach_of(header, settings),
+        "max_radius": max_radius_of(header, claim),
         "certified": [
-            {"radius": r, "accuracy": accuracy(correct & (radius >= r))} for r in settings["radii"]
+            {"radius": r, "accuracy": accuracy(correct & (radius >= r))} for r in claim.radii
         ],
     }
-    if "method" not in header["settings"]:
+    if not drawn_of(header).names_method:
         return summary
     spread = bound_distribution(p_lower)
     summary |= {
         "method": method_of(header),
         "num_possible_failures": num_possible_failures(
-            num_items=len(rows), failure_prob=settings["failure_prob"]
+            num_items=len(rows), failure_prob=claim.failure_prob
         ),
         "bound_distribution": {
             "edges": spread.edges.tolist(),
@@ -213,7 +212,7 @@ def _summary(
         },
     }
     if is_sequential(header):
-        return summary | {"draws_used": _draws_used(n, at_most=header["settings"]["num_estimate"])}
+        return summary | {"draws_used": _draws_used(n, at_most=drawn_of(header).num_estimate)}
     predicted = np.array([row["predicted"] for row in rows])
     right = predicted == np.array([row["label"] for row in rows])
     summary["prediction_accuracy"] = accuracy(right)  # PREDICT: the label without a radius

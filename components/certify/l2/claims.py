@@ -20,7 +20,7 @@ from components.certify.l2.bounds import (
     randomized_lower,
 )
 from components.certify.l2.predict import ABSTAIN
-from components.certify.l2.reach import LEAST_UNIFORM
+from components.certify.l2.radius import LEAST_UNIFORM
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.core.types import IntArray
@@ -105,24 +105,24 @@ def check_can_certify(*, n: int, alpha: float) -> None:
         )
 
 
-def check_can_reach(
+def check_radii(
     radii: Sequence[float], *, sigma: float, n: int, alpha: float, randomized: bool = False
 ) -> None:
     """Refuse a radius that even n unanimous draws cannot certify, before any of them is drawn."""
     if randomized:
         check_randomized(alpha)
-        reach = max_randomized_radius(sigma=sigma, n=n, alpha=alpha)
+        most = max_randomized_radius(sigma=sigma, n=n, alpha=alpha)
         spent = alpha / LEAST_UNIFORM  # u p^n = alpha for unanimous draws
     else:
         check_can_certify(n=n, alpha=alpha)
-        reach, spent = max_radius(sigma=sigma, n=n, alpha=alpha), alpha
+        most, spent = max_radius(sigma=sigma, n=n, alpha=alpha), alpha
     refuse_beyond(
-        reach, radii, sigma=sigma, n=n, alpha=alpha, needed=lambda p: draws_needed(p, spent)
+        most, radii, sigma=sigma, n=n, alpha=alpha, needed=lambda p: draws_needed(p, spent)
     )
 
 
 def refuse_beyond(
-    reach: float,
+    most: float,
     radii: Sequence[float],
     *,
     sigma: float,
@@ -130,9 +130,9 @@ def refuse_beyond(
     alpha: float,
     needed: Callable[[float], int],
 ) -> None:
-    """Refuse radii above `reach`; `needed` says how many unanimous draws bound a probability."""
+    """Refuse radii above `most`; `needed` says how many unanimous draws bound a probability."""
     for radius in radii:
-        if radius <= reach:
+        if radius <= most:
             continue
         p = probability_needed(radius, sigma)
         if p < PRACTICAL_PROB:
@@ -142,7 +142,7 @@ def refuse_beyond(
         raise CasemateError(
             "certify.radii",
             radius,
-            f"is above {reach:.4f}, the most that {n} draws of sigma {sigma:g} certify at "
+            f"is above {most:.4f}, the most that {n} draws of sigma {sigma:g} certify at "
             f"failure_prob {alpha:g}; {remedy}",
         )
 

@@ -59,15 +59,15 @@ def certified_curve(
     correct: Verdicts, radius: ArrayLike, *, sigma: float, radii: ArrayLike
 ) -> CertifiedCurve:
     """Certified accuracy at each radius; at 0 it is the share of items answered rightly."""
-    reach = _radii_of(correct, radius)
+    item_radii = _radii_of(correct, radius)
     at = np.asarray(radii, dtype=np.float64)
     if at.ndim != 1 or not len(at) or not ((at >= 0) & np.isfinite(at)).all():
         raise ValueError("need a list of finite radii that are not negative")
-    points = [accuracy(correct & (reach >= r)) for r in at]
+    points = [accuracy(correct & (item_radii >= r)) for r in at]
     values, low, high = (
         np.array([point[name] for point in points]) for name in ("value", "low", "high")
     )
-    return CertifiedCurve(sigma, at, values, low, high, len(reach))
+    return CertifiedCurve(sigma, at, values, low, high, len(item_radii))
 
 
 def envelope(curves: Sequence[CertifiedCurve]) -> Envelope:
@@ -87,8 +87,8 @@ def envelope(curves: Sequence[CertifiedCurve]) -> Envelope:
 
 def average_certified_radius(correct: Verdicts, radius: ArrayLike) -> float:
     """mean[radius * correct] (Zhai et al. 2020, sec. 3): the area below the certified curve."""
-    reach = _radii_of(correct, radius)
-    return math.fsum(reach[correct]) / len(reach)
+    item_radii = _radii_of(correct, radius)
+    return math.fsum(item_radii[correct]) / len(item_radii)
 
 
 def bound_distribution(p_lower: ArrayLike, *, num_bins: int = 20) -> BoundDistribution:
@@ -119,9 +119,11 @@ def num_possible_failures(*, num_items: int, failure_prob: float, rho: float = 0
 
 
 def _radii_of(correct: Verdicts, radius: ArrayLike) -> FloatArray:
-    reach = np.asarray(radius, dtype=np.float64)
-    if correct.dtype != np.bool_ or correct.ndim != 1 or correct.shape != reach.shape:
-        raise ValueError(f"need (N,) bool and (N,) radii, got {correct.dtype} and {reach.shape}")
-    if not len(reach) or not ((reach >= 0) & np.isfinite(reach)).all():
+    item_radii = np.asarray(radius, dtype=np.float64)
+    if correct.dtype != np.bool_ or correct.ndim != 1 or correct.shape != item_radii.shape:
+        raise ValueError(
+            f"need (N,) bool and (N,) radii, got {correct.dtype} and {item_radii.shape}"
+        )
+    if not len(item_radii) or not ((item_radii >= 0) & np.isfinite(item_radii)).all():
         raise ValueError("need finite radii that are not negative, at least one")
-    return reach
+    return item_radii

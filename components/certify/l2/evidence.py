@@ -4,22 +4,23 @@ Headers without `method` are those of the first version: a fixed number of draws
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from components.certify.l2.reach import Method
+from components.certify.header import FieldTypes, VotesHeader
+from components.certify.l2.radius import Method
 from components.certify.l2.sequential import SELECT_LEAD, SELECT_STEP, SequentialPlan
 from components.core.errors import CasemateError
 
-GAUSSIAN = "gaussian"
 METHODS: tuple[Method, ...] = ("fixed", "sequential", "randomized")
-L2_SETTINGS: Mapping[str, type | tuple[type, ...]] = {
+L2_FIELDS: FieldTypes = {
     "sigma": (int, float),
     "num_select": int,
     "num_estimate": int,
     "run_seed": int,
 }
-DECLARED: Mapping[str, type | tuple[type, ...]] = {
+DECLARED: FieldTypes = {
     "radii": list,
     "failure_prob": (int, float),
     "look_every": int,
@@ -29,15 +30,43 @@ DECLARED: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def method_of(header: Mapping[str, Any]) -> Method:
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """How the draws of l2 votes were made, as their header records it."""
+
+    sigma: float
+    num_select: int
+    num_estimate: int
+    run_seed: int
+    method: Method
+    names_method: bool  # False: the first version, whose certificates have another layout
+    declared: Mapping[str, Any] | None
+    denoiser: Mapping[str, Any] | None
+
+
+def drawn_of(header: VotesHeader) -> Drawn:
+    """The recorded settings of l2 votes."""
+    recorded = header.settings
+    return Drawn(
+        float(recorded["sigma"]),
+        recorded["num_select"],
+        recorded["num_estimate"],
+        recorded["run_seed"],
+        recorded.get("method", "fixed"),
+        "method" in recorded,
+        recorded.get("declared"),
+        recorded.get("denoiser"),
+    )
+
+
+def method_of(header: VotesHeader) -> Method:
     """How the number of draws and the bound of an item come about."""
-    method: Method = header["settings"].get("method", "fixed")
-    return method
+    return drawn_of(header).method
 
 
-def is_sequential(header: Mapping[str, Any]) -> bool:
+def is_sequential(header: VotesHeader) -> bool:
     """Whether items stop drawing when their declared radii are decided."""
-    return header["kind"] == GAUSSIAN and method_of(header) == "sequential"
+    return method_of(header) == "sequential"
 
 
 def declare(
@@ -54,15 +83,14 @@ def declare(
     }
 
 
-def plan_of(header: Mapping[str, Any]) -> SequentialPlan:
+def plan_of(header: VotesHeader) -> SequentialPlan:
     """The plan under which sequential votes were drawn; refuses one that makes no sense."""
-    settings = header["settings"]
-    declared = settings["declared"]
+    drawn, declared = drawn_of(header), header.settings["declared"]
     return _plan(
-        sigma=float(settings["sigma"]),
+        sigma=drawn.sigma,
         radii=tuple(float(radius) for radius in declared["radii"]),
         failure_prob=float(declared["failure_prob"]),
-        num_estimate=settings["num_estimate"],
+        num_estimate=drawn.num_estimate,
         look_every=declared["look_every"],
         futility_prob=float(declared["futility_prob"]),
     )
@@ -71,10 +99,10 @@ def plan_of(header: Mapping[str, Any]) -> SequentialPlan:
 _plan = lru_cache(maxsize=16)(SequentialPlan)  # its tables of thresholds are made once
 
 
-def check_l2_header(header: Mapping[str, Any]) -> None:
+def check_l2_header(header: VotesHeader) -> None:
     """Raise unless method and declaration fit each other and can certify something."""
-    settings = header["settings"]
-    method, declared = settings.get("method", "fixed"), settings.get("declared")
+    method: str = method_of(header)
+    declared = header.settings.get("declared")
     if method not in METHODS:
         raise CasemateError("method", method, f"is not one of {', '.join(METHODS)}")
     if (method == "sequential") != (declared is not None):
@@ -85,7 +113,7 @@ def check_l2_header(header: Mapping[str, Any]) -> None:
         if not isinstance(declared, Mapping) or not isinstance(declared.get(name), kind):
             raise CasemateError("declared", declared, f"lacks {name}, or has it of another type")
     if not all(isinstance(radius, int | float) for radius in declared["radii"]):
-        raise CasemateError("declared", declared, "has radii that are no numbers")
+        raise CasemateError("declared", declared, "has radii that are not numbers")
     if not declared["radii"] or min(declared["select_step"], declared["select_lead"]) < 1:
         raise CasemateError("declared", declared, "needs radii, a select_step and a select_lead")
     plan_of(header)

@@ -23,7 +23,7 @@ from scipy import special
 from components.certify.l2.bounds import clopper_pearson_lower, draws_needed, probability_needed
 from components.certify.l2.claims import radius_of_bound, refuse_beyond
 from components.certify.l2.predict import ABSTAIN
-from components.certify.l2.reach import FINAL_SHARE, SEQUENTIAL_SHARE
+from components.certify.l2.radius import FINAL_SHARE, SEQUENTIAL_SHARE
 from components.core.errors import CasemateError
 from components.core.types import FloatArray, IntArray
 
@@ -57,7 +57,7 @@ class SequentialPlan:
         return np.append(inner, self.num_estimate)
 
     @cached_property
-    def reach(self) -> float:
+    def max_certifiable_radius(self) -> float:
         """The radius that unanimous draws would give; no claim exceeds it."""
         bound = _unanimous_lower(self.num_estimate, self.failure_prob)
         return radius_of_bound(bound, sigma=self.sigma)
@@ -102,12 +102,12 @@ def _check_plan(plan: SequentialPlan) -> None:
         if not 0 <= radius < math.inf:
             raise CasemateError("certify.radii", radius, "is not an l2 distance in pixels")
     n, alpha, sigma = plan.num_estimate, plan.failure_prob, plan.sigma
-    if plan.reach == 0.0:
+    if plan.max_certifiable_radius == 0.0:
         needed = _draws_needed(probability_needed(0.0, sigma), alpha)
         remedy = f"draws can never exceed probability 1/2 at failure_prob {alpha}; use {needed}"
         raise CasemateError("certify.num_estimate", n, f"{remedy} or more")
     refuse_beyond(
-        plan.reach,
+        plan.max_certifiable_radius,
         plan.radii,
         sigma=sigma,
         n=n,

@@ -1,12 +1,23 @@
 """Settings of l2 certificates by randomized smoothing, and of the attack that challenges them."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt, MinLen
 
-from components.certify.l2.reach import LEAST_UNIFORM, Method, draws_to_reach, reach
-from components.certify.settings import CertificateSettings, ChallengeSettings
+from components.certify.l2.radius import (
+    LEAST_UNIFORM,
+    Method,
+    draws_to_certify,
+    max_certifiable_radius,
+)
+from components.certify.settings import (
+    CertificateSettings,
+    ChallengeSettings,
+    ClaimSettings,
+    TrainedModel,
+    Warned,
+)
 from components.core.settings import (
     Count,
     Positive,
@@ -22,7 +33,16 @@ from components.denoising.settings import (
     OneShotSettings,
     SamplerSettings,
 )
+from components.train.objectives.settings import (
+    DenoisedTrainingSettings,
+    DenoiserTrainingSettings,
+    GaussianTrainingSettings,
+    ObjectiveSettings,
+)
 
+L2_BOUND_VERSION = 2  # of the bound that l2 certificates follow from, part of their fingerprints
+FailureProb = Annotated[float, Gt(0), Lt(1)]
+Radii = Annotated[tuple[Annotated[float, Ge(0)], ...], MinLen(1)]
 USUAL_RADII = (0.25, 0.5, 0.75, 1.0)  # of published tables
 ROUNDING = 1e-9  # closed forms may be off by the last digits; the exact test decides those
 MAX_FAILURE_PROB = {"fixed": 1.0, "randomized": LEAST_UNIFORM, "sequential": 0.3}  # exclusive
@@ -57,9 +77,9 @@ class GaussianSettings(CertificateSettings):
     """n0: draws that choose the class."""
     num_estimate: Count = 100_000
     """n: draws that bound its probability."""
-    failure_prob: Annotated[float, Gt(0), Lt(1)] = 0.001
+    failure_prob: FailureProb = 0.001
     """alpha: probability that the certificate of one item is wrong."""
-    radii: Annotated[tuple[Annotated[float, Ge(0)], ...], MinLen(1)] = ()
+    radii: Radii = ()
     """Declared before the first draw; left out: those of published tables that are certifiable.
     With `sequential`, radius 0 asks for a label at any distance."""
     look_every: Count = 64
@@ -75,15 +95,15 @@ class GaussianSettings(CertificateSettings):
 
     def __post_init__(self) -> None:
         if not self.radii:
-            most = self._reach_if_known()
+            most = self._max_radius_if_known()
             usual = tuple(radius for radius in USUAL_RADII if most is None or radius <= most)
             object.__setattr__(self, "radii", usual or USUAL_RADII[:1])
         Settings.__post_init__(self)
 
-    def _reach_if_known(self) -> float | None:
+    def _max_radius_if_known(self) -> float | None:
         """The largest certifiable radius; None if a value is wrong, which is refused anyway."""
         try:
-            return self.reach
+            return self.max_certifiable_radius
         except (TypeError, ValueError, ArithmeticError, KeyError):
             return None
 
@@ -96,9 +116,9 @@ class GaussianSettings(CertificateSettings):
         return 0 if self.method == "sequential" else drawn  # those stop long before
 
     @property
-    def reach(self) -> float:
+    def max_certifiable_radius(self) -> float:
         """The largest radius that this many draws can certify."""
-        return reach(
+        return max_certifiable_radius(
             sigma=self.sigma, n=self.num_estimate, alpha=self.failure_prob, method=self.method
         )
 
@@ -140,7 +160,8 @@ class GaussianSettings(CertificateSettings):
         """Radii that no votes could certify."""
         if self.failure_prob >= MAX_FAILURE_PROB[self.method]:
             return  # reported already, and no radius is certifiable with it
-        if self.reach == 0:  # even draws that all agree leave the bound at 1/2 or below
+        # Even draws that all agree may leave the bound at 1/2 or below.
+        if self.max_certifiable_radius == 0:
             needed = self._draws_for(self.sigma * ROUNDING)
             raised = f"num_estimate to {needed} or failure_prob" if needed else "failure_prob"
             remedy = (
@@ -149,15 +170,87 @@ class GaussianSettings(CertificateSettings):
             )
             yield Problem("num_estimate", self.num_estimate, remedy)
             return
+        most = self.max_certifiable_radius
         for radius in self.radii:
-            if radius > self.reach * (1 + ROUNDING):
+            if radius > most * (1 + ROUNDING):
                 needed = self._draws_for(radius)
                 raised = f"raise num_estimate to {needed} or" if needed else "raise sigma or"
                 remedy = (
-                    f"is above {self.reach:.4f}, the most that {self.num_estimate} draws of sigma "
+                    f"is above {most:.4f}, the most that {self.num_estimate} draws of sigma "
                     f"{self.sigma:g} certify; {raised} drop it"
                 )
                 yield Problem("radii", f"{radius:g}", remedy)
 
     def _draws_for(self, radius: float) -> int | None:
-        return draws_to_reach(radius, sigma=self.sigma, alpha=self.failure_prob, method=self.method)
+        return draws_to_certify(
+            radius, sigma=self.sigma, alpha=self.failure_prob, method=self.method
+        )
+
+    def _formula(self) -> dict[str, Any]:
+        from components.core.seeding import noise_impl  # here: needs numpy
+
+        found: dict[str, Any] = {"bound": L2_BOUND_VERSION}
+        if self.method != "fixed":  # which had its draws from the first version on
+            found["noise_impl"] = noise_impl(self.method)
+        return found
+
+    def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
+        if trained.denoiser_objective is not None:
+            yield from self._level_warnings(trained.denoiser_objective)
+        if trained.objective is not None:
+            yield from self._noise_warnings(trained.objective)
+        if self.challenge and self.challenge.eps > self.max_certifiable_radius:
+            text = "is above the largest certifiable radius: it challenges nothing"
+            yield Warned("challenge.eps", text)
+
+    def _noise_warnings(self, objective: ObjectiveSettings) -> Iterator[Warned]:
+        """A classifier that is shown other images than those it was trained on."""
+        behind = self.denoiser is not None
+        if not isinstance(objective, GaussianTrainingSettings | DenoisedTrainingSettings):
+            if not behind:
+                text = f"{self.model} was not trained on Gaussian noise: expect many abstentions"
+                yield Warned("model", text)
+        elif isinstance(objective, DenoisedTrainingSettings) and not behind:
+            yield Warned("denoiser", f"is none, but {self.model} was trained behind one")
+        elif isinstance(objective, GaussianTrainingSettings) and behind:
+            text = f"takes away the noise that {self.model} was trained on"
+            yield Warned("denoiser", text)
+        elif objective.sigma != self.sigma:
+            text = f"{self.sigma:g} differs from the training sigma {objective.sigma:g}"
+            yield Warned("sigma", text)
+
+    def _level_warnings(self, objective: ObjectiveSettings) -> Iterator[Warned]:
+        """Noise that the schedule knows, but that the denoiser was not trained on."""
+        assert isinstance(objective, DenoiserTrainingSettings)
+        low, high = objective.range or (0.0, 0.0)
+        known = objective.full or self.sigma in objective.sigmas or low <= self.sigma <= high
+        if not known:
+            text = f"{self.sigma:g} is not a noise level that {self.denoiser} was trained on"
+            yield Warned("sigma", text)
+
+    @classmethod
+    def keep_valid(cls, values: dict[str, Any]) -> None:
+        """Whole micro-batches, and draws enough for the smallest radius; larger ones are dropped
+        where so few draws cannot certify them.
+        """
+        values["block_size"] -= values["block_size"] % values["micro_batch"]
+        sigma, alpha, method = values["sigma"], values["failure_prob"], values["method"]
+        least = min(values["radii"])
+        needed = draws_to_certify(least, sigma=sigma, alpha=alpha, method=method) or 0
+        n = max(values["num_estimate"], needed)
+        most = max_certifiable_radius(sigma=sigma, n=n, alpha=alpha, method=method)
+        values["num_estimate"] = n
+        values["radii"] = [radius for radius in values["radii"] if radius <= most]
+
+
+@settings
+class GaussianClaimSettings(ClaimSettings):
+    """What is claimed from draws under Gaussian noise."""
+
+    help: ClassVar[dict[str, str]] = {
+        "failure_prob": "Failure probability per item (l2).",
+        "radii": "Comma-separated l2 radii.",
+    }
+
+    failure_prob: FailureProb
+    radii: Radii

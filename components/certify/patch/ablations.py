@@ -46,8 +46,8 @@ def _closed_form(size: int, *, width: int, stride: int, patch: int) -> int:
     """Delta = min(K, ceil((m+b-1 + [b > r] (s-r)) / s)): the seam counts once a band wraps."""
     num_bands = -(-size // stride)
     seam = size - stride * (num_bands - 1)
-    reach = patch + width - 1 + (stride - seam if width > seam else 0)
-    return min(num_bands, -(-reach // stride))
+    extent = patch + width - 1 + (stride - seam if width > seam else 0)
+    return min(num_bands, -(-extent // stride))
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ table of full column votes without a second rule is that of the first certificat
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,44 +14,60 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from components.certify.claim_rows import ITEM_FIELDS, Derived, item_fields
+from components.certify.header import VotesHeader
 from components.certify.patch.ablations import DELTA_RULES, num_touched
 from components.certify.patch.double_masking import certify_pairs
 from components.certify.patch.early_stop import PartialClaims, certify_partial
-from components.certify.patch.evidence import DOUBLE_MASKING, ablations_of, masks_of, stopped_for
+from components.certify.patch.evidence import ablations_of, early_stop_of, masks_of
 from components.certify.patch.rules import PatchClaims, certify, check_rules
+from components.certify.patch.settings import (
+    AblationClaimSettings,
+    DoubleMaskingClaimSettings,
+    SecondRule,
+)
 from components.certify.votes import ItemVotes, Votes
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.core.types import Array
 from components.evaluate.accuracy import CONFIDENCE, accuracy
 
-SECOND_RULES = ("none", "loc")
+SECOND_RULES: tuple[str, ...] = get_args(SecondRule)
 SIZES = ("certified_patch_sizes", pa.list_(pa.int32()))
 COUNT_FIELDS = ("top_votes", "runner_up", "runner_up_votes", "margin")
 PARTIAL_FIELDS = ("num_outstanding", "margin_low", "margin_high")
 
 
-def patch_settings(header: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the settings that a claim needs, and of those it may have."""
-    if header["kind"] == DOUBLE_MASKING:
-        return ("patch_sizes",), ()
-    return ("patch_sizes", "rule"), ("delta_rule", "second_rule")
-
-
-def check_patch_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The claim in its one written form: sizes sorted, what is default left out."""
-    sizes = settings["patch_sizes"]
+def check_sizes(header: VotesHeader, sizes: Any) -> tuple[int, ...]:
+    """Patch sizes in ascending order, or an error unless every one fits into the images."""
     if not isinstance(sizes, Sequence) or not sizes:
         raise CasemateError("certify.patch_sizes", sizes, "is not a list of sizes in pixels")
-    side = min(header["image"]["height"], header["image"]["width"])
+    side = min(header.image.size)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= side:
             raise CasemateError("certify.patch_sizes", size, f"is not in 1..{side} pixels")
-    checked: dict[str, Any] = {"patch_sizes": sorted(set(sizes))}
-    if header["kind"] == DOUBLE_MASKING:
-        _check_covered(header, checked["patch_sizes"])
-        return checked
-    rule, second = settings["rule"], settings.get("second_rule", "none")
-    delta_rule = settings.get("delta_rule", "exact")
+    return tuple(sorted(set(sizes)))
+
+
+def check_pair_claim(header: VotesHeader, claim: Mapping[str, Any]) -> DoubleMaskingClaimSettings:
+    """The claim in its one written form: sizes sorted, all of them hidden by the masks."""
+    sizes, masks = check_sizes(header, claim["patch_sizes"]), masks_of(header)
+    for size in sizes:
+        if not masks.covers(size):
+            remedy = (
+                f"is larger than the {masks.patch} pixels that these masks hide; vote with others"
+            )
+            raise CasemateError("certify.patch_sizes", size, remedy)
+    return DoubleMaskingClaimSettings(patch_sizes=sizes)
+
+
+def check_ablation_claim(header: VotesHeader, claim: Mapping[str, Any]) -> AblationClaimSettings:
+    """The claim in its one written form: sizes sorted, rules that exist and fit each other."""
+    sizes = check_sizes(header, claim["patch_sizes"])
+    usual = {
+        name: default_of(AblationClaimSettings, name) for name in ("second_rule", "delta_rule")
+    }
+    rule, second = claim["rule"], claim.get("second_rule", usual["second_rule"])
+    delta_rule = claim.get("delta_rule", usual["delta_rule"])
     if delta_rule not in DELTA_RULES:
         known = ", ".join(DELTA_RULES)
         raise CasemateError("certify.delta_rule", delta_rule, f"is not one of {known}")
@@ -60,47 +76,31 @@ def check_patch_claim(header: Mapping[str, Any], settings: Mapping[str, Any]) ->
         again = "is the rule already; leave it out with --second-rule none"
         remedy = again if second == rule else "is neither none nor loc"
         raise CasemateError("certify.second_rule", second, remedy)
-    checked["rule"] = rule
-    checked |= {"delta_rule": delta_rule} if delta_rule != "exact" else {}
-    checked |= {"second_rule": second} if second != "none" else {}
+    checked = AblationClaimSettings(
+        patch_sizes=sizes, rule=rule, delta_rule=delta_rule, second_rule=second
+    )
     _check_answerable(header, checked)
     return checked
 
 
-def _check_covered(header: Mapping[str, Any], sizes: Sequence[int]) -> None:
-    masks = masks_of(header)
-    for size in sizes:
-        if not masks.covers(size):
-            limit = header["settings"]["mask_patch"]
-            remedy = f"is larger than the {limit} pixels that these masks hide; vote with others"
-            raise CasemateError("certify.patch_sizes", size, remedy)
-
-
-def _check_answerable(header: Mapping[str, Any], claim: Mapping[str, Any]) -> None:
+def _check_answerable(header: VotesHeader, claim: AblationClaimSettings) -> None:
     """Votes that stopped early answer what they were stopped for, and nothing else."""
-    if (stop := stopped_for(header)) is None:
+    if (stop := early_stop_of(header)) is None:
         return
     cannot = "cannot be answered: voting stopped early, once"
-    known = ", ".join(map(str, stop["patch_sizes"]))
-    for size in claim["patch_sizes"]:
-        if size not in stop["patch_sizes"]:
+    known = ", ".join(map(str, stop.patch_sizes))
+    for size in claim.patch_sizes:
+        if size not in stop.patch_sizes:
             raise CasemateError(
                 "certify.patch_sizes", size, f"{cannot} sizes {known} were decided; vote again"
             )
-    for name in ("rule", "second_rule"):
-        if name in claim and claim[name] not in stop["rules"]:
-            rules = ", ".join(stop["rules"])
-            remedy = f"{cannot} {rules} was decided; vote again"
-            raise CasemateError(f"certify.{name}", claim[name], remedy)
-    if "delta_rule" in claim:
-        raise CasemateError("certify.delta_rule", claim["delta_rule"], f"{cannot} exact was")
-
-
-def derive_patch(votes: Votes, claim: Mapping[str, Any]) -> Derived:
-    """Rows and accuracies of a checked claim."""
-    if votes.header["kind"] == DOUBLE_MASKING:
-        return _derive_pairs(votes, claim)
-    return _derive_ablations(votes, claim)
+    asked = {"rule": claim.rule, "second_rule": claim.second_rule}
+    for name, rule in asked.items():
+        if rule not in ("none", *stop.rules):
+            remedy = f"{cannot} {', '.join(stop.rules)} was decided; vote again"
+            raise CasemateError(f"certify.{name}", rule, remedy)
+    if claim.delta_rule != "exact":
+        raise CasemateError("certify.delta_rule", claim.delta_rule, f"{cannot} exact was")
 
 
 def is_sound(claim: Mapping[str, Any]) -> bool:
@@ -108,12 +108,14 @@ def is_sound(claim: Mapping[str, Any]) -> bool:
     return bool(claim.get("delta_rule", "exact") == "exact")
 
 
-def _derive_ablations(votes: Votes, claim: Mapping[str, Any]) -> Derived:
-    header, sizes, items = votes.header, claim["patch_sizes"], list(votes.items())
-    predictions = np.stack([item.streams[header["kind"]] for item in items])
-    partial, second = stopped_for(header) is not None, claim.get("second_rule")
+def derive_ablations(votes: Votes, claim: AblationClaimSettings) -> Derived:
+    """Rows and accuracies of a checked claim from votes over ablations."""
+    header, sizes, items = votes.header, claim.patch_sizes, list(votes.items())
+    predictions = np.stack([item.streams[header.kind] for item in items])
+    partial = early_stop_of(header) is not None
+    second = claim.second_rule if claim.second_rule != "none" else None
     fields = PARTIAL_FIELDS if partial else COUNT_FIELDS
-    claims = _claims(votes, items, predictions, claim, rule=claim["rule"])
+    claims = _claims(votes, items, predictions, claim, rule=claim.rule)
     columns = {SIZES[0]: claims.certified}
     if second:
         columns[f"{SIZES[0]}_{second}"] = _claims(
@@ -153,33 +155,43 @@ def _claims(
     votes: Votes,
     items: Sequence[ItemVotes],
     predictions: Array,
-    claim: Mapping[str, Any],
+    claim: AblationClaimSettings,
     *,
     rule: str,
 ) -> PatchClaims | PartialClaims:
     """Verdicts under one rule; votes that stopped before they decided are refused by item."""
     header = votes.header
-    asked = {"num_classes": header["num_classes"], "patch_sizes": claim["patch_sizes"]}
-    delta_rule = claim.get("delta_rule", "exact") if rule != "loc" else "exact"
-    if stopped_for(header) is None:
-        return certify(predictions, ablations_of(header), rule=rule, delta_rule=delta_rule, **asked)
-    claims = certify_partial(predictions, ablations_of(header), rule=rule, **asked)
+    num_classes, sizes = header.num_classes, claim.patch_sizes
+    delta_rule = claim.delta_rule if rule != "loc" else "exact"
+    if early_stop_of(header) is None:
+        return certify(
+            predictions,
+            ablations_of(header),
+            num_classes=num_classes,
+            patch_sizes=sizes,
+            rule=rule,
+            delta_rule=delta_rule,
+        )
+    claims = certify_partial(
+        predictions, ablations_of(header), num_classes=num_classes, patch_sizes=sizes, rule=rule
+    )
     if (undecided := claims.undecided).any():
         item = items[int(undecided.argmax())].item_id
         raise CasemateError("votes", f"of item {item}", "stopped before they decided the claim")
     return claims
 
 
-def _touched_entry(votes: Votes, claim: Mapping[str, Any], size: int) -> dict[str, Any]:
-    ablations, rule = ablations_of(votes.header), claim.get("delta_rule", "exact")
+def _touched_entry(votes: Votes, claim: AblationClaimSettings, size: int) -> dict[str, Any]:
+    ablations, rule = ablations_of(votes.header), claim.delta_rule
     entry = {"patch_size": size, "num_touched": num_touched(ablations, size, delta_rule=rule)}
     return entry | ({} if rule == "exact" else {"exact_touched": num_touched(ablations, size)})
 
 
-def _derive_pairs(votes: Votes, claim: Mapping[str, Any]) -> Derived:
-    header, sizes, items = votes.header, claim["patch_sizes"], list(votes.items())
+def derive_pairs(votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
+    """Rows and accuracies of a checked claim from pairs of masks."""
+    header, sizes, items = votes.header, claim.patch_sizes, list(votes.items())
     predictions = np.stack([item.streams["pairs"] for item in items])
-    claims = certify_pairs(predictions, masks_of(header), num_classes=header["num_classes"])
+    claims = certify_pairs(predictions, masks_of(header), num_classes=header.num_classes)
     rows = [
         item_fields(item, int(claims.prediction[i]))
         | {

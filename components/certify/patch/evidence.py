@@ -1,104 +1,119 @@
 """What a votes file's header says of patch votes: ablations, pairs of masks, early stops."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from components.certify.header import FieldTypes, VotesHeader
 from components.certify.patch.ablations import patch_sides
 from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import ORDER, UNSEEN, voting_order
 from components.certify.patch.rules import check_rules
 from components.core.errors import CasemateError
 from components.core.types import Array
-from components.data.ablation import KINDS as ABLATION_KINDS
 from components.data.ablation import Ablations
 
-DOUBLE_MASKING = "double_masking"
-PATCH_KINDS = (*ABLATION_KINDS, DOUBLE_MASKING)
-PATCH_SETTINGS: Mapping[str, Mapping[str, type]] = {
-    **{kind: {"band": int, "stride": int} for kind in ABLATION_KINDS},
-    DOUBLE_MASKING: {"mask_patch": int, "num_masks": int},  # largest patch hidden, masks per side
-}
+ABLATION_FIELDS: FieldTypes = {"band": int, "stride": int}
+PAIR_FIELDS: FieldTypes = {"mask_patch": int, "num_masks": int}  # largest patch, masks per side
 
 
-def _image_size(header: Mapping[str, Any]) -> tuple[int, int]:
-    return header["image"]["height"], header["image"]["width"]
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """The verdicts for which voting stops as soon as they are decided."""
+
+    patch_sizes: tuple[int, ...]
+    rules: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`settings.stopped_for` of a header."""
+        return {"patch_sizes": list(self.patch_sizes), "rules": list(self.rules), "order": ORDER}
 
 
-def ablations_of(header: Mapping[str, Any]) -> Ablations:
+def ablations_of(header: VotesHeader) -> Ablations:
     """The ablations whose votes are kept."""
-    settings = header["settings"]
+    recorded = header.settings
     return Ablations(
-        kind=header["kind"],
-        image_size=_image_size(header),
-        band=settings["band"],
-        stride=settings["stride"],
+        kind=header.kind,
+        image_size=header.image.size,
+        band=recorded["band"],
+        stride=recorded["stride"],
     )
 
 
-def asked_ablations(header: Mapping[str, Any]) -> Ablations:
+def asked_ablations(header: VotesHeader) -> Ablations:
     """The ablations that were asked: more than are kept where votes of a finer stride were thinned.
 
     `settings.asked_stride` is there for thinned votes only; the forward passes had its batches.
     """
     kept = ablations_of(header)
-    return replace(kept, stride=header["settings"].get("asked_stride", kept.stride))
+    return replace(kept, stride=header.settings.get("asked_stride", kept.stride))
 
 
-def masks_of(header: Mapping[str, Any]) -> MaskSet:
+def is_thinned(header: VotesHeader) -> bool:
+    """Whether the votes are a part of those of a finer stride."""
+    return "asked_stride" in header.settings
+
+
+def masks_of(header: VotesHeader) -> MaskSet:
     """The masks whose pairs voted."""
-    settings = header["settings"]
+    recorded = header.settings
     return MaskSet(
-        image_size=_image_size(header),
-        patch=settings["mask_patch"],
-        num_masks=settings["num_masks"],
+        image_size=header.image.size,
+        patch=recorded["mask_patch"],
+        num_masks=recorded["num_masks"],
     )
 
 
-def patch_streams(header: Mapping[str, Any]) -> dict[str, int]:
-    """The one stream of patch votes and its length per item."""
-    if header["kind"] == DOUBLE_MASKING:
-        return {"pairs": len(masks_of(header).pairs())}
-    return {header["kind"]: len(ablations_of(header))}
+def early_stop_of(header: VotesHeader) -> EarlyStop | None:
+    """What voting stopped for; None if all votes were asked."""
+    recorded: Mapping[str, Any] | None = header.settings.get("stopped_for")
+    if recorded is None:
+        return None
+    return EarlyStop(tuple(recorded["patch_sizes"]), tuple(recorded["rules"]))
 
 
-def stopped_for(header: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """`patch_sizes`, `rules` and `order` of votes that stopped early; None if all were asked."""
-    stop: Mapping[str, Any] | None = header["settings"].get("stopped_for")
-    return stop
-
-
-def check_patch_header(header: Mapping[str, Any]) -> None:
-    """Raise unless the settings describe ablations, or masks, and an early stop that exist."""
-    patch_streams(header)
-    if "asked_stride" in header["settings"]:
+def check_ablation_header(header: VotesHeader) -> None:
+    """Raise unless the settings describe ablations, and an early stop, that exist."""
+    kept, recorded = ablations_of(header), header.settings
+    stop = recorded.get("stopped_for")
+    if is_thinned(header):
         stride = asked_ablations(header).stride
-        if stopped_for(header) is not None or ablations_of(header).stride % stride:
+        if stop is not None or kept.stride % stride:
             raise CasemateError("asked_stride", stride, "holds no such stride, or stopped early")
-    if (stop := stopped_for(header)) is None:
+    if stop is None:
         return
-    if header["kind"] == DOUBLE_MASKING or not isinstance(stop, Mapping):
+    if not isinstance(stop, Mapping):
         raise CasemateError("stopped_for", stop, "is possible for ablations only")
     if set(stop) != {"patch_sizes", "rules", "order"} or stop["order"] != ORDER:
         raise CasemateError("stopped_for", stop, f"needs patch_sizes, rules and order {ORDER}")
-    if header["num_classes"] > UNSEEN:
-        raise CasemateError("num_classes", header["num_classes"], "is too many for partial votes")
+    if header.num_classes > UNSEEN:
+        raise CasemateError("num_classes", header.num_classes, "is too many for partial votes")
     for size in stop["patch_sizes"]:
-        patch_sides(size, _image_size(header))
+        patch_sides(size, header.image.size)
     check_rules(stop["rules"])
 
 
-def unknown_votes(predictions: Array, header: Mapping[str, Any]) -> Array:
-    """(K,) bool: which ablations of an item were not asked; raises unless the rest came first.
+def check_pair_header(header: VotesHeader) -> None:
+    """Raise unless the settings describe masks, all of whose pairs voted."""
+    masks_of(header).pairs()
+    if is_thinned(header):
+        raise CasemateError("asked_stride", header.settings["asked_stride"], "needs ablations")
+    if (stop := header.settings.get("stopped_for")) is not None:
+        raise CasemateError("stopped_for", stop, "is possible for ablations only")
 
-    Without an early stop nothing may be missing.
+
+def unknown_votes(predictions: Array, header: VotesHeader) -> NDArray[np.bool_]:
+    """(K,) which ablations of an item were not asked; raises unless the rest came first.
+
+    Without an early stop no vote may be missing.
     """
-    if stopped_for(header) is None:
+    if early_stop_of(header) is None:
         return np.zeros(len(predictions), dtype=np.bool_)
-    unseen: Array = predictions == UNSEEN
-    (size,) = patch_streams(header).values()
+    unseen: NDArray[np.bool_] = predictions == UNSEEN
+    size = len(ablations_of(header))
     if len(predictions) != size:
         raise ValueError(f"has {len(predictions)} votes in a block; partial votes need all {size}")
     in_order = unseen[voting_order(size)]

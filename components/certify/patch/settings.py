@@ -1,8 +1,8 @@
 """Settings of certificates against one square patch, and of the attack that challenges them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
 
@@ -10,21 +10,18 @@ from components.certify.settings import (
     CertificateEntry,
     CertificateSettings,
     ChallengeSettings,
+    ClaimSettings,
     TrainedModel,
+    Warned,
 )
 from components.core.settings import Count, Problem, Settings, default_of, settings
 
 Kind = Literal["columns", "rows", "blocks", "both"]
-
-
-def ablation_of(trained_for: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The kind of certificate and the visible pixels that a model is trained for, if it is."""
-    match trained_for:
-        case {"kind": "columns", "band": band}:
-            return "columns", int(band)
-        case {"kind": "ablation", "shape": shape, "size": size}:
-            return f"{shape}s", int(size)
-    return None
+Rule = Literal["strict", "count", "loc"]
+SecondRule = Literal["none", "loc"]
+DeltaRule = Literal["exact", "paper_reference"]
+PatchSizes = Annotated[tuple[Count, ...], MinLen(1)]
+MAX_SWEPT = 2  # sizes, and strides, of a shrunk recipe
 
 
 @settings
@@ -43,7 +40,7 @@ class PatchSettings(CertificateSettings):
 
     kind: str
     model: str = "main"
-    patch_sizes: Annotated[tuple[Count, ...], MinLen(1)]
+    patch_sizes: PatchSizes
     token_policy: Literal["as_trained", "drop", "mask"] = "as_trained"
     """What happens to hidden tokens. A model trained one way and certified the other loses many
     points of accuracy."""
@@ -70,6 +67,11 @@ class PatchSettings(CertificateSettings):
                 "certified accuracy; add allow_token_mismatch: true to certify it anyway"
             )
             yield Problem("token_policy", self.token_policy, remedy)
+
+    def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
+        if self.token_policy not in ("as_trained", trained.token_policy):
+            text = f"{self.token_policy} differs from the training's {trained.token_policy}"
+            yield Warned("token_policy", text)
 
 
 @settings
@@ -99,10 +101,10 @@ class AblationSettings(PatchSettings):
     band: Count | None = None
     """Visible pixels of an ablation; None: as the model was trained."""
     stride: Count = 1
-    rule: Literal["strict", "count", "loc"] = "count"
-    second_rule: Literal["none", "loc"] = "none"
+    rule: Rule = "count"
+    second_rule: SecondRule = "none"
     """Verdicts of another rule in a second column."""
-    delta_rule: Literal["exact", "paper_reference"] = "exact"
+    delta_rule: DeltaRule = "exact"
     """`paper_reference` reproduces published tables and is not sound."""
     stop_early: bool = False
     """Votes stop when these sizes and rules are decided, and can answer no others."""
@@ -136,13 +138,66 @@ class AblationSettings(PatchSettings):
     def model_problems(self, model: TrainedModel) -> Iterator[Problem]:
         yield from PatchSettings.model_problems(self, model)
         swept = self.sweep is not None and bool(self.sweep.band)
-        shape, _ = ablation_of(model.trained_for) or (None, 0)
+        shape, _ = model.ablation or (None, 0)
         if self.band is None and not swept and shape != self.kind:
             remedy = f"is needed: model {model.name} was not trained on {self.kind}"
             yield Problem("band", "", remedy)
 
     def max_votes(self, *, side: int) -> int:
         return side * side
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """All strides of the section, swept or not."""
+        return (self.sweep.stride if self.sweep else ()) or (self.stride,)
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The rules under which the certificate gives verdicts."""
+        return (self.rule,) if self.second_rule == "none" else (self.rule, self.second_rule)
+
+    def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
+        shape, size = trained.ablation or (None, None)
+        if shape != self.kind:
+            bands = "column bands" if self.kind == "columns" else self.kind
+            text = f"{self.model} was not trained on {bands}: expect few certificates"
+            yield Warned("model", text)
+        elif self.band and self.band != size:
+            yield Warned("band", f"{self.band} differs from the training band {size}")
+        if self.delta_rule != "exact":
+            text = "paper_reference reproduces published tables; its certificates are not sound"
+            yield Warned("delta_rule", text)
+        yield from self._stride_warnings(trained.image_size)
+        yield from self._early_stop_warnings(trained.known_side)
+        yield from PatchSettings.warnings(self, trained)
+
+    def _stride_warnings(self, width: int | None) -> Iterator[Warned]:
+        swept = self.sweep is not None and bool(self.sweep.stride)
+        for stride in self.strides:
+            if width and width % stride:
+                text = f"{stride} does not divide {width}: patches at the seam touch one band more"
+                yield Warned("sweep.stride" if swept else "stride", text)
+
+    def _early_stop_warnings(self, side: int | None) -> Iterator[Warned]:
+        """Votes stop between micro-batches: one that holds them all has nothing to leave out."""
+        from components.data.ablation import Ablations  # here: needs torch
+
+        if side is None or not self.stop_early:
+            return
+        for stride in self.strides:
+            size = (side, side)
+            count = len(Ablations(kind=self.kind, image_size=size, band=1, stride=stride))
+            if self.micro_batch >= count:
+                text = (
+                    f"saves nothing: micro_batch {self.micro_batch} asks all {count} ablations of "
+                    f"stride {stride} at once; lower it or leave stop_early out"
+                )
+                yield Warned("stop_early", text)
+
+    @classmethod
+    def keep_valid(cls, values: dict[str, Any]) -> None:
+        for axis in (values.get("sweep") or {}).values():
+            del axis[MAX_SWEPT:]
 
     def entries(self, name: str) -> dict[str, CertificateEntry]:
         """Itself, or one entry for each size and stride of its sweep.
@@ -193,3 +248,38 @@ class DoubleMaskingSettings(PatchSettings):
 
     def max_votes(self, *, side: int) -> int:
         return int(self.num_masks**4)
+
+    def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
+        if trained.ablation:
+            text = f"{self.model} saw narrow ablations in training, these masks hide little"
+            yield Warned("model", text)
+        yield from PatchSettings.warnings(self, trained)
+
+
+SIZES_HELP = "Comma-separated patch sides in pixels."
+
+
+@settings
+class AblationClaimSettings(ClaimSettings):
+    """What is claimed from votes over ablations."""
+
+    help: ClassVar[dict[str, str]] = {
+        "patch_sizes": SIZES_HELP,
+        "rule": "strict, count or loc (patches).",
+        "delta_rule": "exact, or paper_reference: published tables, not sound (patches).",
+        "second_rule": "none, or loc as a second column (patches).",
+    }
+
+    patch_sizes: PatchSizes
+    rule: Rule
+    delta_rule: DeltaRule = default_of(AblationSettings, "delta_rule")
+    second_rule: SecondRule = default_of(AblationSettings, "second_rule")
+
+
+@settings
+class DoubleMaskingClaimSettings(ClaimSettings):
+    """What is claimed from pairs of masks."""
+
+    help: ClassVar[dict[str, str]] = {"patch_sizes": SIZES_HELP}
+
+    patch_sizes: PatchSizes

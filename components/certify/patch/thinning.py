@@ -5,12 +5,13 @@ stride s are among those of stride t whenever t divides s. A certificate from th
 that stride s would have asked for is that of stride s: it counts the ablations of stride s alone.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from components.certify.patch.evidence import ablations_of, asked_ablations, stopped_for
+from components.certify.header import VotesHeader
+from components.certify.patch.evidence import ablations_of, asked_ablations, early_stop_of
 from components.certify.votes import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.types import IntArray
@@ -42,18 +43,24 @@ def _places(coarse: Ablations, fine: Ablations, side: int | None) -> IntArray:
     return np.array([place[start] for start in coarse.starts(side)], dtype=np.int64)
 
 
-def thin_votes(votes: Votes, header: Mapping[str, Any]) -> Iterator[VoteRow]:
+def thinned_header(header: VotesHeader, source: Votes) -> VotesHeader:
+    """The header of votes that are taken from finished ones of a finer stride."""
+    asked = {"asked_stride": ablations_of(source.header).stride}
+    return replace(header, settings={**header.settings, **asked})
+
+
+def thin_votes(votes: Votes, header: VotesHeader) -> Iterator[VoteRow]:
     """The rows of a votes file with this header, taken from those of a finer stride.
 
     The header's `settings.asked_stride` names the finer stride; apart from the strides the two
     must be about the same votes.
     """
-    if stopped_for(votes.header) is not None:
+    if early_stop_of(votes.header) is not None:
         raise CasemateError("votes", "that stopped early", "are not all there for another stride")
     if asked_ablations(header) != ablations_of(votes.header) or not _same_votes(votes, header):
         raise CasemateError("votes", votes.sha256[:12], "are of another model, dataset or setting")
     chosen = positions_among(ablations_of(header), ablations_of(votes.header))
-    stream = header["kind"]
+    stream = header.kind
     for item in votes.items():
         predictions = item.streams[stream][chosen]
         yield VoteRow(
@@ -61,12 +68,12 @@ def thin_votes(votes: Votes, header: Mapping[str, Any]) -> Iterator[VoteRow]:
         )
 
 
-def _same_votes(votes: Votes, header: Mapping[str, Any]) -> bool:
+def _same_votes(votes: Votes, header: VotesHeader) -> bool:
     """Whether two headers agree in everything but the stride and the name of the run."""
 
-    def settings(of: Mapping[str, Any]) -> dict[str, Any]:
+    def settings(of: VotesHeader) -> dict[str, object]:
         strides = ("stride", "asked_stride")
-        return {key: value for key, value in of["settings"].items() if key not in strides}
+        return {key: value for key, value in of.settings.items() if key not in strides}
 
-    shared = all(votes.header[name] == header[name] for name in SHARED)
+    shared = all(getattr(votes.header, name) == getattr(header, name) for name in SHARED)
     return shared and settings(votes.header) == settings(header)

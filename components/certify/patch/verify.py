@@ -1,50 +1,48 @@
 """Patch claims counted again by sets and loops that share no code with the certificates."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from components.certify.patch.evidence import DOUBLE_MASKING, stopped_for
+from components.certify.claim_rows import Row
+from components.certify.header import VotesHeader
+from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
 from components.certify.votes import Votes
 
-Rows = list[dict[str, Any]]
 UNSEEN = 65535  # written out: what the audit shares with the certificates it cannot check
 
 
-def audit_patch(
-    votes: Votes, claim: Mapping[str, Any], summary: Mapping[str, Any], rows: Rows
+def audit_ablations(
+    votes: Votes, claim: AblationClaimSettings, summary: Mapping[str, Any], rows: Sequence[Row]
 ) -> Iterator[str]:
-    """What is wrong with the claims, by item."""
-    if votes.header["kind"] == DOUBLE_MASKING:
-        yield from _audit_pairs(votes, claim, rows)
-        return
-    deltas = {size: recount_touched(votes.header, size) for size in claim["patch_sizes"]}
+    """Problems of claims from votes over ablations, by item."""
+    deltas = {size: recount_touched(votes.header, size) for size in claim.patch_sizes}
     for entry in summary["certified"]:
         size, counted = entry["patch_size"], entry.get("exact_touched", entry["num_touched"])
         if counted != deltas[size]:
             yield f"patch size {size}: {counted} touched bands, sets give {deltas[size]}"
-    if claim.get("delta_rule", "exact") != "exact":
+    if claim.delta_rule != "exact":
         deltas = {entry["patch_size"]: entry["num_touched"] for entry in summary["certified"]}
     claims = {row["item_id"]: row for row in rows}
     for item in votes.items():
         if (row := claims.get(item.item_id)) is not None:  # else named by the comparison of rows
-            predictions = item.streams[votes.header["kind"]].tolist()
+            predictions = item.streams[votes.header.kind].tolist()
             problems = _audit_item(votes.header, claim, deltas, predictions, row)
             yield from (f"item {item.item_id}: {problem}" for problem in problems)
 
 
 def _audit_item(
-    header: Mapping[str, Any],
-    claim: Mapping[str, Any],
+    header: VotesHeader,
+    claim: AblationClaimSettings,
     deltas: Mapping[int, int],
     predictions: list[int],
-    row: Mapping[str, Any],
+    row: Row,
 ) -> Iterator[str]:
     """Margin and sizes of one item, from counts alone."""
-    outstanding = predictions.count(UNSEEN) if stopped_for(header) else 0
+    outstanding = predictions.count(UNSEEN) if header.settings.get("stopped_for") else 0
     best, margin = _recount_margin(
-        [c for c in predictions if not outstanding or c != UNSEEN], header["num_classes"]
+        [c for c in predictions if not outstanding or c != UNSEEN], header.num_classes
     )
     claimed = (row.get("margin_low", row.get("margin")), row.get("margin_high", row.get("margin")))
     if row["prediction"] != best or claimed != (margin - outstanding, margin + outstanding):
@@ -54,10 +52,10 @@ def _audit_item(
     allowed = {size for size, delta in deltas.items() if margin - outstanding >= 2 * delta}
     sizes = set(row["certified_patch_sizes"])
     # `loc` rightly sees more than counts show, and never less.
-    if claim["rule"] != "loc" and (beyond := sorted(sizes - allowed)):
+    if claim.rule != "loc" and (beyond := sorted(sizes - allowed)):
         yield f"certified_patch_sizes {beyond} exceed margin {margin - outstanding}"
-    loc = sizes if claim["rule"] == "loc" else set(row.get("certified_patch_sizes_loc", allowed))
-    if claim.get("delta_rule", "exact") == "exact" and (lost := sorted(allowed - loc)):
+    loc = sizes if claim.rule == "loc" else set(row.get("certified_patch_sizes_loc", allowed))
+    if claim.delta_rule == "exact" and (lost := sorted(allowed - loc)):
         yield f"rule loc lacks {lost}, which the counts alone prove"
 
 
@@ -68,9 +66,9 @@ def _recount_margin(predictions: list[int], num_classes: int) -> tuple[int, int]
     return best, min(counts[best] - counts[c] - (c < best) for c in rivals)
 
 
-def recount_touched(header: Mapping[str, Any], size: int) -> int:
+def recount_touched(header: VotesHeader, size: int) -> int:
     """The most ablations that a square of this side touches, by sets of pixels."""
-    settings, image = header["settings"], header["image"]
+    settings, image = header.settings, header.image
 
     def along(side: int) -> int:
         bands = [
@@ -81,19 +79,21 @@ def recount_touched(header: Mapping[str, Any], size: int) -> int:
         return max(sum(not patch.isdisjoint(band) for band in bands) for patch in patches)
 
     sides = {
-        "columns": [["width"]],
-        "rows": [["height"]],
-        "blocks": [["height", "width"]],
-        "both": [["width"], ["height"]],
+        "columns": [[image.width]],
+        "rows": [[image.height]],
+        "blocks": [[image.height, image.width]],
+        "both": [[image.width], [image.height]],
     }
-    return sum(prod(along(image[name]) for name in family) for family in sides[header["kind"]])
+    return sum(prod(map(along, divided)) for divided in sides[header.kind])
 
 
-def _audit_pairs(votes: Votes, claim: Mapping[str, Any], rows: Rows) -> Iterator[str]:
+def audit_pairs(
+    votes: Votes, claim: DoubleMaskingClaimSettings, rows: Sequence[Row]
+) -> Iterator[str]:
     """Every certified item has one class under all pairs; the masks hide every patch claimed."""
-    largest = max(claim["patch_sizes"])
-    for name in ("height", "width"):
-        missed = _uncovered(votes.header["settings"], votes.header["image"][name], largest)
+    largest, image = max(claim.patch_sizes), votes.header.image
+    for name, side in (("height", image.height), ("width", image.width)):
+        missed = _uncovered(votes.header.settings, side, largest)
         if missed is not None:
             yield f"patch size {largest}: no mask hides the patch at {name} {missed}"
     certified = {row["item_id"]: bool(row["certified_patch_sizes"]) for row in rows}

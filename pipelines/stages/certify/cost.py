@@ -1,41 +1,35 @@
 """What the certificates of a recipe will cost; shapes alone, no data and no weights are read."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from components.certify.cost import NO_DENOISER, CostedModel
 from components.certify.estimate import (
     ACCELERATORS,
+    Estimate,
     Rate,
     Work,
     device_bytes,
     estimate,
     fits,
-    l2_work,
     measured_rate,
     nominal_rate,
-    patch_work,
 )
-from components.certify.l2.sequential import SELECT_STEP
+from components.certify.family import AnyFamily
 from components.certify.l2.settings import GaussianSettings
-from components.certify.patch.double_masking import MaskSet
-from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings, PatchSettings
+from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
-from components.data.ablation import Ablations, column_mask
 from components.data.sources import find_source
 from components.models.costs import Costs, costs_of_shapes, network_of_shapes
-from components.models.settings import ModelSettings
-from components.models.tokens import check_droppable, patch_size_of, visible_tokens
 from pipelines.recipe import denoisers
 from pipelines.recipe.schema.recipe import Recipe
 
 NUM_CLASSES = 1000  # where the files will say; the head is a small share of all FLOPs
+Row = dict[str, Any]  # of the estimate, as JSON has it
 
 
 def estimates_of(
@@ -46,7 +40,7 @@ def estimates_of(
     num_workers: int,
     num_items: int | None,
     passes_per_second: float | None,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """One row per certificate that votes: passes, FLOPs, hours at each place, memory.
 
     Entries of a sweep that take their part of finer votes cost nothing and have no row.
@@ -57,40 +51,41 @@ def estimates_of(
     for name, entry in recipe.certificates().items():
         if entry.finer:
             continue
-        section = entry.section
-        priced = _Priced(recipe, section, key=f"certify.{name}", num_items=num_items)
-        memory = priced.memory(dtype)
-        rates = priced.rates(accelerators, dtype=dtype, passes_per_second=passes_per_second)
+        settings, key = entry.section, f"certify.{name}"
+        family, model = family_of(settings.kind), _model(recipe, settings, key=key)
+        count = _num_items(recipe, settings, num_items, key=key)
+        work = family.work(settings, model, num_items=count)
+        least = family.least_share(settings, passes_per_item=work.passes_per_item)
+        rates = _rates(work, model, accelerators, dtype=dtype, passes_per_second=passes_per_second)
         found = {
-            where: estimate(
-                priced.work, rate, num_workers=num_workers, least_share=priced.least_share
-            )
+            where: estimate(work, rate, num_workers=num_workers, least_share=least)
             for where, rate in rates.items()
         }
-        any_place = next(iter(found.values()))
-        rows.append(
-            {
-                "step": f"certify.{name}",
-                "num_items": priced.work.num_items,
-                "passes": any_place.passes,
-                "each": "draw" if isinstance(section, GaussianSettings) else "pass",
-                "flops": any_place.flops,
-                "votes_bytes": any_place.votes_bytes,
-                "device_bytes": memory,
-                "num_workers": num_workers,
-                "hours": [
-                    {
-                        "where": where,
-                        "low": cost.hours_low,
-                        "high": cost.hours_high,
-                        "rate": cost.rate.source,
-                        "fits": where not in ACCELERATORS or fits(memory, where),
-                    }
-                    for where, cost in found.items()
-                ],
-            }
-        )
+        memory = _memory(family, settings, model, dtype)
+        row = {"step": key, "num_items": count, "each": family.vote_unit}
+        rows.append(row | _figures(found, memory=memory, num_workers=num_workers))
     return rows
+
+
+def _figures(found: dict[str, Estimate], *, memory: int, num_workers: int) -> Row:
+    any_place = next(iter(found.values()))
+    return {
+        "passes": any_place.passes,
+        "flops": any_place.flops,
+        "votes_bytes": any_place.votes_bytes,
+        "device_bytes": memory,
+        "num_workers": num_workers,
+        "hours": [
+            {
+                "where": where,
+                "low": cost.hours_low,
+                "high": cost.hours_high,
+                "rate": cost.rate.source,
+                "fits": where not in ACCELERATORS or fits(memory, where),
+            }
+            for where, cost in found.items()
+        ],
+    }
 
 
 class _AtOneLevel(nn.Module):
@@ -105,189 +100,120 @@ class _AtOneLevel(nn.Module):
         return result
 
 
-class _Priced:
-    """One certify section with the network behind it, as shapes."""
+def _model(recipe: Recipe, settings: CertificateSettings, *, key: str) -> CostedModel:
+    """The networks of a certificate, as shapes."""
+    section, side = recipe.model_of(settings.model), _image_side(recipe)
+    source = find_source(recipe.data.source)
+    channels = recipe.data.channels or source.channels or 3
+    seen, num_classes = section.upsample or side, source.num_classes or NUM_CLASSES
+    net = network_of_shapes(
+        section.architecture,
+        image_size=seen,
+        channels=channels,
+        num_classes=num_classes,
+        options=section.options,
+    )
+    behind, calls = _denoiser(recipe, settings, key=key, channels=channels, side=side)
+    return CostedModel(
+        key=key,
+        net=net,
+        costs=costs_of_shapes(net, image_size=seen, channels=channels),
+        channels=channels,
+        num_classes=num_classes,
+        side=side,
+        upsample=section.upsample,
+        upsample_mode=section.upsample_mode,
+        token_policy=section.token_policy,
+        trained_ablation=_trained_ablation(recipe, settings.model),
+        denoiser=behind,
+        denoiser_calls=calls,
+    )
 
-    def __init__(
-        self, recipe: Recipe, section: CertificateSettings, *, key: str, num_items: int | None
-    ) -> None:
-        self.recipe, self.section, self.key = recipe, section, key
-        self.model: ModelSettings = recipe.model_of(section.model)
-        self.side = self._image_side()
-        self.seen = self.model.upsample or self.side
-        source = find_source(recipe.data.source)
-        self.num_classes = source.num_classes or NUM_CLASSES
-        channels = recipe.data.channels or source.channels or 3
-        self.net = network_of_shapes(
-            self.model.architecture,
-            image_size=self.seen,
-            channels=channels,
-            num_classes=self.num_classes,
-            options=self.model.options,
+
+def _trained_ablation(recipe: Recipe, model: str) -> tuple[str, int] | None:
+    return recipe.objective_of(model).trained_ablation() if recipe.train else None
+
+
+def _denoiser(
+    recipe: Recipe, settings: CertificateSettings, *, key: str, channels: int, side: int
+) -> tuple[Costs, int]:
+    """What the denoiser of a certificate costs, and how often it is asked for each draw."""
+    if (name := settings.denoiser_name) is None:
+        return NO_DENOISER, 0
+    assert isinstance(settings, GaussianSettings)  # the others have no denoiser
+    found = denoisers.check_use(recipe, key, settings, channels=channels, side=side)
+    if found is None:
+        source = denoisers.folder_behind(recipe, name)
+        remedy = (
+            "is not on this machine: what it costs is unknown; copy its .json files to that "
+            "place (no weights are needed), or estimate where the folder is"
         )
-        self.costs: Costs = costs_of_shapes(self.net, image_size=self.seen, channels=channels)
-        self.channels = channels
-        self.denoiser_costs, self.denoiser_calls = self._denoiser()
-        self.work = self._work(self._num_items(num_items))
+        raise CasemateError(f"{key}.denoiser", source, remedy)
+    net = _AtOneLevel(found.network(image_size=side, channels=channels))
+    costs = costs_of_shapes(net, image_size=side, channels=channels)
+    return costs, denoisers.num_passes(settings, found.diffusion)
 
-    @property
-    def least_share(self) -> float:
-        """Of the votes, at least: half of the ablations, or one look at the draws."""
-        if isinstance(self.section, GaussianSettings) and self.section.method == "sequential":
-            return min(1.0, (SELECT_STEP + self.section.look_every) / self.work.passes_per_item)
-        if isinstance(self.section, AblationSettings) and self.section.stop_early:
-            return -(-self.work.passes_per_item // 2) / self.work.passes_per_item
-        return 1.0
 
-    def memory(self, dtype: str) -> int:
-        """Bytes of a worker at most: all weights, and the activations of its largest batch.
+def _memory(
+    family: AnyFamily, settings: CertificateSettings, model: CostedModel, dtype: str
+) -> int:
+    """Bytes of a worker at most: all weights, and the activations of its largest batch.
 
-        Denoiser and classifier follow each other without gradients, so the larger of the two would
-        nearly do; their sum also covers the images that a sampler holds between its passes. The
-        challenge of an l2 certificate takes gradients through every pass of all its draws at once.
-        """
-        one, calls = self.denoiser_costs, self.denoiser_calls
-        loads = [(self.section.micro_batch, min(calls, 1))]
-        if isinstance(self.section, GaussianSettings) and self.section.challenge:
-            loads.append((self.section.challenge.num_draws, calls))
-        return max(
-            device_bytes(
-                params=self.costs.params + one.params,
-                activation_bytes=self.costs.activation_bytes + kept * one.activation_bytes,
-                micro_batch=batch,
-                dtype=dtype,
-            )
-            for batch, kept in loads
+    Denoiser and classifier follow each other without gradients, so the larger of the two would
+    nearly do; their sum also covers the images that a sampler holds between its passes.
+    """
+    one, behind = model.costs, model.denoiser
+    return max(
+        device_bytes(
+            params=one.params + behind.params,
+            activation_bytes=one.activation_bytes + kept * behind.activation_bytes,
+            micro_batch=batch,
+            dtype=dtype,
         )
+        for batch, kept in family.batches(settings, model)
+    )
 
-    def rates(
-        self, accelerators: Sequence[str], *, dtype: str, passes_per_second: float | None
-    ) -> dict[str, Rate]:
-        if passes_per_second is not None:
-            if not passes_per_second > 0:
-                remedy = "is no speed; write a number above 0"
-                raise CasemateError("--passes-per-second", passes_per_second, remedy)
-            flops = self.work.flops_per_item / self.work.passes_per_item
-            return {
-                "measured": measured_rate(
-                    flops_per_pass=flops, passes_per_second=passes_per_second, where="as given"
-                )
-            }
-        width = int(getattr(self.net, "num_features", 0))
-        names = accelerators or [n for n, a in ACCELERATORS.items() if dtype in a.peak_tflops]
-        # An unknown dtype leaves no name: let the first accelerator say what there is.
+
+def _rates(
+    work: Work,
+    model: CostedModel,
+    accelerators: Sequence[str],
+    *,
+    dtype: str,
+    passes_per_second: float | None,
+) -> dict[str, Rate]:
+    """Speed at each place: as measured, or a share of each accelerator's peak."""
+    if passes_per_second is not None:
+        if not passes_per_second > 0:
+            remedy = "is not a speed; write a number above 0"
+            raise CasemateError("--passes-per-second", passes_per_second, remedy)
+        flops = work.flops_per_item / work.passes_per_item
         return {
-            name: nominal_rate(name, dtype=dtype, width=width)
-            for name in names or list(ACCELERATORS)[:1]
+            "measured": measured_rate(
+                flops_per_pass=flops, passes_per_second=passes_per_second, where="as given"
+            )
         }
+    width = int(getattr(model.net, "num_features", 0))
+    names = accelerators or [n for n, a in ACCELERATORS.items() if dtype in a.peak_tflops]
+    # An unknown dtype leaves no name: let the first accelerator say what there is.
+    return {
+        name: nominal_rate(name, dtype=dtype, width=width)
+        for name in names or list(ACCELERATORS)[:1]
+    }
 
-    def _image_side(self) -> int:
-        side = self.recipe.data.image_size or find_source(self.recipe.data.source).side
-        if side is None:
-            raise CasemateError("data.image_size", None, "is open; add --set data.image_size=224")
-        return side
 
-    def _num_items(self, given: int | None) -> int:
-        published = find_source(self.recipe.data.source).splits or {}
-        limit = self.recipe.data.limits.get("test")
-        known = [n for n in (self.section.num_items, given, limit) if n]
-        if not known and not published.get("test"):
-            raise CasemateError(f"{self.key}.num_items", None, "is open; say --items N")
-        return min(known) if known else int(published["test"])
+def _image_side(recipe: Recipe) -> int:
+    side = recipe.data.image_size or find_source(recipe.data.source).side
+    if side is None:
+        raise CasemateError("data.image_size", None, "is open; add --set data.image_size=224")
+    return side
 
-    def _work(self, num_items: int) -> Work:
-        section, plain = self.section, 2.0 * self.costs.flops  # costs count one per MAC
-        if isinstance(section, GaussianSettings):
-            return l2_work(
-                num_items=num_items,
-                num_select=section.num_select,
-                num_estimate=section.num_estimate,
-                classifier_flops=plain,
-                denoiser_flops=2.0 * self.denoiser_costs.flops,
-                denoiser_calls=self.denoiser_calls,
-            )
-        assert isinstance(section, AblationSettings | DoubleMaskingSettings)
-        if not self._drops(section):
-            passes = sum(self._lengths(section, token=(1, 1)).values())
-            return Work(num_items, passes, passes * plain)
-        net: Any = self.net
-        token = patch_size_of(self.net)
-        return patch_work(
-            num_items=num_items,
-            bands_of_length=self._lengths(section, token=token),
-            width=int(net.embed_dim),
-            depth=len(net.blocks),
-            num_classes=self.num_classes,
-            token_inputs=self.channels * token[0] * token[1],
-            num_prefix=int(getattr(net, "num_prefix_tokens", 1)),
-        )
 
-    def _denoiser(self) -> tuple[Costs, int]:
-        """What the denoiser of a certificate costs, and how often it is asked for each draw."""
-        section = self.section
-        if not isinstance(section, GaussianSettings) or section.denoiser is None:
-            return Costs(params=0, flops=0, activation_bytes=0), 0
-        found = denoisers.check_use(
-            self.recipe, self.key, section, channels=self.channels, side=self.side
-        )
-        if found is None:
-            source = denoisers.folder_behind(self.recipe, section.denoiser)
-            remedy = (
-                "is not on this machine: what it costs is unknown; copy its .json files to that "
-                "place (no weights are needed), or estimate where the folder is"
-            )
-            raise CasemateError(f"{self.key}.denoiser", source, remedy)
-        net = _AtOneLevel(found.network(image_size=self.side, channels=self.channels))
-        costs = costs_of_shapes(net, image_size=self.side, channels=self.channels)
-        return costs, denoisers.num_passes(section, found.diffusion)
-
-    def _drops(self, section: PatchSettings) -> bool:
-        policy = section.token_policy
-        policy = self.model.token_policy if policy == "as_trained" else policy
-        if policy == "drop":
-            check_droppable(self.net)
-        return policy == "drop" and isinstance(getattr(self.net, "blocks", None), nn.Module)
-
-    def _lengths(
-        self, section: AblationSettings | DoubleMaskingSettings, *, token: tuple[int, int]
-    ) -> Mapping[int, int]:
-        """Kept tokens -> number of votes that keep so many."""
-        size = (self.side, self.side)
-        if isinstance(section, DoubleMaskingSettings):
-            masks = MaskSet(image_size=size, patch=section.mask_patch, num_masks=section.num_masks)
-            shown = self._resized(masks.visible(masks.pairs()))
-            return Counter(visible_tokens(shown, token).sum(dim=1).tolist())
-        band = section.band or self._trained_band()
-        ablations = Ablations(kind=section.kind, image_size=size, band=band, stride=section.stride)
-        lengths: Counter[int] = Counter()
-        for rows, columns in ablations.families:  # a vote keeps rows x columns of the token grid
-            kept = (
-                self._kept_along(ablations, side, cell)
-                for side, cell in zip((rows, columns), token, strict=True)
-            )
-            lengths.update(high * wide for high, wide in product(*kept))
-        return lengths
-
-    def _kept_along(self, ablations: Ablations, side: int | None, cell: int) -> list[int]:
-        """Tokens that each band shows along one side; all of them along one that is not divided."""
-        if side is None:
-            return [self.seen // cell]
-        bands = [column_mask(side, start, ablations.band) for start in ablations.starts(side)]
-        shown = self._resized(torch.stack(bands)[:, None, :].expand(-1, side, -1))[:, 0]
-        return [int(n) for n in shown.view(len(bands), -1, cell).any(dim=2).sum(dim=1)]
-
-    def _resized(self, visible: Tensor) -> Tensor:
-        """(K, H, W) bool at the network's size, as the model's own adapter resizes them."""
-        if self.model.upsample is None:
-            return visible
-        size, mode = (self.seen, self.seen), self.model.upsample_mode
-        return F.interpolate(visible[:, None].float(), size=size, mode=mode)[:, 0] > 0
-
-    def _trained_band(self) -> int:
-        from pipelines.recipe.check import trained_ablation
-
-        shape, band = trained_ablation(self.recipe.objective_of(self.section.model)) or ("", 0)
-        if shape != self.section.kind:
-            remedy = f"is needed: model {self.section.model} is not trained on {self.section.kind}"
-            raise CasemateError(f"{self.key}.band", None, remedy)
-        return band
+def _num_items(
+    recipe: Recipe, settings: CertificateSettings, given: int | None, *, key: str
+) -> int:
+    published = find_source(recipe.data.source).splits or {}
+    known = [n for n in (settings.num_items, given, recipe.data.limits.get("test")) if n]
+    if not known and not published.get("test"):
+        raise CasemateError(f"{key}.num_items", None, "is open; say --items N")
+    return min(known) if known else int(published["test"])

@@ -80,7 +80,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
     pictures = [
         gallery
         for result in own_charts(found.certificates, found.sweeps())
-        if result.is_patch
+        if result.family.visible(result.document.evidence) is not None
         for gallery in _ablations(result, dataset, num_examples=recipe.report.num_examples)
     ]
     chapters = (

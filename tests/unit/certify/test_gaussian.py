@@ -13,7 +13,7 @@ from components.certify.l2.claims import (
     certified_radius,
     certify_counts,
     check_can_certify,
-    check_can_reach,
+    check_radii,
     check_randomized,
     registered_uniform,
 )
@@ -104,17 +104,17 @@ def test_the_radius_is_that_of_the_claim(k, sigma):
 )
 def test_a_radius_out_of_reach_is_refused_with_the_draws_it_needs(sigma, n, radius):
     with pytest.raises(CasemateError, match="is above") as caught:
-        check_can_reach([0.1, radius], sigma=sigma, n=n, alpha=0.001)
+        check_radii([0.1, radius], sigma=sigma, n=n, alpha=0.001)
     assert (caught.value.key, caught.value.value) == ("certify.radii", radius)
     needed = int(re.search(r"num_estimate to (\d+)", caught.value.remedy)[1])
-    check_can_reach([radius], sigma=sigma, n=needed, alpha=0.001)
+    check_radii([radius], sigma=sigma, n=needed, alpha=0.001)
     with pytest.raises(CasemateError):
-        check_can_reach([radius], sigma=sigma, n=needed - 1, alpha=0.001)
+        check_radii([radius], sigma=sigma, n=needed - 1, alpha=0.001)
 
 
 def test_a_radius_that_no_number_of_draws_reaches_is_refused_at_once():
     with pytest.raises(CasemateError, match="no practical number"):
-        check_can_reach([9.0], sigma=0.5, n=1000, alpha=0.001)
+        check_radii([9.0], sigma=0.5, n=1000, alpha=0.001)
 
 
 def test_the_randomised_claim_is_never_below_the_plain_one():

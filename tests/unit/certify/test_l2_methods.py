@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.certify.certificate import derive, write_certificate
+from components.certify.header import VotesHeader
 from components.certify.l2.bounds import randomized_lower
 from components.certify.l2.claims import registered_uniform
 from components.certify.l2.evidence import declare, plan_of
@@ -50,7 +51,9 @@ def rows_of(method):
         if method == "sequential":
             found = choose_class(streams["select"], num_classes=3, num_select=N0)
             claim = certify_prefix(
-                streams["estimate"], plan_of(header(method)), chosen=found.chosen
+                streams["estimate"],
+                plan_of(VotesHeader.from_dict(header(method))),
+                chosen=found.chosen,
             )
             streams = {
                 "select": streams["select"][: found.n0],
@@ -118,7 +121,7 @@ def test_labels_without_a_radius_come_from_a_fixed_number_of_draws(made):
 
 def test_sequential_claims_are_those_of_all_draws_and_cost_less(made):
     folder = made("sequential")
-    plan, rows = plan_of(header("sequential")), table(folder)
+    plan, rows = plan_of(VotesHeader.from_dict(header("sequential"))), table(folder)
     for i, row in enumerate(rows):
         chosen = choose_class(draws(i)["select"], num_classes=3, num_select=N0).chosen
         claim = certify_prefix(draws(i)["estimate"], plan, chosen=chosen)
@@ -126,7 +129,7 @@ def test_sequential_claims_are_those_of_all_draws_and_cost_less(made):
     used = [row["n"] for row in rows]
     assert summary(folder)["draws_used"]["total"] == sum(used) < len(TRUTH) * N
     assert summary(folder)["draws_used"]["share"] == sum(used) / (len(TRUTH) * N)
-    assert summary(folder)["max_radius"] == plan.reach
+    assert summary(folder)["max_radius"] == plan.max_certifiable_radius
     assert {row["n0"] for row in rows} != {N0}  # clear choices needed fewer selecting draws
 
 
@@ -186,7 +189,7 @@ def test_fixed_draws_may_not_be_short(tmp_path):
         ({"declared": {"radii": [0.5]}}, "lacks failure_prob"),
         (
             {"declared": {**header("sequential")["settings"]["declared"], "radii": ["a"]}},
-            "radii that are no numbers",
+            "radii that are not numbers",
         ),
         ({"num_estimate": 12}, "never exceed probability 1/2"),
     ],
@@ -202,7 +205,7 @@ def test_impossible_headers_are_refused(tmp_path, change, said):
 def test_sequential_votes_answer_their_own_question_only(made, tmp_path):
     folder = made("sequential")
     document = recertify(folder, tmp_path / "fewer", radii=[0.5])
-    assert [e["radius"] for e in document["summary"]["certified"]] == [0.5]
+    assert [e["radius"] for e in document.summary["certified"]] == [0.5]
     assert verify(tmp_path / "fewer").problems == []
     for changed, key in (({"radii": [0.3]}, "radii"), ({"failure_prob": 0.01}, "failure_prob")):
         with pytest.raises(CasemateError, match="drawing stopped early") as caught:
@@ -213,7 +216,7 @@ def test_sequential_votes_answer_their_own_question_only(made, tmp_path):
 
 def test_randomised_votes_are_recertified_by_their_own_bound(made, tmp_path):
     document = recertify(made("randomized"), tmp_path / "new", failure_prob=0.01, radii=[0.3])
-    assert document["summary"]["method"] == "randomized"
+    assert document.summary["method"] == "randomized"
     assert verify(tmp_path / "new").problems == []
     with pytest.raises(CasemateError, match="randomised"):
         recertify(tmp_path / "new", tmp_path / "loose", failure_prob=0.2)
@@ -225,7 +228,7 @@ def test_another_uniform_number_is_found(made):
     again = write_votes(
         folder / "votes.parquet",
         rows_of("randomized"),
-        votes.header | {"settings": votes.header["settings"] | {"run_seed": 4}},
+        votes.header.to_dict() | {"settings": {**votes.header.settings, "run_seed": 4}},
     )
     assert again.sha256 != votes.sha256
     assert any("uniform is" in problem for problem in verify(folder).problems)
@@ -235,7 +238,7 @@ def test_another_uniform_number_is_found(made):
 def test_radii_that_no_votes_could_prove_are_not_derived(made, tmp_path, method):
     folder = made(method)
     reach = summary(folder)["max_radius"]
-    assert recertify(folder, tmp_path / "in", radii=[reach])["claim"]["radii"] == [reach]
+    assert recertify(folder, tmp_path / "in", radii=[reach]).claim["radii"] == [reach]
     beyond = float(np.nextafter(reach, np.inf))
     with pytest.raises(CasemateError, match=r"certify.radii: .* the most that 600 draws of sigma"):
         recertify(folder, tmp_path / "beyond", radii=[0.25, beyond])

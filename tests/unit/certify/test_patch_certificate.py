@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.certify.certificate import derive, write_certificate
+from components.certify.header import VotesHeader
 from components.certify.patch.certificate import ablation_accuracy
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import ablations_of
@@ -44,7 +45,7 @@ def make_header(kind, *, side=(6, 8), num_classes=4, **settings):
 def make_rows(header, seed=0):
     """Item i votes i % 4, apart from about i in 30 of its votes."""
     rng = np.random.default_rng(seed)
-    ((stream, size),) = stream_sizes(header).items()
+    ((stream, size),) = stream_sizes(VotesHeader.from_dict(header)).items()
     rows = []
     for i in range(header["num_items"]):
         votes = np.full(size, i % 4, dtype=np.uint16)
@@ -117,13 +118,13 @@ def test_every_kind_of_ablation_is_written_and_verified(tmp_path, kind, stride):
     header = make_header(kind, band=2, stride=stride)
     claim = COUNT | {"second_rule": "loc"}
     document = finish(tmp_path / "out", header, make_rows(header), claim)
-    assert document["claim"] == claim
-    assert document["sound"] is True
+    assert document.claim == claim
+    assert document.sound is True
     assert verify(tmp_path / "out").problems == []
     rows = pq.read_table(tmp_path / "out" / "certificates.parquet").to_pylist()
     for row in rows:
         assert set(row["certified_patch_sizes"]) <= set(row["certified_patch_sizes_loc"])
-    for entry in document["summary"]["certified"]:
+    for entry in document.summary["certified"]:
         assert entry["accuracy"]["value"] <= entry["accuracy_loc"]["value"]
         for name, column in (("accuracy", ""), ("accuracy_loc", "_loc")):
             proven = [entry["patch_size"] in r[f"certified_patch_sizes{column}"] for r in rows]
@@ -131,19 +132,19 @@ def test_every_kind_of_ablation_is_written_and_verified(tmp_path, kind, stride):
             assert entry[name]["value"] == right / NUM_ITEMS
     votes = np.stack([row.predictions for row in make_rows(header)])
     labels = np.array([row.label for row in make_rows(header)])
-    assert document["summary"]["ablation_accuracy"]["value"] == (votes == labels[:, None]).mean()
+    assert document.summary["ablation_accuracy"]["value"] == (votes == labels[:, None]).mean()
 
 
 def test_other_settings_are_derived_again_and_the_default_is_written_as_nothing(tmp_path):
     header = make_header("blocks", band=2, stride=1)
     finish(tmp_path / "a", header, make_rows(header), COUNT | {"delta_rule": "exact"})
     document = recertify(tmp_path / "a", tmp_path / "b", second_rule="loc", patch_sizes=[3, 1])
-    assert document["claim"] == {"patch_sizes": [1, 3], "rule": "count", "second_rule": "loc"}
+    assert document.claim == {"patch_sizes": [1, 3], "rule": "count", "second_rule": "loc"}
     with pytest.raises(CasemateError, match=r"is the rule already; .* --second-rule none"):
         recertify(tmp_path / "b", tmp_path / "loc", rule="loc")
     assert recertify(tmp_path / "b", tmp_path / "loc", rule="loc", second_rule="none")
     back = recertify(tmp_path / "b", tmp_path / "c", second_rule="none", patch_sizes=[1, 2])
-    assert back["claim"] == COUNT
+    assert back.claim == COUNT
     for name in ("certificate.json", "certificates.parquet"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "c" / name).read_bytes()
 
@@ -153,13 +154,14 @@ def test_the_published_count_is_marked_unsound(tmp_path):
     header = make_header("columns", side=(9, 9), band=2, stride=2)
     finish(tmp_path / "exact", header, make_rows(header), COUNT)
     document = recertify(tmp_path / "exact", tmp_path / "paper", delta_rule="paper_reference")
-    assert document["sound"] is False
-    assert document["claim"]["delta_rule"] == "paper_reference"
-    entries = document["summary"]["certified"]
+    assert document.sound is False
+    assert document.claim["delta_rule"] == "paper_reference"
+    entries = document.summary["certified"]
     assert [(e["num_touched"], e["exact_touched"]) for e in entries] == [(1, 2), (2, 2)]
     exact = json.loads((tmp_path / "exact" / "certificate.json").read_text())
     values = [
-        [e["accuracy"]["value"] for e in d["summary"]["certified"]] for d in (exact, document)
+        [e["accuracy"]["value"] for e in d["summary"]["certified"]]
+        for d in (exact, document.to_dict())
     ]
     assert values[0] < values[1]  # what the published count claims too much
     assert verify(tmp_path / "paper").problems == []
@@ -169,7 +171,7 @@ def test_the_published_count_is_marked_unsound(tmp_path):
 
 def stopped(header, rows, *, rule="count"):
     """The same votes, each item stopped as soon as sizes 1 and 2 are decided."""
-    ablations, result = ablations_of(header), []
+    ablations, result = ablations_of(VotesHeader.from_dict(header)), []
     order = voting_order(len(ablations))
     for row in rows:
         for asked in range(1, len(order) + 1):
@@ -193,11 +195,11 @@ def test_stopped_votes_give_the_very_claims_of_all_votes(tmp_path, kind, rule):
         tmp_path / "out", header, stopped(header, rows, rule=rule), COUNT | {"rule": rule}
     )
     assert verify(tmp_path / "out").problems == []
-    assert document["summary"]["votes_asked"]["value"] < 1
+    assert document.summary["votes_asked"]["value"] < 1
     found = pq.read_table(tmp_path / "out" / "certificates.parquet").to_pylist()
     full = certify(
         np.stack([row.predictions for row in rows]),
-        ablations_of(header),
+        ablations_of(VotesHeader.from_dict(header)),
         num_classes=4,
         patch_sizes=[1, 2],
         rule=rule,
@@ -227,7 +229,7 @@ def test_recertify_refuses_what_stopped_votes_cannot_answer(tmp_path, changes, k
     assert caught.value.key == key
     assert not (tmp_path / "out").exists()
     document = recertify(tmp_path / "in", tmp_path / "out", patch_sizes=[2])  # was stopped for it
-    assert document["claim"]["patch_sizes"] == [2]
+    assert document.claim["patch_sizes"] == [2]
 
 
 def test_votes_that_stopped_too_early_or_out_of_order_are_refused(tmp_path):
@@ -274,14 +276,14 @@ def test_double_masking_has_the_same_files(tmp_path):
     rows = make_rows(header)
     document = finish(tmp_path / "out", header, rows, {"patch_sizes": [1, 2]})
     assert verify(tmp_path / "out").problems == []
-    assert (document["threat"]["kind"], document["sound"]) == ("patch", True)
+    assert (document.threat["kind"], document.sound) == ("patch", True)
     table = pq.read_table(tmp_path / "out" / "certificates.parquet").to_pylist()
     unanimous = [len(set(row.predictions.tolist())) == 1 for row in rows]
     assert [bool(r["certified_patch_sizes"]) for r in table] == unanimous
     assert 0 < sum(unanimous) < NUM_ITEMS
     right = sum(u and r["correct"] for u, r in zip(unanimous, table, strict=True))
-    assert [e["accuracy"]["value"] for e in document["summary"]["certified"]] == [right / 12] * 2
-    assert recertify(tmp_path / "out", tmp_path / "b", patch_sizes=[1])["claim"] == {
+    assert [e["accuracy"]["value"] for e in document.summary["certified"]] == [right / 12] * 2
+    assert recertify(tmp_path / "out", tmp_path / "b", patch_sizes=[1]).claim == {
         "patch_sizes": [1]
     }
     with pytest.raises(CasemateError, match="3 is larger than the 2 pixels that these masks hide"):

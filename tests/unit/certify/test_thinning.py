@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from components.certify.certificate import write_certificate
+from components.certify.header import VotesHeader
 from components.certify.patch.thinning import positions_among, thin_votes
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, write_votes
@@ -103,7 +104,7 @@ def test_a_thinned_certificate_is_that_of_its_own_stride(tmp_path, kind):
         asked = {"asked_stride": 1} if name == "thinned" else {}
         header = header_of(kind, stride=4, **asked)
         rows = (
-            thin_votes(votes, header)
+            thin_votes(votes, VotesHeader.from_dict(header))
             if name == "thinned"
             else rows_of(header, predictions[:, chosen].astype(np.uint16))
         )
@@ -111,14 +112,14 @@ def test_a_thinned_certificate_is_that_of_its_own_stride(tmp_path, kind):
         documents.append(write_certificate(folder, written, claim))
         assert verify(folder).problems == []
     thinned, voted = documents
-    assert thinned["summary"] == voted["summary"]
-    assert thinned["summary"]["standard_accuracy"]["value"] > 0.5
+    assert thinned.summary == voted.summary
+    assert thinned.summary["standard_accuracy"]["value"] > 0.5
     for name in ("votes", "certificates"):  # equal rows; the header says how they were asked
         ours, theirs = (read_rows(tmp_path / f / f"{name}.parquet") for f in ("thinned", "voted"))
         assert ours == theirs
-    assert thinned["evidence"]["settings"]["asked_stride"] == 1
+    assert thinned.evidence.settings["asked_stride"] == 1
     again = recertify(tmp_path / "thinned", tmp_path / "again", patch_sizes=[3])
-    assert [entry["patch_size"] for entry in again["summary"]["certified"]] == [3]
+    assert [entry["patch_size"] for entry in again.summary["certified"]] == [3]
 
 
 def read_rows(path):
@@ -135,19 +136,19 @@ def test_votes_that_do_not_hold_the_stride_are_refused(tmp_path):
         ({"stride": 4, "asked_stride": 2, "micro_batch": 9}, "another model"),
     ):
         with pytest.raises(CasemateError) as caught:
-            list(thin_votes(votes, header_of(**changes)))
+            list(thin_votes(votes, VotesHeader.from_dict(header_of(**changes))))
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
     other = {**header_of(stride=4, asked_stride=2), "model_digest": "another"}
     with pytest.raises(CasemateError, match="another model"):
-        list(thin_votes(votes, other))
+        list(thin_votes(votes, VotesHeader.from_dict(other)))
 
 
 @pytest.mark.parametrize("asked", [3, 0, 13, True])
 def test_headers_with_an_asked_stride_that_means_nothing_are_refused(tmp_path, asked):
     votes, _ = fine_votes(tmp_path / "fine")
     header = header_of(stride=4, asked_stride=1)
-    rows = list(thin_votes(votes, header))
+    rows = list(thin_votes(votes, VotesHeader.from_dict(header)))
     header["settings"]["asked_stride"] = asked
     with pytest.raises(CasemateError, match="impossible settings"):
         write_votes(tmp_path / "votes.parquet", rows, header)
@@ -156,7 +157,9 @@ def test_headers_with_an_asked_stride_that_means_nothing_are_refused(tmp_path, a
 def test_the_stride_that_was_asked_survives_the_file(tmp_path):
     votes, _ = fine_votes(tmp_path / "fine")
     header = header_of(stride=3, asked_stride=1)
-    write_votes(tmp_path / "votes.parquet", thin_votes(votes, header), header)
-    assert json.dumps(read_votes(tmp_path / "votes.parquet").header, sort_keys=True) == json.dumps(
-        header, sort_keys=True
+    write_votes(
+        tmp_path / "votes.parquet", thin_votes(votes, VotesHeader.from_dict(header)), header
     )
+    assert json.dumps(
+        read_votes(tmp_path / "votes.parquet").header.to_dict(), sort_keys=True
+    ) == json.dumps(header, sort_keys=True)

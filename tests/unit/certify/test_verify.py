@@ -200,7 +200,7 @@ def test_unknown_noise_is_named(gaussian_folder, gaussian_evidence):
 
 def test_recount_catches_a_wrong_number_of_touched_bands(columns_folder, monkeypatch):
     # As if the certificate code itself forgot the band: the audit shares nothing with it.
-    for module in ("patch", "patch_certificate"):
+    for module in ("patch.ablations", "patch.certificate"):
         monkeypatch.setattr(f"components.certify.{module}.num_touched", lambda *_, **__: 0)
     problems = verify(columns_folder).problems
     assert "patch size 1: 0 touched bands, sets give 1" in problems
@@ -233,7 +233,7 @@ def test_votes_without_one_block_raise(gaussian_folder):
 
 
 def test_a_path_without_certificate_raises(tmp_path):
-    with pytest.raises(CasemateError, match="is no folder with a certificate"):
+    with pytest.raises(CasemateError, match="is neither a folder with a certificate"):
         verify(tmp_path / "nowhere")
     with pytest.raises(CasemateError, match=r"certificate\.json does not exist"):
         verify(tmp_path)
@@ -241,7 +241,7 @@ def test_a_path_without_certificate_raises(tmp_path):
 
 def test_recertify_keeps_what_is_not_given(gaussian_folder, tmp_path):
     document = recertify(gaussian_folder, tmp_path / "out", failure_prob=0.05)
-    assert document["claim"] == {"failure_prob": 0.05, "radii": [0.25, 0.5]}
+    assert document.claim == {"failure_prob": 0.05, "radii": [0.25, 0.5]}
     assert verify(tmp_path / "out").problems == []
     old, new = (
         np.array(pq.read_table(f / "certificates.parquet").column("radius"))

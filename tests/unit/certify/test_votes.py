@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from components.certify.header import VotesHeader
 from components.certify.votes import check_can_store, image_digest, read_votes, write_votes
 from components.core.errors import CasemateError
 
@@ -16,7 +17,7 @@ def test_votes_come_back_as_written(tmp_path, gaussian_evidence):
     header, rows = gaussian_evidence
     written = write_votes(tmp_path / "votes.parquet", rows, header)
     votes = read_votes(tmp_path / "votes.parquet")
-    assert votes.header == header == written.header
+    assert votes.header.to_dict() == header == written.header.to_dict()
     assert votes.sha256 == written.sha256
     items = list(votes.items())
     assert [item.item_id for item in items] == [f"item-{i}" for i in range(6)]
@@ -34,10 +35,10 @@ def test_more_than_a_file_holds_is_refused_before_it_is_drawn(gaussian_evidence,
     drawn = {**header["settings"], "num_select": 100, "num_estimate": 100_000}
     asked = {**header, "num_items": num_items, "settings": drawn}
     if fits:
-        check_can_store(asked)
+        check_can_store(VotesHeader.from_dict(asked))
         return
     with pytest.raises(CasemateError, match=r"num_items: 21454 would make 2,147,5"):
-        check_can_store(asked)
+        check_can_store(VotesHeader.from_dict(asked))
 
 
 def test_bytes_do_not_depend_on_arrival_order(tmp_path, gaussian_evidence):

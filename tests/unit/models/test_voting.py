@@ -1,4 +1,4 @@
-"""Votes of ablations: one at a time is the truth, no faster way may change it."""
+"""Votes of ablations: one at a time is the truth, no faster backend may change it."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from components.models.vote_plan import plan_for
 from components.models.voting import (
     FAST,
     AblationPredictor,
-    Way,
+    VotingBackend,
     ablation_predictions,
     column_predictions,
 )
@@ -23,8 +23,8 @@ def ablations_of(kind="columns", *, band, stride=1):
     return Ablations(kind=kind, image_size=(16, 16), band=band, stride=stride)
 
 
-def predictor(model, ablations, micro_batch, way=FAST):
-    return AblationPredictor(model, ablations, micro_batch=micro_batch, way=way)
+def predictor(model, ablations, micro_batch, backend=FAST):
+    return AblationPredictor(model, ablations, micro_batch=micro_batch, backend=backend)
 
 
 def vote_one_at_a_time(model, images, ablations):
@@ -132,14 +132,16 @@ def test_order_asks_only_for_some(new_model, images):
     assert torch.equal(some, votes[:, order])
 
 
-@pytest.mark.parametrize("way", [FAST, Way(path="plain")])
-def test_every_ablation_can_be_asked_alone(new_model, images, way):
+@pytest.mark.parametrize("backend", [FAST, VotingBackend(path="plain")])
+def test_every_ablation_can_be_asked_alone(new_model, images, backend):
     """Also where the groups of other token counts have nothing to do."""
     model, ablations = new_model(token_policy="drop"), ablations_of("blocks", band=6, stride=5)
     assert len(plan_for(model, ablations, in_cells=True, device=CPU).groups) > 1
-    votes = ablation_predictions(model, images, ablations, micro_batch=4, way=way)
+    votes = ablation_predictions(model, images, ablations, micro_batch=4, backend=backend)
     for k in range(len(ablations)):
-        alone = ablation_predictions(model, images, ablations, micro_batch=4, order=[k], way=way)
+        alone = ablation_predictions(
+            model, images, ablations, micro_batch=4, order=[k], backend=backend
+        )
         assert torch.equal(alone[:, 0], votes[:, k])
 
 
@@ -192,13 +194,13 @@ def test_compiled_blocks_see_one_shape_per_group(new_model, images, monkeypatch)
         return forward
 
     monkeypatch.setattr(voting, "_compiled_forward", compiled)
-    way = Way(compiled=True)
-    votes = ablation_predictions(model, images, ablations, micro_batch=5, way=way)
+    backend = VotingBackend(compiled=True)
+    votes = ablation_predictions(model, images, ablations, micro_batch=5, backend=backend)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert len(shapes) == 5  # of 24 ablations, in the first of two blocks
     assert set(shapes) == {(5, 1 + 8, 16)}
     assert not any("forward" in vars(block) for block in model.net.blocks)
-    assert predictor(model, ablations, 3, way).agrees_with_plain()
+    assert predictor(model, ablations, 3, backend).agrees_with_plain()
 
 
 def test_precision_is_refused_where_it_only_costs(monkeypatch):
@@ -209,19 +211,19 @@ def test_precision_is_refused_where_it_only_costs(monkeypatch):
     with pytest.raises(CasemateError, match="no units in this processor"):
         voting.check_precision("bfloat16", CPU)
     with pytest.raises(CasemateError, match="not one of float32"):
-        Way(precision="int8")
+        VotingBackend(precision="int8")
     with pytest.raises(ValueError, match="plain path is float32"):
-        Way(path="plain", precision="bfloat16")
+        VotingBackend(path="plain", precision="bfloat16")
 
 
 @pytest.mark.parametrize(("kind", "stride"), [("columns", 2), ("blocks", 5)])
 def test_reduced_precision_keeps_the_votes(new_model, images, monkeypatch, kind, stride):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     model, ablations = new_model(token_policy="drop"), ablations_of(kind, band=5, stride=stride)
-    way = Way(precision="bfloat16")
-    votes = ablation_predictions(model, images, ablations, micro_batch=8, way=way)
+    backend = VotingBackend(precision="bfloat16")
+    votes = ablation_predictions(model, images, ablations, micro_batch=8, backend=backend)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
-    assert 1e-5 < predictor(model, ablations, 8, way).difference_to_plain() < 2**-4
+    assert 1e-5 < predictor(model, ablations, 8, backend).difference_to_plain() < 2**-4
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,9 @@ def test_the_fast_path_is_compared_with_the_plain_one(
     for kind in ("columns", "blocks"):
         ablations = ablations_of(kind, band=5, stride=3)
         assert predictor(model, ablations, 7).agrees_with_plain()
-        plain = ablation_predictions(model, images, ablations, micro_batch=7, way=Way(path="plain"))
+        plain = ablation_predictions(
+            model, images, ablations, micro_batch=7, backend=VotingBackend(path="plain")
+        )
         assert torch.equal(ablation_predictions(model, images, ablations, micro_batch=7), plain)
     if changes.get("token_policy") == "drop":  # sums of other lines than the visible ones
         right = partial_tokens._Scan.__call__
@@ -249,7 +253,9 @@ def test_the_fast_path_is_compared_with_the_plain_one(
             lambda *args: {k: v * (1 + 0.1 * k) for k, v in right(*args).items()},
         )
         assert not predictor(model, ablations_of(band=5), 7).agrees_with_plain()
-        assert predictor(model, ablations_of(band=5), 7, Way(path="plain")).agrees_with_plain()
+        assert predictor(
+            model, ablations_of(band=5), 7, VotingBackend(path="plain")
+        ).agrees_with_plain()
 
 
 def test_wrong_calls(new_model, images):

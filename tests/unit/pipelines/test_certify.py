@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from components.attacks import patch as patch_attack
 from components.certify.patch import certificate as patch_certificate
+from components.certify.patch import voters as voting
 from components.certify.patch.double_masking import infer
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, write_votes
@@ -23,12 +24,11 @@ from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.models.voting import AblationPredictor, Way
+from components.models.voting import AblationPredictor, VotingBackend
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
-from pipelines.stages.certify import worker as voting
 from pipelines.stages.certify.resample import resample
 from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
 
@@ -330,7 +330,7 @@ def test_a_model_that_the_fast_path_misreads_votes_the_plain_way(
     """Said, recorded, and repeated by whoever votes again."""
 
     def only_plain(predictor):
-        return predictor.way.path == "plain"
+        return predictor.backend.path == "plain"
 
     places = {"model": model / "model", "data": prepared}
     with mock.patch.object(AblationPredictor, "agrees_with_plain", only_plain):
@@ -366,7 +366,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
             voting, "AblationPredictor", wraps=voting.AblationPredictor
         ) as asked:
             assert resample(out.path, count=2, **places) == []
-    assert asked.call_args.kwargs["way"] == Way(precision="bfloat16")
+    assert asked.call_args.kwargs["backend"] == VotingBackend(precision="bfloat16")
     assert document_of(out)["evidence"]["settings"]["way"]["precision"] == "bfloat16"
     for item_id, votes in votes_of(out).items():
         assert (votes == votes_of(finished["rows"])[item_id]).all()
@@ -374,7 +374,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
 
 def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, prepared, tmp_path):
     votes = read_votes(finished["rows"].path / "votes.parquet")
-    header = json.loads(json.dumps(dict(votes.header)))
+    header = json.loads(json.dumps(votes.header.to_dict()))
     del header["settings"]["way"]
     rows = [
         VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
@@ -385,7 +385,7 @@ def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, p
         assert resample(tmp_path, count=2, model=model / "model", data=prepared) == []
         header["settings"]["way"] = {"path": "scenic"}
         write_votes(tmp_path / "votes.parquet", rows, header)
-        with pytest.raises(CasemateError, match="no record of how votes were computed"):
+        with pytest.raises(CasemateError, match="not a record of how votes were computed"):
             resample(tmp_path, count=2, model=model / "model", data=prepared)
 
 

@@ -133,8 +133,8 @@ def on_disk(config):
 
 def rewrite_header(path, name, value):
     votes = read_votes(path)
-    told = {**votes.header["settings"]["denoiser"], name: value}
-    header = {**votes.header, "settings": {**votes.header["settings"], "denoiser": told}}
+    told = {**votes.header.settings["denoiser"], name: value}
+    header = {**votes.header.to_dict(), "settings": {**votes.header.settings, "denoiser": told}}
     write_table(path, votes.table.replace_schema_metadata({HEADER_KEY: canonical_json(header)}))
 
 
@@ -198,7 +198,7 @@ def test_a_given_classifier_at_another_side(run, cleaner, models, prepared, tmp_
     assert needs == ("prepare", "model.main", "denoiser.l2")
     assert steps["denoiser.l2"].given
     out = run(None, recipe=recipe, **{need: steps[need].folder for need in needs[1:]})
-    said = read_votes(out.path / "votes.parquet").header["settings"]["denoiser"]
+    said = read_votes(out.path / "votes.parquet").header.settings["denoiser"]
     assert said["digest"] == source_digest(source)
     items = PreparedDataset.open(prepared).load("test")
     noise = [standard_normal(5, "select", items.item_ids[0], i, (1, 8, 8)) for i in range(MICRO)]
@@ -234,10 +234,10 @@ def test_certificates_without_a_denoiser_keep_their_fingerprints():
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"denoiser": "main"}, r"certify\.l2\.denoiser: main is no variant"),
-        ({"denoiser": "gone"}, r"certify\.l2\.denoiser: gone is no variant"),
+        ({"denoiser": "main"}, r"certify\.l2\.denoiser: main is neither a variant"),
+        ({"denoiser": "gone"}, r"certify\.l2\.denoiser: gone is neither a variant"),
         ({"denoiser": "hub:x"}, r"certify\.l2\.denoiser.*diffusers:PATH"),
-        ({"denoiser": None, "sampler": {"kind": "heun"}}, "denoises with nothing"),
+        ({"denoiser": None, "sampler": {"kind": "heun"}}, "needs a denoiser"),
         ({"sampler": {"kind": "heun", "last": 1.0}}, r"sampler\.last: 1\.0 is not below"),
         ({"challenge": {"eps": 0.1, "num_predict": 2}}, r"challenge\.num_predict: 2 draws"),
         ({"sampler": {"kind": "heun", "num_levels": 1}}, r"certify\.l2\.sampler\.num_levels"),

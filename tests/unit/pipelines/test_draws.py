@@ -10,10 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from components.certify.certificate import write_certificate
+from components.certify.header import VotesHeader
 from components.certify.l2.claims import certified_radius
+from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import declare, plan_of
 from components.certify.l2.noise import predict_block
 from components.certify.l2.sequential import anytime_interval, certify_prefix, choose_class
+from components.certify.l2.voters import block_stop
 from components.certify.verify import verify
 from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.digests import digest_json
@@ -28,9 +31,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
-from pipelines.stages.certify.draws import DrawLedger
 from pipelines.stages.certify.resample import resample
-from pipelines.stages.certify.worker import block_stop
 from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
 
 SIGMA, NUM_ITEMS, SEED = 0.3, 6, 5
@@ -185,7 +186,7 @@ def test_certificates_verify_and_votes_repeat(sequential, fixed, model, prepared
         with mock.patch.object(PreparedDataset, "open_split", first_items):
             assert resample(out.path, count=3, **places) == []
             shifted = mock.patch(
-                "pipelines.stages.certify.worker.predict_block",
+                "components.certify.l2.voters.predict_block",
                 lambda *a, **k: (predict_block(*a, **k) + 1) % 10,
             )
             with shifted:
@@ -218,12 +219,12 @@ def test_randomised_radii_are_never_smaller(randomized):
 def forged(out, place, *, method):
     """The votes of `out` as another method's, with header and certificate to match."""
     votes = read_votes(out.path / "votes.parquet")
-    settings = {key: v for key, v in votes.header["settings"].items() if key != "declared"}
+    settings = {key: v for key, v in votes.header.settings.items() if key != "declared"}
     if method == "sequential":
         settings["declared"] = declare(
             radii=[0.2, 0.4], failure_prob=0.001, look_every=32, futility_prob=0.01
         )
-    header = votes.header | {
+    header = votes.header.to_dict() | {
         "settings": settings | {"method": method}, "noise_impl": noise_impl(method)
     }  # fmt: skip
     rows = []
@@ -231,7 +232,9 @@ def forged(out, place, *, method):
         streams = dict(item.streams)
         if method == "sequential":
             choice = choose_class(streams["select"], num_classes=10, num_select=40)
-            claim = certify_prefix(streams["estimate"], plan_of(header), chosen=choice.chosen)
+            claim = certify_prefix(
+                streams["estimate"], plan_of(VotesHeader.from_dict(header)), chosen=choice.chosen
+            )
             streams["select"] = streams["select"][: choice.n0]
             streams["estimate"] = streams["estimate"][: claim.n]
         rows += [
@@ -265,7 +268,7 @@ def test_randomised_votes_cannot_pass_for_fixed_ones(randomized, model, prepared
         folder = forged(randomized, tmp_path / "forged", method="fixed")
         (found,) = resample(folder, count=NUM_ITEMS, **places)
     assert "those of method randomized, not of fixed" in found
-    header = read_votes(folder / "votes.parquet").header
+    header = read_votes(folder / "votes.parquet").header.to_dict()
     write_votes(  # a header whose method alone was changed does not even get that far
         folder / "votes.parquet",
         [VoteRow(**{**r, "predictions": np.array(r["predictions"], np.uint16)})
@@ -287,7 +290,7 @@ def test_challenges_judge_sequential_claims(run):
 def test_a_radius_out_of_reach_is_refused_before_any_draw(run):
     nobody = mock.Mock(side_effect=AssertionError("drew"))
     for method in ("fixed", "sequential", "randomized"):
-        with pytest.raises(CasemateError, match=r"certify\.p: radii: 0.9 is above"):
+        with pytest.raises(CasemateError, match=r"certify\.p\.radii: 0.9 is above"):
             run({**SECTION, "method": method, "radii": [0.2, 0.9]}, executor=nobody)
 
 
@@ -310,19 +313,19 @@ def test_the_live_band_holds_and_ends_at_the_share(sequential, section):
     header = read_votes(out.path / "votes.parquet").header
     ledger, parts = (
         DrawLedger(section, header),
-        PartStore(out.scratch / "votes", run_id=digest_json(header)),
+        PartStore(out.scratch / "votes", run_id=digest_json(header.to_dict())),
     )
     final = 100 * document(out)["summary"]["certified"][0]["accuracy"]["value"]
-    assert ledger.standing() == ""
+    assert ledger.certified_so_far() == ""
     while units := ledger.next(1):
         for unit in units:
             ledger.keep(unit, parts.load(unit.name))
-        if said := ledger.standing():
+        if said := ledger.certified_so_far():
             assert said.startswith("certified at 0.2: ")
             low, high = map(float, said.split("band ")[1].split(" to "))
             assert low - 0.06 <= final <= high + 0.06  # printed with one decimal
-    assert f"{final:.1f}% of the first {NUM_ITEMS}" in ledger.standing()
-    assert ledger.standing().endswith(f"band {final:.1f} to {final:.1f}")
+    assert f"{final:.1f}% of the first {NUM_ITEMS}" in ledger.certified_so_far()
+    assert ledger.certified_so_far().endswith(f"band {final:.1f} to {final:.1f}")
     assert sum(item.asked > 0 for item in ledger.items) == NUM_ITEMS <= len(done)
 
 

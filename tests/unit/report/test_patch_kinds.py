@@ -54,7 +54,7 @@ def test_a_sweep_is_one_table_in_the_published_layout(tmp_path):
     assert table.columns[4].detail == "1 \N{MULTIPLICATION SIGN} 1 px, 1.6%"  # 1 of 64 pixels
     assert table.rows[0][3:] == (
         certified.share(results[2].correct),
-        certified.share(results[2].certified_at_size(1)),
+        certified.share(results[2].certified_at(1)),
     )
     assert sweeps.find_sweeps(results[:1], lambda _: "main") == ()
 
@@ -141,4 +141,4 @@ def test_charts_say_what_voted(tmp_path, kind):
     chart = certified.patch_chart(result, model="main", image_area=64)
     said = "bands of 3 rows" if kind == "rows" else "4 masks"
     assert any(said in line for line in chart.caption)
-    assert len(chart.table.rows) == len(result.header["claim"]["patch_sizes"])
+    assert len(chart.table.rows) == len(result.document.claim["patch_sizes"])

@@ -62,7 +62,7 @@ def test_the_envelope_is_the_best_certificate_at_each_radius(pair):
     found = cells(chart.table)
     assert found["radius"] == [0.0, *RADII]
     for row, r in enumerate(found["radius"]):
-        shares = [certified.share(p.certified_at_radius(r)).value for p in pair]
+        shares = [certified.share(p.certified_at(r)).value for p in pair]
         assert found["envelope"][row] == max(shares)
         assert found["best sigma"][row] == (0.25 if shares[0] >= shares[1] else 0.5)
     assert len(set(found["best sigma"])) == 2

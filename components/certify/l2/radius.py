@@ -1,7 +1,7 @@
-"""How far unanimous draws reach, in closed form: what a recipe may ask for at all.
+"""Largest radius that unanimous draws can certify, in closed form: what a recipe may ask for.
 
 Plain Python, so that reading a recipe loads no numerical library. The exact tests, which decide
-the last bit, are `gaussian.check_can_reach` and `sequential.SequentialPlan`; a test compares them.
+the last bit, are `claims.check_radii` and `sequential.SequentialPlan`; a test compares them.
 
 Symbols: n draws that all agree, alpha failure probability, sigma noise, Phi the normal
 distribution function.
@@ -16,7 +16,7 @@ Method = Literal["fixed", "sequential", "randomized"]
 LEAST_UNIFORM = 0.05  # keeps the randomised bound of unanimous draws below 1
 SEQUENTIAL_SHARE = 0.9  # of alpha; the rest is spent on the exact bound at the last draw
 FINAL_SHARE = 1 - SEQUENTIAL_SHARE
-MANY_DRAWS = 10**8  # beyond it a radius counts as out of reach for good
+MANY_DRAWS = 10**8  # beyond it a radius counts as impossible
 
 
 def unanimous_bound(n: int, *, alpha: float, method: Method) -> float:
@@ -39,17 +39,17 @@ def _sequential_bound(n: int, alpha: float) -> float:
     return low
 
 
-def reach(*, sigma: float, n: int, alpha: float, method: Method) -> float:
+def max_certifiable_radius(*, sigma: float, n: int, alpha: float, method: Method) -> float:
     """The largest radius that n draws can certify: sigma * Phi^-1 of their bound, 0 if none."""
     bound = unanimous_bound(n, alpha=alpha, method=method)
     return sigma * NormalDist().inv_cdf(bound) if 0.5 < bound < 1 else 0.0
 
 
-def draws_to_reach(radius: float, *, sigma: float, alpha: float, method: Method) -> int | None:
+def draws_to_certify(radius: float, *, sigma: float, alpha: float, method: Method) -> int | None:
     """The fewest draws that can certify this radius; None: no practical number does."""
 
     def can(n: int) -> bool:
-        return reach(sigma=sigma, n=n, alpha=alpha, method=method) >= radius
+        return max_certifiable_radius(sigma=sigma, n=n, alpha=alpha, method=method) >= radius
 
     if not can(MANY_DRAWS):
         return None

@@ -9,22 +9,22 @@ are left out of the votes.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from components.certify.header import VotesHeader
 from components.certify.l2.certificate import claim_fixed, claim_sequential
 from components.certify.l2.claims import GaussianClaim
 from components.certify.l2.sequential import SequentialClaim, anytime_interval, finished_prefix
 from components.certify.l2.settings import GaussianSettings
+from components.certify.l2.voters import block_stop, draw_unit
 from components.certify.votes import ItemVotes, VoteRow
 from components.core.types import Array
-from components.core.units import ProgressBar, Unit
-from pipelines.runtime.parts import PartStore
-from pipelines.stages.certify.worker import block_stop, draw_unit
+from components.core.units import LoadPart, ProgressBar, Unit
 
 BAND = 0.05  # of the live band: it misses the share with at most this probability, at any time
 SHOW_SECONDS = 0.5
@@ -45,13 +45,13 @@ class _Item:
 
 
 class DrawLedger:
-    """Hears of finished blocks, decides items, and asks for the next blocks of the others."""
+    """Takes finished blocks, decides items, and asks for the next blocks of the others."""
 
     counts = "items"
 
-    def __init__(self, section: GaussianSettings, header: Mapping[str, Any]) -> None:
-        self.section, self.header = section, header
-        self.total: int = header["num_items"]
+    def __init__(self, settings: GaussianSettings, header: VotesHeader) -> None:
+        self.settings, self.header = settings, header
+        self.total: int = header.num_items
         self.items = [_Item() for _ in range(self.total)]
         self.open = set(range(self.total))  # undecided items
         self.waiting = deque(range(self.total))  # those of them with nothing in flight
@@ -62,9 +62,9 @@ class DrawLedger:
     @property
     def watched_radius(self) -> float:
         """The radius of the headline: the challenged one, else the smallest positive declared."""
-        if challenge := self.section.challenge:
+        if challenge := self.settings.challenge:
             return challenge.eps
-        return min((radius for radius in self.section.radii if radius > 0), default=0.0)
+        return min((radius for radius in self.settings.radii if radius > 0), default=0.0)
 
     def keep(self, unit: Unit, table: pa.Table) -> None:
         """Take a finished block in; decide its item if that is possible now."""
@@ -86,7 +86,7 @@ class DrawLedger:
             self.waiting.append(index)
 
     def _decide(self, index: int, item: _Item) -> None:
-        decide = self._sequential if self.section.method == "sequential" else self._fixed
+        decide = self._sequential if self.settings.method == "sequential" else self._fixed
         claim = decide(item)
         if claim is None:
             return
@@ -103,15 +103,15 @@ class DrawLedger:
 
     def _fixed(self, item: _Item) -> GaussianClaim | None:
         drawn = sum(len(predictions) for _, predictions in item.blocks)
-        if item.select is None or drawn < self.section.num_estimate:
+        if item.select is None or drawn < self.settings.num_estimate:
             return None
         streams = {"select": item.select, "estimate": finished_prefix(item.blocks)}
         votes = ItemVotes(item.item_id, item.label, "", streams)
-        return claim_fixed(votes, self.header, alpha=self.section.failure_prob)
+        return claim_fixed(votes, self.header, alpha=self.settings.failure_prob)
 
     def next(self, room: int) -> Sequence[Unit]:
         """Blocks of items that wait for one; with places left, further ones of undecided items."""
-        if self.section.method != "sequential":
+        if self.settings.method != "sequential":
             return ()
         units: list[Unit] = []
         while len(units) < room and self.waiting:
@@ -122,15 +122,15 @@ class DrawLedger:
 
     def _ask(self, index: int) -> list[Unit]:
         item, start = self.items[index], self.items[index].asked
-        if item.used is not None or start >= self.section.num_estimate:
+        if item.used is not None or start >= self.settings.num_estimate:
             return []
-        item.asked = block_stop(self.section, start)
+        item.asked = block_stop(self.settings, start)
         item.in_flight += 1
-        return [draw_unit(self.section, index, start)]
+        return [draw_unit(self.settings, index, start)]
 
     def _least_ahead(self) -> int | None:
         """The undecided item with the fewest blocks in flight that has draws left."""
-        left = (i for i in self.open if self.items[i].asked < self.section.num_estimate)
+        left = (i for i in self.open if self.items[i].asked < self.settings.num_estimate)
         return min(left, key=lambda i: (self.items[i].in_flight, i), default=None)
 
     def show(self, bar: ProgressBar) -> None:
@@ -139,11 +139,11 @@ class DrawLedger:
         if now - self.shown < SHOW_SECONDS and self.open:
             return
         self.shown = now
-        parts = self.drawn / self.section.num_estimate  # of items whose number of draws is fixed
+        parts = self.drawn / self.settings.num_estimate  # of items whose number of draws is fixed
         decided = self.total - len(self.open)
-        bar.at(decided if self.section.method == "sequential" else parts, self.standing())
+        bar.at(decided if self.settings.method == "sequential" else parts, self.certified_so_far())
 
-    def standing(self) -> str:
+    def certified_so_far(self) -> str:
         """The certified share of all items, as far as it is known.
 
         Easy items are decided first, so only those without a gap before them count. The band
@@ -164,15 +164,15 @@ class DrawLedger:
             f"first {self.prefix}, {100 * (1 - BAND):g}% band {100 * low:.1f} to {100 * high:.1f}"
         )
 
-    def rows(self, parts: PartStore) -> Iterator[VoteRow]:
+    def rows(self, load: LoadPart) -> Iterator[VoteRow]:
         """The votes of all decided items, cut off at the look that decided."""
         for index, item in enumerate(self.items):
             assert item.used is not None, f"test item {index} is not decided"
             start = 0
             while start < item.used:
-                for row in parts.load(draw_unit(self.section, index, start).name).to_pylist():
+                for row in load(draw_unit(self.settings, index, start).name).to_pylist():
                     yield _cut(row, item.used)
-                start = block_stop(self.section, start)
+                start = block_stop(self.settings, start)
 
 
 def _cut(row: dict[str, Any], used: int) -> VoteRow:

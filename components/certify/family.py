@@ -1,0 +1,333 @@
+"""What is asked of every certificate family, and what its workers are given.
+
+A family answers seven questions: which units of work its votes need, what computes one, which
+claims follow from votes, how a stranger verifies them, how an attack challenges them, what they
+cost, and how they are described. The registry knows which family a kind belongs to; everything
+outside of `components/certify` asks the family instead of telling kinds apart.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.certify.challenge import ChallengeTask, Claimed
+from components.certify.claim_rows import Derived, Row
+from components.certify.cost import CostedModel
+from components.certify.estimate import Work
+from components.certify.header import FieldTypes, ImageShape, VotesHeader
+from components.certify.settings import CertificateSettings, ChallengeSettings, ClaimSettings
+from components.certify.tasks import VoteSettings, VoteTask
+from components.certify.votes import ItemVotes, VoteRow, Votes
+from components.core.errors import CasemateError
+from components.core.settings import default_of
+from components.core.threats import Threat
+from components.core.types import Array
+from components.core.units import LoadPart, Unit, UnitSource, WorkFn
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import read_header
+from components.models.spec import ModelSpec
+
+SettingsT = TypeVar("SettingsT", bound=CertificateSettings)
+VotesT = TypeVar("VotesT", bound=VoteSettings)
+ClaimT = TypeVar("ClaimT", bound=ClaimSettings)
+ChallengeT = TypeVar("ChallengeT", bound=ChallengeSettings)
+Summary = Mapping[str, Any]  # of a certificate, as JSON has it
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: generic classes set __orig_class__
+class VoteRequest(Generic[SettingsT]):
+    """One certificate that is asked for: its settings, and where model and data are."""
+
+    settings: SettingsT
+    key: str  # of the settings in the recipe, for errors
+    dataset: Path
+    model: Path
+    denoiser: str | None  # the source of the network in front of the model
+    seed: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class VotePlan:
+    """The work behind a votes file: units known beforehand, a source of further ones, the rows."""
+
+    units: Sequence[Unit]
+    rows: Callable[[LoadPart], Iterator[VoteRow]]
+    source: UnitSource | None = None
+
+
+class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
+    """Base class of all families; instances hold no state."""
+
+    kinds: ClassVar[tuple[str, ...]]
+    claim_class: type[ClaimT]
+    recorded_fields: ClassVar[FieldTypes]  # of a header's settings, needed to derive claims
+    threat_name: ClassVar[str]  # "l2" or "patch": what is proven, in one word
+    vote_unit: ClassVar[str]  # what one vote costs: a "pass", or a "draw" of several passes
+
+    # Units and workers ----------------------------------------------------------------------------
+
+    def check_model(self, request: VoteRequest[SettingsT], dataset: PreparedDataset) -> None:
+        """Refuse a model, or what stands in front of it, that these images do not fit."""
+        spec = ModelSpec.from_dict(read_header(request.model)["spec"])
+        spec.check_classes(len(dataset.classes))
+        spec.check_image((dataset.channels, dataset.height, dataset.width))
+
+    @abstractmethod
+    def prepare(self, request: VoteRequest[SettingsT], *, source: Votes | None) -> VoteTask[VotesT]:
+        """What workers are given; asks the model's header once for what the settings leave open.
+
+        `source`: finished votes that hold all that are needed.
+        """
+
+    def notice(self, task: VoteTask[VotesT]) -> str | None:
+        """What a user should know about how votes will be computed."""
+        return None
+
+    @abstractmethod
+    def plan(self, task: VoteTask[VotesT], settings: SettingsT, header: VotesHeader) -> VotePlan:
+        """The units of work: they follow from the settings alone, never from the cluster."""
+
+    @abstractmethod
+    def worker(self, task: VoteTask[VotesT]) -> WorkFn:
+        """What computes one unit; loads the model."""
+
+    def header(
+        self,
+        task: VoteTask[VotesT],
+        dataset: PreparedDataset,
+        *,
+        num_items: int,
+        run_id: str,
+        software: Mapping[str, str],
+    ) -> VotesHeader:
+        """Which model votes on which data under which settings; no time and no place."""
+        return VotesHeader(
+            kind=task.votes.kind,
+            run_id=run_id,
+            model_digest=read_header(task.model)["digest"],
+            dataset_digest=dataset.digest,
+            num_classes=len(dataset.classes),
+            image=ImageShape(dataset.channels, dataset.height, dataset.width),
+            settings=task.votes.to_dict(),
+            noise_impl=self.noise_impl(task.votes),
+            num_items=num_items,
+            software=software,
+        )
+
+    def check_before_votes(self, settings: SettingsT, header: VotesHeader) -> None:
+        """Refuse claims that no votes could prove, before any vote is computed."""
+
+    def noise_impl(self, votes: VotesT) -> str | None:
+        """How random draws are addressed; None: votes are not random."""
+        return None
+
+    def shared_votes(
+        self, source: Votes, header: VotesHeader
+    ) -> tuple[VotesHeader, Iterable[VoteRow]]:
+        """Header and rows of votes that are a part of finished ones."""
+        raise CasemateError("certify", header.kind, "cannot take its votes from another entry")
+
+    # Evidence: what a header records --------------------------------------------------------------
+
+    @abstractmethod
+    def streams(self, header: VotesHeader) -> dict[str, int]:
+        """How many predictions every item has, per stream."""
+
+    def may_stop(self, header: VotesHeader) -> bool:
+        """Whether an item may have fewer predictions than `streams` says."""
+        return False
+
+    def is_possible(self, header: VotesHeader) -> bool:
+        """Whether the recorded numbers are in range."""
+        return True
+
+    @abstractmethod
+    def check_evidence(self, header: VotesHeader) -> None:
+        """Raise `CasemateError` unless the recorded settings fit each other."""
+
+    def unknown_votes(self, predictions: Array, header: VotesHeader) -> NDArray[np.bool_]:
+        """(n,) which votes of a block were not computed; `ValueError` where none may be missing."""
+        return np.zeros(len(predictions), dtype=np.bool_)
+
+    @abstractmethod
+    def vote_settings(self, header: VotesHeader) -> VotesT:
+        """The settings under which the same votes are computed again."""
+
+    def repeat_payload(self, index: int, item: ItemVotes) -> object:
+        """What a worker is asked for all votes of the test item at `index` again."""
+        return [index]
+
+    def kept_votes(self, header: VotesHeader) -> Array | slice:
+        """Which of the repeated predictions the file keeps."""
+        return slice(None)
+
+    def explain_differences(
+        self, task: VoteTask[VotesT], items: Sequence[tuple[int, ItemVotes]]
+    ) -> list[str]:
+        """One reason behind votes that do not repeat, if the family knows it."""
+        return []
+
+    def wrong_records(self, task: VoteTask[VotesT], header: VotesHeader) -> list[str]:
+        """What a header says of the networks that is not so."""
+        return []
+
+    # Claims ---------------------------------------------------------------------------------------
+
+    def claim_of(self, settings: SettingsT) -> dict[str, Any]:
+        """The claim that a section asks for."""
+        return {name: getattr(settings, name) for name in self.claim_class.names()}
+
+    def claim_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the settings that a claim needs, and of those it may have."""
+        cls = self.claim_class
+        needed = tuple(name for name in cls.names() if default_of(cls, name) is MISSING)
+        return needed, tuple(name for name in cls.names() if name not in needed)
+
+    @abstractmethod
+    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> ClaimT:
+        """The claim in its one written form, or an error that names the bad setting."""
+
+    @abstractmethod
+    def derive(self, votes: Votes, claim: ClaimT) -> Derived:
+        """Table and summary of a certificate."""
+
+    # Verification ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def audit(
+        self,
+        votes: Votes,
+        claim: ClaimT,
+        rows: Sequence[Row],
+        *,
+        summary: Summary,
+        threat: Mapping[str, Any],
+    ) -> Iterator[str]:
+        """Problems of stored claims, by code of its own: what must hold for any honest one."""
+
+    def check_new_claim(self, header: VotesHeader, claim: ClaimT) -> None:
+        """Refuse a claim that no votes of this number could have proven."""
+
+    # Challenge ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def challenger(self, task: ChallengeTask[VotesT, ChallengeT, ClaimT]) -> WorkFn:
+        """What attacks one item; loads the model."""
+
+    def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
+        """Clean votes by item that the attack starts from."""
+        return {}
+
+    @abstractmethod
+    def is_certified(self, challenge: ChallengeT, claim: Claimed, *, second: bool = False) -> bool:
+        """Whether a row covers the attack's budget; `second`: under the second rule, if any."""
+
+    @abstractmethod
+    def describe_challenge(self, challenge: ChallengeT) -> dict[str, Any]:
+        """The attack and the one budget it used."""
+
+    # Cost -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def work(self, settings: SettingsT, model: CostedModel, *, num_items: int) -> Work:
+        """Votes and FLOPs."""
+
+    def least_share(self, settings: SettingsT, *, passes_per_item: int) -> float:
+        """Share of the votes that is computed in the best case."""
+        return 1.0
+
+    def batches(self, settings: SettingsT, model: CostedModel) -> list[tuple[int, int]]:
+        """(images, denoiser passes whose activations are kept) of the batches of a worker."""
+        return [(settings.micro_batch, min(model.denoiser_calls, 1))]
+
+    # Description ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def threat(self, header: VotesHeader, claim: ClaimT) -> Threat:
+        """What the adversary may do."""
+
+    def is_sound(self, claim: Mapping[str, Any]) -> bool:
+        """False for a claim that only reproduces published tables."""
+        return True
+
+    @abstractmethod
+    def budget(self, entry: Summary) -> float:
+        """The size of the adversary in one entry of a summary's `certified`."""
+
+    @abstractmethod
+    def budget_text(self, entry: Summary) -> str:
+        """The same with its unit, e.g. `l2 0.5` or `patch 5px`."""
+
+    @abstractmethod
+    def metric_suffix(self, entry: Summary) -> str:
+        """The same as the end of a metric's name."""
+
+    @abstractmethod
+    def budget_words(self, budget: float) -> str:
+        """A budget as reports write it, e.g. `radius 0.5`."""
+
+    @abstractmethod
+    def smallest_budget(self, claim: Mapping[str, Any]) -> float:
+        """The smallest budget that a stored claim is about."""
+
+    @abstractmethod
+    def challenged_budget(self, threat: Mapping[str, Any], *, step: str) -> float:
+        """The budget that a stored challenge attacked with."""
+
+    @abstractmethod
+    def proven_at(
+        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
+    ) -> NDArray[np.bool_]:
+        """(N,) whether the claims of certificates.parquet cover a budget; `rule`: the second."""
+
+    @abstractmethod
+    def proof_words(self, kinds: Collection[str]) -> str:
+        """How these kinds prove their claims, in a sentence or two."""
+
+    @abstractmethod
+    def vote_words(self, header: VotesHeader) -> str:
+        """What votes on an item."""
+
+    def short_vote_words(self, header: VotesHeader) -> str:
+        """The same without sizes."""
+        return self.vote_words(header)
+
+    def visible(self, header: VotesHeader) -> Tensor | None:
+        """(K, H, W) bool: what each vote sees, in the order of votes; None: the whole image."""
+        return None
+
+    can_sweep: ClassVar[bool] = False  # whether one section makes several comparable certificates
+
+    def metrics(self, summary: Summary) -> dict[str, float]:
+        """The figures of a certificate by the names they are tracked under."""
+        values = {"standard_accuracy": summary["standard_accuracy"]["value"]}
+        for entry in summary["certified"]:
+            for name in ("accuracy", "accuracy_loc"):
+                if name in entry:
+                    values[f"{name}_at_{self.metric_suffix(entry)}"] = entry[name]["value"]
+        for name in ("ablation_accuracy", "votes_asked", "prediction_accuracy"):
+            if name in summary:
+                values[name] = summary[name]["value"]
+        if "average_certified_radius" in summary:
+            values["average_certified_radius"] = summary["average_certified_radius"]
+        if "draws_used" in summary:
+            values["draws_used"] = summary["draws_used"]["mean"]
+        return values
+
+    # Publishing -----------------------------------------------------------------------------------
+
+    def published_settings(
+        self, settings: SettingsT, dataset: PreparedDataset
+    ) -> dict[str, Any] | None:
+        """Settings of the smoothed classifier in the registry; None: the family has none."""
+        return None
+
+
+AnyFamily = CertificateFamily[Any, Any, Any, Any]

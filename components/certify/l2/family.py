@@ -1,0 +1,326 @@
+"""l2 certificates by randomized smoothing (Cohen et al. 2019)."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.certify.challenge import ChallengeTask, Claimed
+from components.certify.claim_rows import Derived, Row
+from components.certify.cost import CostedModel
+from components.certify.estimate import Work, l2_work
+from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
+from components.certify.header import FieldTypes, VotesHeader
+from components.certify.l2.certificate import check_l2_claim, check_new_radii, derive_l2
+from components.certify.l2.challenge import L2Challenger
+from components.certify.l2.claims import check_radii
+from components.certify.l2.draws import DrawLedger
+from components.certify.l2.evidence import (
+    L2_FIELDS,
+    METHODS,
+    check_l2_header,
+    declare,
+    drawn_of,
+    is_sequential,
+    plan_of,
+)
+from components.certify.l2.radius import Method
+from components.certify.l2.sequential import SELECT_STEP
+from components.certify.l2.settings import (
+    GaussianClaimSettings,
+    GaussianSettings,
+    L2ChallengeSettings,
+)
+from components.certify.l2.verify import audit_gaussian
+from components.certify.l2.voters import (
+    Block,
+    GaussianTask,
+    GaussianVoter,
+    GaussianVoteSettings,
+    describe_denoiser,
+    draw_units,
+)
+from components.certify.votes import VOTES_NAME, ItemVotes, Votes
+from components.core.errors import CasemateError
+from components.core.seeding import noise_impl
+from components.core.settings import plain
+from components.core.threats import UNIT, L2Threat
+from components.core.units import WorkFn
+from components.data.prepared import PreparedDataset
+from components.denoising.loading import describe_source
+from components.models.checkpoint import read_header
+from components.models.spec import ModelSpec
+
+L2Challenge = ChallengeTask[GaussianVoteSettings, L2ChallengeSettings, GaussianClaimSettings]
+
+
+class GaussianFamily(
+    CertificateFamily[
+        GaussianSettings, GaussianVoteSettings, GaussianClaimSettings, L2ChallengeSettings
+    ]
+):
+    """Votes are predictions under Gaussian noise; claims are l2 radii."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("gaussian",)
+    claim_class = GaussianClaimSettings
+    recorded_fields: ClassVar[FieldTypes] = L2_FIELDS
+    threat_name: ClassVar[str] = "l2"
+    vote_unit: ClassVar[str] = "draw"
+
+    def prepare(
+        self, request: VoteRequest[GaussianSettings], *, source: Votes | None
+    ) -> GaussianTask:
+        settings, behind = request.settings, None
+        if request.denoiser is not None:
+            behind = describe_denoiser(
+                request.denoiser,
+                sampler=plain(settings.sampler),
+                sigma=settings.sigma,
+                image_size=PreparedDataset.open(request.dataset).height,
+            )
+        votes = GaussianVoteSettings(
+            kind=settings.kind,
+            micro_batch=settings.micro_batch,
+            device=request.device,
+            sigma=settings.sigma,
+            num_select=settings.num_select,
+            num_estimate=settings.num_estimate,
+            run_seed=request.seed,
+            method=settings.method,
+            declared=_declared(settings) if settings.method == "sequential" else None,
+            denoiser=behind,
+        )
+        return GaussianTask(request.dataset, request.model, votes, request.denoiser)
+
+    def plan(self, task: GaussianTask, settings: GaussianSettings, header: VotesHeader) -> VotePlan:
+        ledger = DrawLedger(settings, header)
+        return VotePlan(draw_units(settings, header.num_items), ledger.rows, ledger)
+
+    def worker(self, task: GaussianTask) -> WorkFn:
+        return GaussianVoter(task)
+
+    def check_model(self, request: VoteRequest[GaussianSettings], dataset: PreparedDataset) -> None:
+        if request.denoiser is None:
+            super().check_model(request, dataset)
+            return
+        spec, key = ModelSpec.from_dict(read_header(request.model)["spec"]), request.key
+        spec.check_classes(len(dataset.classes))
+        found = describe_source(request.denoiser)
+        try:
+            found.diffusion.schedule.check(request.settings.sigma)
+        except CasemateError as error:
+            raise CasemateError(f"{key}.sigma", error.value, error.remedy) from None
+        for channels in (dataset.channels, spec.channels):
+            if found.channels and channels and found.channels != channels:
+                remedy = f"channels go into the denoiser, but images have {channels}"
+                raise CasemateError(f"{key}.denoiser", found.channels, remedy)
+        if dataset.height != dataset.width:
+            remedy = "is not square; denoisers are fed square images"
+            raise CasemateError("data.image_size", f"{dataset.height}x{dataset.width}", remedy)
+
+    def check_before_votes(self, settings: GaussianSettings, header: VotesHeader) -> None:
+        if settings.method == "sequential":
+            plan_of(header)  # a plan that can never certify cannot be made
+            return
+        check_radii(
+            settings.radii,
+            sigma=settings.sigma,
+            n=settings.num_estimate,
+            alpha=settings.failure_prob,
+            randomized=settings.method == "randomized",
+        )
+
+    def noise_impl(self, votes: GaussianVoteSettings) -> str | None:
+        return noise_impl(votes.method)
+
+    def streams(self, header: VotesHeader) -> dict[str, int]:
+        drawn = drawn_of(header)
+        return {"estimate": drawn.num_estimate, "select": drawn.num_select}
+
+    def may_stop(self, header: VotesHeader) -> bool:
+        return is_sequential(header)
+
+    def is_possible(self, header: VotesHeader) -> bool:
+        drawn = drawn_of(header)
+        return 0 < drawn.sigma < np.inf and min(drawn.num_select, drawn.num_estimate) >= 1
+
+    def check_evidence(self, header: VotesHeader) -> None:
+        check_l2_header(header)
+
+    def vote_settings(self, header: VotesHeader) -> GaussianVoteSettings:
+        drawn = drawn_of(header)
+        return GaussianVoteSettings(
+            kind=header.kind,
+            micro_batch=header.settings["micro_batch"],
+            device=header.settings["device"],
+            sigma=drawn.sigma,
+            num_select=drawn.num_select,
+            num_estimate=drawn.num_estimate,
+            run_seed=drawn.run_seed,
+            method=drawn.method,
+            declared=drawn.declared,
+            denoiser=drawn.denoiser,
+        )
+
+    def repeat_payload(self, index: int, item: ItemVotes) -> list[Block]:
+        return [Block(index, stream, 0, len(votes)) for stream, votes in item.streams.items()]
+
+    def explain_differences(
+        self, task: GaussianTask, items: Sequence[tuple[int, ItemVotes]]
+    ) -> list[str]:
+        """The draws may be those of another method."""
+        voter, own = GaussianVoter(task), task.votes.method
+
+        def drawn_for(method: Method) -> bool:
+            voter.settings = replace(task.votes, method=method)
+            return all(_drawn_again(voter, item, index) for index, item in items)
+
+        if drawn_for(own):
+            return []
+        return [
+            f"{VOTES_NAME}: its draws are those of method {method}, not of {own}: a method "
+            "that is chosen when draws are known voids the failure probability"
+            for method in METHODS
+            if method != own and drawn_for(method)
+        ]
+
+    def wrong_records(self, task: GaussianTask, header: VotesHeader) -> list[str]:
+        told = drawn_of(header).denoiser
+        if task.denoiser is None or told is None:
+            return []
+        side = PreparedDataset.open(task.dataset).height
+        known = describe_denoiser(
+            task.denoiser, sampler=told["sampler"], sigma=task.votes.sigma, image_size=side
+        )
+        return [
+            f"{VOTES_NAME}: says that the denoiser's {name} is {told.get(name)!r}, it is {value!r}"
+            for name, value in known.items()
+            if told.get(name) != value
+        ]
+
+    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> GaussianClaimSettings:
+        return check_l2_claim(header, claim)
+
+    def derive(self, votes: Votes, claim: GaussianClaimSettings) -> Derived:
+        return derive_l2(votes, claim)
+
+    def audit(
+        self,
+        votes: Votes,
+        claim: GaussianClaimSettings,
+        rows: Sequence[Row],
+        *,
+        summary: Summary,
+        threat: Mapping[str, Any],
+    ) -> Iterator[str]:
+        return audit_gaussian(votes, claim, threat, rows)
+
+    def check_new_claim(self, header: VotesHeader, claim: GaussianClaimSettings) -> None:
+        check_new_radii(header, claim)
+
+    def challenger(self, task: L2Challenge) -> WorkFn:
+        return L2Challenger(task)
+
+    def is_certified(
+        self, challenge: L2ChallengeSettings, claim: Claimed, *, second: bool = False
+    ) -> bool:
+        return bool(not claim["abstain"] and claim["radius"] >= challenge.eps)
+
+    def describe_challenge(self, challenge: L2ChallengeSettings) -> dict[str, Any]:
+        threat = {"kind": "l2", "unit": UNIT, "eps": challenge.eps}
+        return {"attack": "SmoothAdv l2 attack", "threat": threat}
+
+    def work(self, settings: GaussianSettings, model: CostedModel, *, num_items: int) -> Work:
+        return l2_work(
+            num_items=num_items,
+            num_select=settings.num_select,
+            num_estimate=settings.num_estimate,
+            classifier_flops=2.0 * model.costs.flops,  # costs count one per MAC
+            denoiser_flops=2.0 * model.denoiser.flops,
+            denoiser_calls=model.denoiser_calls,
+        )
+
+    def least_share(self, settings: GaussianSettings, *, passes_per_item: int) -> float:
+        """One look at the draws."""
+        if settings.method != "sequential":
+            return 1.0
+        return min(1.0, (SELECT_STEP + settings.look_every) / passes_per_item)
+
+    def batches(self, settings: GaussianSettings, model: CostedModel) -> list[tuple[int, int]]:
+        """The challenge takes gradients through every pass of all its draws at once."""
+        loads = super().batches(settings, model)
+        if settings.challenge:
+            loads.append((settings.challenge.num_draws, model.denoiser_calls))
+        return loads
+
+    def threat(self, header: VotesHeader, claim: GaussianClaimSettings) -> L2Threat:
+        return L2Threat(sigma=drawn_of(header).sigma)
+
+    def budget(self, entry: Summary) -> float:
+        return float(entry["radius"])
+
+    def budget_text(self, entry: Summary) -> str:
+        return f"l2 {entry['radius']:g}"
+
+    def metric_suffix(self, entry: Summary) -> str:
+        """Two decimals, or all digits where there are more: no two radii share a metric."""
+        radius = entry["radius"]
+        short = f"{radius:.2f}"
+        return short if float(short) == radius else repr(float(radius))
+
+    def budget_words(self, budget: float) -> str:
+        return f"radius {budget:g}"
+
+    def smallest_budget(self, claim: Mapping[str, Any]) -> float:
+        """Radius 0 asks for a label and is not a distance."""
+        return min((float(r) for r in claim["radii"] if r > 0), default=0.0)
+
+    def challenged_budget(self, threat: Mapping[str, Any], *, step: str) -> float:
+        if "eps" not in threat:
+            remedy = "must name its budget `eps`"
+            raise CasemateError(f"{step} challenge.json", dict(threat), remedy)
+        return float(threat["eps"])
+
+    def proven_at(
+        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
+    ) -> NDArray[np.bool_]:
+        proven: NDArray[np.bool_] = np.asarray(columns["radius"], dtype=np.float64) >= budget
+        return proven
+
+    def proof_words(self, kinds: Collection[str]) -> str:
+        return (
+            "The classifier votes under Gaussian noise. How often the winner wins bounds how far "
+            "the item can move before the vote turns; an item without a clear winner is an "
+            "abstention and counts as wrong."
+        )
+
+    def vote_words(self, header: VotesHeader) -> str:
+        return f"noisy copies of the item, sigma {drawn_of(header).sigma:g}"
+
+    def published_settings(
+        self, settings: GaussianSettings, dataset: PreparedDataset
+    ) -> dict[str, Any]:
+        names = ("sigma", "num_select", "num_estimate", "failure_prob", "micro_batch")
+        return {
+            **{name: getattr(settings, name) for name in names},
+            "sampler": plain(settings.sampler),
+            "channels": dataset.channels,
+            "image_size": dataset.width,
+        }
+
+
+def _declared(settings: GaussianSettings) -> dict[str, Any]:
+    return declare(
+        radii=list(settings.radii),
+        failure_prob=settings.failure_prob,
+        look_every=settings.look_every,
+        futility_prob=settings.futility_prob,
+    )
+
+
+def _drawn_again(voter: GaussianVoter, item: ItemVotes, index: int) -> bool:
+    stored = item.streams["estimate"]
+    again = voter([Block(index, "estimate", 0, len(stored))])["predictions"][0].as_py()
+    return np.array_equal(stored, again)

@@ -1,0 +1,36 @@
+"""Checks that any honest l2 certificate passes, whatever its votes say."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from components.certify.certificate import CERTIFICATE_NAME
+from components.certify.claim_rows import Row
+from components.certify.l2.certificate import max_radius_of
+from components.certify.l2.evidence import drawn_of
+from components.certify.l2.settings import GaussianClaimSettings
+from components.certify.votes import VOTES_NAME, Votes
+from components.core.seeding import noise_impl
+
+
+def audit_gaussian(
+    votes: Votes, claim: GaussianClaimSettings, threat: Mapping[str, Any], rows: Sequence[Row]
+) -> Iterator[str]:
+    """Problems of claimed radii, and of what the votes say of their noise."""
+    drawn = drawn_of(votes.header)
+    added, claimed, behind = drawn.sigma, threat.get("sigma"), drawn.denoiser
+    if not isinstance(claimed, int | float) or claimed > added:
+        yield f"{CERTIFICATE_NAME}: claims sigma {claimed}, the noise added had {added}"
+    if behind is not None and not behind.get("sigma_added", 0) >= added:
+        yield f"{VOTES_NAME}: noise of {behind.get('sigma_added')} was added, not of sigma {added}"
+    found, expected = votes.header.noise_impl, noise_impl(drawn.method)
+    if found != expected:
+        known = f"method {drawn.method} draws by {expected!r}"
+        yield f"{VOTES_NAME}: noise_impl is {found!r}, {known}"
+    bound = max_radius_of(votes.header, claim)
+    for row in rows:
+        if not row["radius"] <= bound:
+            yield f"item {row['item_id']}: radius {row['radius']!r} exceeds the possible {bound!r}"
+        if not 0 <= row["k"] <= row["n"]:
+            yield f"item {row['item_id']}: k is {row['k']} of n = {row['n']}"
+        if row["abstain"] and (row["radius"] != 0 or row["correct"]):
+            yield f"item {row['item_id']}: abstains, yet claims a radius or a right answer"

@@ -1,0 +1,169 @@
+"""Workers that classify noisy draws, and the units that draws are cut into."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from components.certify.l2.noise import float32_at_least, predict_block
+from components.certify.l2.radius import Method
+from components.certify.l2.sequential import choose_class
+from components.certify.l2.settings import GaussianSettings
+from components.certify.tasks import VoteSettings, VoteTask, vote_row
+from components.certify.votes import SCHEMA
+from components.core.seeding import noise_stream
+from components.core.types import Array
+from components.core.units import Unit
+from components.data.prepared import ImageSplit, PreparedDataset
+from components.denoising.classifier import DenoisedClassifier
+from components.denoising.loading import (
+    denoiser_of,
+    describe_source,
+    load_denoised,
+    source_digest,
+)
+from components.models.checkpoint import load_model
+from components.models.networks.unet import TimedUNet
+from components.models.pixels import PixelModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GaussianVoteSettings(VoteSettings):
+    """What noisy draws depend on; `denoiser` is the record of what stands in front of the model."""
+
+    sigma: float
+    num_select: int
+    num_estimate: int
+    run_seed: int
+    method: Method
+    declared: Mapping[str, Any] | None = None  # of method sequential: what ends the draws
+    denoiser: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = VoteSettings.to_dict(self) | {
+            "sigma": self.sigma,
+            "num_select": self.num_select,
+            "num_estimate": self.num_estimate,
+            "run_seed": self.run_seed,
+            "method": self.method,
+        }
+        optional = {"declared": self.declared, "denoiser": self.denoiser}
+        return values | {name: dict(v) for name, v in optional.items() if v is not None}
+
+
+GaussianTask = VoteTask[GaussianVoteSettings]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Draws `start..stop-1` of one stream of one test item."""
+
+    item: int
+    stream: str
+    start: int
+    stop: int
+
+
+def describe_denoiser(
+    source: str, *, sampler: Mapping[str, Any], sigma: float, image_size: int
+) -> dict[str, Any]:
+    """What stands in front of the model, and how noise is added and announced to it."""
+    found = describe_source(source)
+    network = found.network(image_size=image_size, channels=found.channels)
+    assert isinstance(network, TimedUNet)
+    return {
+        "digest": source_digest(source),
+        "sampler": dict(sampler),
+        "prediction": found.diffusion.prediction,
+        "timestep": denoiser_of(network, found.diffusion).timestep(2 * sigma),
+        "sigma_added": float(float32_at_least(sigma)),
+    }
+
+
+def load_noisy_model(task: GaussianTask) -> PixelModel | DenoisedClassifier:
+    """What classifies noisy images: the model itself, or behind its denoiser."""
+    votes = task.votes
+    if task.denoiser is None or votes.denoiser is None:
+        return load_model(task.model, device=votes.device)
+    return load_denoised(
+        task.model,
+        task.denoiser,
+        sampler=votes.denoiser["sampler"],
+        image_size=PreparedDataset.open(task.dataset).width,
+        sigma=votes.sigma,
+        device=votes.device,
+    )
+
+
+class GaussianVoter:
+    """Blocks of noisy draws of some items."""
+
+    def __init__(self, task: GaussianTask) -> None:
+        self.settings, self.items = task.votes, task.items()
+        self.num_classes = len(PreparedDataset.open(task.dataset).classes)
+        self.model = load_noisy_model(task)
+
+    def __call__(self, blocks: Iterable[Block]) -> pa.Table:
+        rows = []
+        for b in blocks:
+            item = self.items.span(b.item, b.item + 1)
+            chosen = self.settings.method == "sequential" and b.stream == "select"
+            predictions = self._select(item, b) if chosen else self.predictions(item, b)
+            rows.append(vote_row(item, b.stream, b.start, predictions))
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def predictions(self, item: ImageSplit, b: Block) -> Array:
+        """(stop - start,) uint16 of one item."""
+        settings = self.settings
+        return predict_block(
+            self.model,
+            item.pixels()[0],
+            sigma=settings.sigma,
+            run_seed=settings.run_seed,
+            stream=noise_stream(settings.method, b.stream),
+            item_id=item.item_ids[0],
+            start=b.start,
+            stop=b.stop,
+            micro_batch=settings.micro_batch,
+            device=settings.device,
+        )
+
+    def _select(self, item: ImageSplit, b: Block) -> Array:
+        """Selecting draws up to the look at which one class leads clearly, at most all of them."""
+        found, step = np.empty(0, np.uint16), self.settings.micro_batch
+        for start in range(0, b.stop, step):
+            part = replace(b, start=start, stop=min(start + step, b.stop))
+            found = np.concatenate([found, self.predictions(item, part)])
+            selection = choose_class(found, num_classes=self.num_classes, num_select=b.stop)
+            if selection:
+                return found[: selection.n0]
+        raise AssertionError("the last look always chooses")
+
+
+def draw_units(settings: GaussianSettings, num_items: int) -> list[Unit]:
+    """All draws of all items; none where each result decides what is drawn next."""
+    if settings.method == "sequential":
+        return []
+    starts = range(0, settings.num_estimate, settings.block_size)
+    return [draw_unit(settings, item, start) for item in range(num_items) for start in starts]
+
+
+def draw_unit(settings: GaussianSettings, item: int, start: int) -> Unit:
+    """One block of estimating draws; the few selecting ones ride along with the first."""
+    blocks = [Block(item, "estimate", start, block_stop(settings, start))]
+    if start == 0:
+        blocks.insert(0, Block(item, "select", 0, settings.num_select))
+    return Unit(f"item-{item:08d}-draw-{start:09d}", f"test item {item}", tuple(blocks))
+
+
+def block_stop(settings: GaussianSettings, start: int) -> int:
+    """Where the block of draws from `start` on ends.
+
+    Sequential blocks grow from one micro-batch to `block_size`: easy items stop within the first.
+    """
+    size = settings.block_size
+    if settings.method == "sequential":
+        size = min(size, max(settings.micro_batch, start))
+    return min(start + size, settings.num_estimate)

@@ -1,0 +1,437 @@
+"""Certificates against one square patch: votes over ablations, and pairs of masks.
+
+Ablations: Levine & Feizi 2020, Salman et al. 2022. Double masking: Xiang et al. 2022.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.certify.challenge import ChallengeTask, Claimed
+from components.certify.claim_rows import Derived, Row
+from components.certify.cost import CostedModel
+from components.certify.estimate import Work
+from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
+from components.certify.header import FieldTypes, VotesHeader
+from components.certify.patch.certificate import (
+    check_ablation_claim,
+    check_pair_claim,
+    derive_ablations,
+    derive_pairs,
+    is_sound,
+)
+from components.certify.patch.challenge import AblationChallenger, PairChallenger
+from components.certify.patch.cost import (
+    WHOLE,
+    ablation_lengths,
+    drops_tokens,
+    pair_lengths,
+    whole_passes,
+    work_of_lengths,
+)
+from components.certify.patch.evidence import (
+    ABLATION_FIELDS,
+    PAIR_FIELDS,
+    EarlyStop,
+    ablations_of,
+    asked_ablations,
+    check_ablation_header,
+    check_pair_header,
+    early_stop_of,
+    is_thinned,
+    masks_of,
+    unknown_votes,
+)
+from components.certify.patch.settings import (
+    AblationClaimSettings,
+    AblationSettings,
+    DoubleMaskingClaimSettings,
+    DoubleMaskingSettings,
+    PatchChallengeSettings,
+    PatchSettings,
+)
+from components.certify.patch.thinning import positions_among, thin_votes, thinned_header
+from components.certify.patch.verify import audit_ablations, audit_pairs
+from components.certify.patch.voters import (
+    AblationTask,
+    AblationVoter,
+    AblationVoteSettings,
+    PairTask,
+    PairVoter,
+    PairVoteSettings,
+    PatchVoteSettings,
+    ablations_to_ask,
+    choose_backend,
+    item_units,
+    masks_to_ask,
+    rows_of_units,
+)
+from components.certify.votes import VoteRow, Votes
+from components.core.errors import CasemateError
+from components.core.threats import PatchThreat, describe
+from components.core.types import Array
+from components.core.units import WorkFn
+from components.data.ablation import KINDS as ABLATION_KINDS
+from components.models.checkpoint import read_header
+from components.models.tokens import patch_size_of
+from components.models.voting import VotingBackend
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
+
+PatchT = TypeVar("PatchT", bound=PatchSettings)
+PatchVotesT = TypeVar("PatchVotesT", bound=PatchVoteSettings)
+PatchClaimT = TypeVar("PatchClaimT", AblationClaimSettings, DoubleMaskingClaimSettings)
+
+
+class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChallengeSettings]):
+    """What certificates against patches share."""
+
+    threat_name: ClassVar[str] = "patch"
+    vote_unit: ClassVar[str] = "pass"
+
+    def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
+        return PatchThreat(patch_sizes=claim.patch_sizes)
+
+    def is_sound(self, claim: Mapping[str, Any]) -> bool:
+        return is_sound(claim)
+
+    def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
+        return {item.item_id: next(iter(item.streams.values())) for item in votes.items()}
+
+    def is_certified(
+        self, challenge: PatchChallengeSettings, claim: Claimed, *, second: bool = False
+    ) -> bool:
+        column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
+        return challenge.patch_size in claim.get(column, [])
+
+    def describe_challenge(self, challenge: PatchChallengeSettings) -> dict[str, Any]:
+        threat = describe(PatchThreat((challenge.patch_size,)))
+        return {"attack": "adaptive patch attack", "threat": threat}
+
+    def budget(self, entry: Summary) -> float:
+        return int(entry["patch_size"])
+
+    def budget_text(self, entry: Summary) -> str:
+        return f"patch {entry['patch_size']}px"
+
+    def metric_suffix(self, entry: Summary) -> str:
+        return str(entry["patch_size"])
+
+    def budget_words(self, budget: float) -> str:
+        return square_words(int(budget))
+
+    def smallest_budget(self, claim: Mapping[str, Any]) -> float:
+        return int(min(claim["patch_sizes"]))
+
+    def challenged_budget(self, threat: Mapping[str, Any], *, step: str) -> float:
+        sizes = threat.get("patch_sizes", [])
+        if len(sizes) != 1:
+            remedy = "must name exactly one patch size"
+            raise CasemateError(f"{step} challenge.json", dict(threat), remedy)
+        return int(sizes[0])
+
+    def proven_at(
+        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
+    ) -> NDArray[np.bool_]:
+        column = f"certified_patch_sizes_{rule}" if rule else "certified_patch_sizes"
+        return np.asarray([budget in sizes for sizes in columns[column]], dtype=np.bool_)
+
+
+class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, AblationClaimSettings]):
+    """Votes are predictions on ablations: bands of columns or rows, squares, or both bands."""
+
+    kinds: ClassVar[tuple[str, ...]] = ABLATION_KINDS
+    claim_class = AblationClaimSettings
+    recorded_fields: ClassVar[FieldTypes] = ABLATION_FIELDS
+    can_sweep: ClassVar[bool] = True
+
+    def prepare(
+        self, request: VoteRequest[AblationSettings], *, source: Votes | None
+    ) -> AblationTask:
+        settings, spec = request.settings, read_header(request.model)["spec"]
+        band = _band(request, spec["trained_for"])
+        policy, trained = _token_policy(request, str(spec["token_policy"]))
+        backend = VotingBackend(precision=settings.precision, compiled=settings.compiled)
+        stop = None
+        if settings.stop_early:
+            stop = EarlyStop(tuple(sorted(set(settings.patch_sizes))), settings.rules)
+        votes = AblationVoteSettings(
+            kind=settings.kind,
+            micro_batch=settings.micro_batch,
+            device=request.device,
+            token_policy=policy,
+            trained_token_policy=trained,
+            band=band,
+            stride=settings.stride,
+            backend=backend if source is None else backend_of(source.header),
+            stop=stop,
+        )
+        task = AblationTask(request.dataset, request.model, votes, request.denoiser)
+        if source is not None:  # finished votes do not choose again
+            return task
+        return replace(task, votes=replace(votes, backend=choose_backend(task)))
+
+    def notice(self, task: AblationTask) -> str | None:
+        if task.votes.backend.path != "plain":
+            return None
+        return (
+            "the fast path gives other logits than the plain one for this model; "
+            "votes take the plain path, in float32"
+        )
+
+    def plan(self, task: AblationTask, settings: AblationSettings, header: VotesHeader) -> VotePlan:
+        units = item_units(header.num_items, num_votes=len(ablations_to_ask(task)))
+        return VotePlan(units, partial(rows_of_units, units))
+
+    def worker(self, task: AblationTask) -> WorkFn:
+        return AblationVoter(task)
+
+    def shared_votes(
+        self, source: Votes, header: VotesHeader
+    ) -> tuple[VotesHeader, Iterator[VoteRow]]:
+        own = thinned_header(header, source)
+        return own, thin_votes(source, own)
+
+    def streams(self, header: VotesHeader) -> dict[str, int]:
+        return {header.kind: len(ablations_of(header))}
+
+    def check_evidence(self, header: VotesHeader) -> None:
+        check_ablation_header(header)
+
+    def unknown_votes(self, predictions: Array, header: VotesHeader) -> NDArray[np.bool_]:
+        return unknown_votes(predictions, header)
+
+    def vote_settings(self, header: VotesHeader) -> AblationVoteSettings:
+        recorded, asked = header.settings, asked_ablations(header)
+        return AblationVoteSettings(
+            kind=header.kind,
+            micro_batch=recorded["micro_batch"],
+            device=recorded["device"],
+            token_policy=recorded.get("token_policy"),
+            band=asked.band,
+            stride=asked.stride,
+            backend=backend_of(header),
+            stop=early_stop_of(header),
+        )
+
+    def kept_votes(self, header: VotesHeader) -> Array | slice:
+        if not is_thinned(header):
+            return slice(None)
+        return positions_among(ablations_of(header), asked_ablations(header))
+
+    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> AblationClaimSettings:
+        return check_ablation_claim(header, claim)
+
+    def derive(self, votes: Votes, claim: AblationClaimSettings) -> Derived:
+        return derive_ablations(votes, claim)
+
+    def audit(
+        self,
+        votes: Votes,
+        claim: AblationClaimSettings,
+        rows: Sequence[Row],
+        *,
+        summary: Summary,
+        threat: Mapping[str, Any],
+    ) -> Iterator[str]:
+        return audit_ablations(votes, claim, summary, rows)
+
+    def challenger(
+        self,
+        task: ChallengeTask[AblationVoteSettings, PatchChallengeSettings, AblationClaimSettings],
+    ) -> WorkFn:
+        return AblationChallenger(task)
+
+    def work(self, settings: AblationSettings, model: CostedModel, *, num_items: int) -> Work:
+        if not drops_tokens(settings, model):
+            num_votes = sum(ablation_lengths(settings, model, token=WHOLE).values())
+            return whole_passes(model, num_votes, num_items=num_items)
+        lengths = ablation_lengths(settings, model, token=patch_size_of(model.net))
+        return work_of_lengths(model, lengths, num_items=num_items)
+
+    def visible(self, header: VotesHeader) -> Tensor:
+        return ablations_of(header).masks()
+
+    def vote_words(self, header: VotesHeader) -> str:
+        kept = ablations_of(header)
+        band, stride = kept.band, kept.stride
+        shown = {
+            "columns": f"bands of {band} columns",
+            "rows": f"bands of {band} rows",
+            "blocks": f"squares of {band} {TIMES} {band} pixels",
+            "both": f"bands of {band} columns and bands of {band} rows",
+        }[header.kind]
+        return f"{shown}, one every {stride} px"
+
+    def short_vote_words(self, header: VotesHeader) -> str:
+        return {
+            "columns": "Bands of columns",
+            "rows": "Bands of rows",
+            "blocks": "Squares",
+            "both": "Bands of columns and of rows",
+        }[header.kind]
+
+    def proof_words(self, kinds: Collection[str]) -> str:
+        bands = set(kinds) == {"columns"}
+        return (
+            "The classifier lets a model vote on many copies of an item, each showing one "
+            f"{'band of columns' if bands else 'small part'}. A patch touches only some "
+            f"{'bands' if bands else 'parts'}; where the lead is larger than what those "
+            "could turn, no patch changes the prediction."
+        )
+
+    def least_share(self, settings: AblationSettings, *, passes_per_item: int) -> float:
+        """Half of the ablations: fewer never decide."""
+        if not settings.stop_early:
+            return 1.0
+        return -(-passes_per_item // 2) / passes_per_item
+
+
+class DoubleMaskingFamily(
+    PatchFamily[DoubleMaskingSettings, PairVoteSettings, DoubleMaskingClaimSettings]
+):
+    """Votes are predictions under all pairs of masks."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("double_masking",)
+    claim_class = DoubleMaskingClaimSettings
+    recorded_fields: ClassVar[FieldTypes] = PAIR_FIELDS
+
+    def prepare(
+        self, request: VoteRequest[DoubleMaskingSettings], *, source: Votes | None
+    ) -> PairTask:
+        settings = request.settings
+        trained_policy = str(read_header(request.model)["spec"]["token_policy"])
+        policy, trained = _token_policy(request, trained_policy)
+        votes = PairVoteSettings(
+            kind=settings.kind,
+            micro_batch=settings.micro_batch,
+            device=request.device,
+            token_policy=policy,
+            trained_token_policy=trained,
+            mask_patch=settings.mask_patch,
+            num_masks=settings.num_masks,
+        )
+        return PairTask(request.dataset, request.model, votes, request.denoiser)
+
+    def plan(
+        self, task: PairTask, settings: DoubleMaskingSettings, header: VotesHeader
+    ) -> VotePlan:
+        units = item_units(header.num_items, num_votes=len(masks_to_ask(task).pairs()))
+        return VotePlan(units, partial(rows_of_units, units))
+
+    def worker(self, task: PairTask) -> WorkFn:
+        return PairVoter(task)
+
+    def streams(self, header: VotesHeader) -> dict[str, int]:
+        return {"pairs": len(masks_of(header).pairs())}
+
+    def check_evidence(self, header: VotesHeader) -> None:
+        check_pair_header(header)
+
+    def vote_settings(self, header: VotesHeader) -> PairVoteSettings:
+        recorded = header.settings
+        return PairVoteSettings(
+            kind=header.kind,
+            micro_batch=recorded["micro_batch"],
+            device=recorded["device"],
+            token_policy=recorded.get("token_policy"),
+            mask_patch=recorded["mask_patch"],
+            num_masks=recorded["num_masks"],
+        )
+
+    def check_claim(
+        self, header: VotesHeader, claim: Mapping[str, Any]
+    ) -> DoubleMaskingClaimSettings:
+        return check_pair_claim(header, claim)
+
+    def derive(self, votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
+        return derive_pairs(votes, claim)
+
+    def audit(
+        self,
+        votes: Votes,
+        claim: DoubleMaskingClaimSettings,
+        rows: Sequence[Row],
+        *,
+        summary: Summary,
+        threat: Mapping[str, Any],
+    ) -> Iterator[str]:
+        return audit_pairs(votes, claim, rows)
+
+    def challenger(
+        self,
+        task: ChallengeTask[PairVoteSettings, PatchChallengeSettings, DoubleMaskingClaimSettings],
+    ) -> WorkFn:
+        return PairChallenger(task)
+
+    def work(self, settings: DoubleMaskingSettings, model: CostedModel, *, num_items: int) -> Work:
+        if not drops_tokens(settings, model):
+            num_votes = sum(pair_lengths(settings, model, token=WHOLE).values())
+            return whole_passes(model, num_votes, num_items=num_items)
+        lengths = pair_lengths(settings, model, token=patch_size_of(model.net))
+        return work_of_lengths(model, lengths, num_items=num_items)
+
+    def visible(self, header: VotesHeader) -> Tensor:
+        masks = masks_of(header)
+        return masks.visible(masks.pairs())
+
+    def vote_words(self, header: VotesHeader) -> str:
+        masks, largest = masks_of(header), header.settings["mask_patch"]
+        return (
+            f"all pairs of masks that hide any patch up to {square_words(largest)}, "
+            f"{len(masks)} masks"
+        )
+
+    def proof_words(self, kinds: Collection[str]) -> str:
+        return (
+            "Double masking hides every place where the patch could be; where all pairs of masks "
+            "leave the same class, no patch changes the prediction of that procedure."
+        )
+
+
+def square_words(side: int) -> str:
+    """A square patch by its side."""
+    return f"{side} {TIMES} {side} px"
+
+
+def backend_of(header: VotesHeader) -> VotingBackend:
+    """How recorded votes were computed; not recorded: there was one path only."""
+    recorded = header.settings.get("way", {"path": "plain"})
+    try:
+        return VotingBackend(**recorded)
+    except (TypeError, ValueError) as error:
+        remedy = f"is not a record of how votes were computed ({error})"
+        raise CasemateError("verify: votes' way", recorded, remedy) from error
+
+
+def _band(request: VoteRequest[AblationSettings], trained: Mapping[str, Any]) -> int:
+    """Pixels that an ablation keeps: as written, else what the model was trained with."""
+    settings = request.settings
+    shape, size = trained.get("shape"), trained.get("size")
+    if trained.get("kind") == "columns":
+        shape, size = "column", trained.get("band")
+    band = settings.band or (size if shape == TRAINED_SHAPE.get(settings.kind) else None)
+    if band is None:
+        remedy = f"is needed: model {settings.model} was not trained on this kind, {settings.kind}"
+        raise CasemateError(f"{request.key}.band", None, remedy)
+    return int(band)
+
+
+def _token_policy(request: VoteRequest[PatchT], trained: str) -> tuple[str, str | None]:
+    """What happens to hidden tokens, and how it was in training where that is another way."""
+    settings = request.settings
+    if settings.token_policy in ("as_trained", trained):
+        return trained, None
+    if not settings.allow_token_mismatch:
+        remedy = (
+            f"is not how model {settings.model} was trained ({trained}) and costs certified "
+            "accuracy; add allow_token_mismatch: true to certify it so all the same"
+        )
+        raise CasemateError(f"{request.key}.token_policy", settings.token_policy, remedy)
+    return settings.token_policy, trained

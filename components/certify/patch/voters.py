@@ -1,0 +1,218 @@
+"""Workers that compute patch votes: over ablations, and under all pairs of masks."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from components.certify.patch.double_masking import MaskSet
+from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
+from components.certify.patch.evidence import EarlyStop
+from components.certify.tasks import VoteSettings, VoteTask, vote_row
+from components.certify.votes import SCHEMA, VoteRow
+from components.core.types import Array
+from components.core.units import LoadPart, Unit
+from components.data.ablation import Ablations
+from components.data.prepared import PreparedDataset
+from components.models.checkpoint import load_model
+from components.models.masked_votes import Masks, dense_chunks, masked_predictions
+from components.models.pixels import PixelModel
+from components.models.tokens import check_droppable
+from components.models.voting import AblationPredictor, VotingBackend, check_precision
+
+VOTES_PER_UNIT = 1_280  # about a second of work for a small model
+ITEMS_PER_UNIT = 20  # at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchVoteSettings(VoteSettings):
+    """What patch votes of all kinds depend on."""
+
+    token_policy: str | None  # None: the model's own, not recorded by the first versions
+    trained_token_policy: str | None = None  # where it is another one
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {**VoteSettings.to_dict(self), "token_policy": self.token_policy, "fill": "black"}
+        if self.trained_token_policy is not None:
+            values["trained_token_policy"] = self.trained_token_policy
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblationVoteSettings(PatchVoteSettings):
+    """What votes over ablations depend on."""
+
+    band: int
+    stride: int
+    backend: VotingBackend
+    stop: EarlyStop | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = PatchVoteSettings.to_dict(self)
+        values |= {"band": self.band, "stride": self.stride, "way": asdict(self.backend)}
+        return values | ({"stopped_for": self.stop.to_dict()} if self.stop else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairVoteSettings(PatchVoteSettings):
+    """What predictions under pairs of masks depend on."""
+
+    mask_patch: int
+    num_masks: int
+
+    def to_dict(self) -> dict[str, Any]:
+        values = PatchVoteSettings.to_dict(self)
+        return values | {"mask_patch": self.mask_patch, "num_masks": self.num_masks}
+
+
+AblationTask = VoteTask[AblationVoteSettings]
+PairTask = VoteTask[PairVoteSettings]
+
+
+def image_size_of(task: VoteTask[Any]) -> tuple[int, int]:
+    """(height, width) of the images of a task."""
+    dataset = PreparedDataset.open(task.dataset)
+    return dataset.height, dataset.width
+
+
+def ablations_to_ask(task: AblationTask) -> Ablations:
+    """The ablations that vote."""
+    votes, size = task.votes, image_size_of(task)
+    return Ablations(kind=votes.kind, image_size=size, band=votes.band, stride=votes.stride)
+
+
+def masks_to_ask(task: PairTask) -> MaskSet:
+    """The masks whose pairs vote."""
+    votes, size = task.votes, image_size_of(task)
+    return MaskSet(image_size=size, patch=votes.mask_patch, num_masks=votes.num_masks)
+
+
+def load_voting_model(task: VoteTask[Any]) -> PixelModel:
+    """The model with the token policy under which it votes."""
+    votes: PatchVoteSettings = task.votes
+    model = load_model(task.model, device=votes.device)
+    if votes.token_policy not in (None, model.spec.token_policy):
+        if votes.token_policy == "drop":
+            check_droppable(model.net)
+        model.spec = replace(model.spec, token_policy=votes.token_policy)
+    return model
+
+
+def choose_backend(task: AblationTask) -> VotingBackend:
+    """The backend of the settings; plain where the fast one has other logits.
+
+    Decided once, before work is spread: all workers vote alike and the votes record how.
+    """
+    votes = task.votes
+    check_precision(votes.backend.precision, torch.device(votes.device))
+    model, ablations = load_voting_model(task), ablations_to_ask(task)
+    predictor = AblationPredictor(model, ablations, micro_batch=votes.micro_batch)
+    return votes.backend if predictor.agrees_with_plain() else VotingBackend(path="plain")
+
+
+class AblationVoter:
+    """Votes over the ablations of some items, which share passes through the model."""
+
+    def __init__(self, task: AblationTask) -> None:
+        self.settings, self.items = task.votes, task.items()
+        self.model, self.ablations = load_voting_model(task), ablations_to_ask(task)
+        self.ask = AblationPredictor(
+            self.model,
+            self.ablations,
+            micro_batch=self.settings.micro_batch,
+            backend=self.settings.backend,
+        )
+        if not self.ask.agrees_with_plain():
+            raise RuntimeError(
+                f"votes by {self.settings.backend} have other logits than the plain path here, "
+                "though not where this run was planned; leave out certify's precision and compiled"
+            )
+
+    @property
+    def masks(self) -> Masks:
+        """What each vote sees."""
+        return self.ablations
+
+    def __call__(self, indices: Iterable[int]) -> pa.Table:
+        items = [self.items.span(index, index + 1) for index in indices]
+        votes = self.votes(torch.cat([item.pixels() for item in items]))
+        rows = [vote_row(i, self.ablations.kind, 0, v) for i, v in zip(items, votes, strict=True)]
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def votes(self, images: Tensor) -> Array:
+        """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped before."""
+        if self.settings.stop is not None:
+            return self._until_decided(images, self.settings.stop)
+        return self.ask(images).numpy().astype(np.uint16)
+
+    def _until_decided(self, images: Tensor, stop: EarlyStop) -> Array:
+        """Micro-batch by micro-batch, until no vote left can change a prediction or a verdict."""
+        order, step = voting_order(len(self.ablations)), self.settings.micro_batch
+        votes = np.full((len(images), len(order)), UNSEEN, dtype=np.uint16)
+        open_rows = np.arange(len(images))
+        for start in range(0, len(order), step):
+            asked = order[start : start + step]
+            found = self.ask(images[open_rows], asked.tolist())
+            votes[np.ix_(open_rows, asked)] = found.numpy()
+            undecided = [self._undecided(votes[open_rows], stop, rule) for rule in stop.rules]
+            open_rows = open_rows[np.any(undecided, axis=0)]
+            if not len(open_rows):
+                break
+        return votes
+
+    def _undecided(self, votes: Array, stop: EarlyStop, rule: str) -> Array:
+        claims = certify_partial(
+            votes,
+            self.ablations,
+            num_classes=self.model.spec.num_classes,
+            patch_sizes=stop.patch_sizes,
+            rule=rule,
+        )
+        return claims.undecided
+
+
+class PairVoter:
+    """Predictions under all pairs of masks of some items."""
+
+    def __init__(self, task: PairTask) -> None:
+        self.items, self.mask_set = task.items(), masks_to_ask(task)
+        self.model = load_voting_model(task)
+        self.visible = self.mask_set.visible(self.mask_set.pairs())
+        self.chunks = dense_chunks(self.model, self.visible, micro_batch=task.votes.micro_batch)
+
+    @property
+    def masks(self) -> Masks:
+        """What each vote sees."""
+        return self.visible
+
+    def __call__(self, indices: Iterable[int]) -> pa.Table:
+        rows = []
+        for index in indices:
+            item = self.items.span(index, index + 1)
+            rows.append(vote_row(item, "pairs", 0, self.votes(item.pixels())))
+        return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+    def votes(self, image: Tensor) -> Array:
+        """(Q,) uint16 of one (1, C, H, W) image."""
+        votes = masked_predictions(self.model, image, self.visible, chunks=self.chunks)
+        return votes[0].numpy().astype(np.uint16)
+
+
+def item_units(num_items: int, *, num_votes: int) -> list[Unit]:
+    """Units of several items each, cut by the number of votes alone."""
+    step = max(1, min(ITEMS_PER_UNIT, VOTES_PER_UNIT // num_votes))
+    spans = [range(i, min(i + step, num_items)) for i in range(0, num_items, step)]
+    return [
+        Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s)) for s in spans
+    ]
+
+
+def rows_of_units(units: Sequence[Unit], load: LoadPart) -> Iterator[VoteRow]:
+    """The rows of finished units, in their order."""
+    for unit in units:
+        for row in load(unit.name).to_pylist():
+            yield VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})

@@ -1,0 +1,64 @@
+"""What the certify stage writes, tracks and publishes."""
+
+from typing import Any
+
+from components.certify.certificate import (
+    CERTIFICATE_NAME,
+    CERTIFICATES_NAME,
+    CertificateDocument,
+)
+from components.certify.family import VoteRequest
+from components.certify.registry import family_of
+from components.certify.votes import VOTES_NAME
+from components.data.prepared import PreparedDataset
+from components.denoising.loading import folder_of
+from components.models.checkpoint import read_header
+from pipelines.runtime.artifacts import StageDir
+
+CHALLENGE_NAME = "challenge.json"
+REFUTED_NAME = "certificate.refuted.json"
+
+
+def track(out: StageDir, document: CertificateDocument) -> None:
+    """Metrics, the tag of soundness, and the three files of a certificate."""
+    prefix, found = f"certify/{out.part}", family_of(document.kind).metrics(document.summary)
+    out.run.metrics({f"{prefix}/{name}": value for name, value in found.items()})
+    out.run.tags({f"{prefix}/sound": document.sound})
+    out.run.artifacts(
+        *(out.path / name for name in (VOTES_NAME, CERTIFICATES_NAME, CERTIFICATE_NAME))
+    )
+
+
+def record_challenge(out: StageDir, result: dict[str, Any]) -> None:
+    """Write the outcome of the attack; a broken certified item makes the certificate invalid."""
+    out.write_json(CHALLENGE_NAME, result)
+    prefix = f"certify/{out.part}/challenge"
+    out.run.metrics(
+        {f"{prefix}/{name}": result[name]["value"] for name in ("certified", "standing")}
+    )
+    out.run.artifacts(out.path / CHALLENGE_NAME)
+    if result["broken_certified"]:
+        claim = out.path / CERTIFICATE_NAME
+        claim.replace(claim.with_name(REFUTED_NAME))  # not to be taken for valid
+        raise RuntimeError(
+            f"{result['broken_certified']} certified item(s) of {out.step} fell to "
+            f"{result['attack']}: {', '.join(result['broken_items'])}; "
+            "the certificate is wrong, do not use it"
+        )
+
+
+def publish(
+    request: VoteRequest[Any], dataset: PreparedDataset, out: StageDir, *, recipe: str
+) -> None:
+    """Register the smoothed classifier that was certified, where the family has one."""
+    settings = family_of(request.settings.kind).published_settings(request.settings, dataset)
+    if settings is None:
+        return
+    out.run.register_smoothed(
+        name=f"{recipe}-{out.part}-smoothed",
+        alias="candidate",
+        classifier=request.model,
+        denoiser=folder_of(request.denoiser) if request.denoiser else None,
+        settings=settings,
+        metadata={"digest": read_header(request.model)["digest"], "fingerprint": out.fingerprint},
+    )
