@@ -155,7 +155,9 @@ def _recipe(
     return loaded
 
 
-def _data(source: Mapping[str, object], spec: "ModelSpec", prepared: Path | None) -> dict[str, object]:
+def _data(
+    source: Mapping[str, object], spec: "ModelSpec", prepared: Path | None
+) -> dict[str, object]:
     """The data section: a prepared folder must fit the model, a source is fitted to it."""
     if prepared is None:
         return {**source, "image_size": spec.image_size, "channels": spec.channels}
