@@ -1,4 +1,4 @@
-"""One network judges, another lends its gradient.
+"""BPDA: the logits of one network with the gradient of another.
 
 Backward pass differentiable approximation (Athalye et al. 2018, "Obfuscated Gradients Give a False
 Sense of Security", sec. 4.1): where the gradient of a function is useless, follow that of a

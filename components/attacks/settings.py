@@ -41,6 +41,8 @@ class AttackSettings(Settings):
     """What the number in `pgd-20` sets; None: the kind takes no number."""
     fewest_steps: ClassVar[int] = 0
     """Fewer steps overstate robustness."""
+    norms: ClassVar[tuple[str, ...]] = get_args(Norm)
+    """The norms of its budgets."""
     weak_alone: ClassVar[bool] = False
     """Whether an attack list of this kind alone overstates robustness."""
 
@@ -275,6 +277,7 @@ class SpatialSettings(AttackSettings):
     """The worst rotation and shift of a grid; goes with `norm: spatial`."""
 
     count_field = None
+    norms = ("spatial",)
 
     kind: Literal["spatial"] = "spatial"
     max_shift: NonNegative = 3.0

@@ -1,8 +1,8 @@
 """Randomness addressed by what it is for, never by who draws it or when.
 
 A draw depends on (run seed, stream, item id, index) alone, so any batch size, worker, order or
-retry sees the same values. The method of an l2 certificate is part of the stream. Changing
-`NOISE_IMPL` changes every l2 certificate: it is part of their identity.
+retry sees the same values. The method of an l2 certificate is part of the stream
+(`core/noise_streams.py`).
 """
 
 import hashlib
@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
-
-NOISE_IMPL = "certv1-philox-numpy"
-PLAIN_METHOD = "fixed"  # its streams have the bare names
 
 
 def stream_key(run_seed: int, stream: str, item_id: str, index: int) -> int:
@@ -48,20 +45,6 @@ def standard_normals(
         bits.state = fresh  # counter 0, empty buffer
         generator.standard_normal(dtype=np.float32, out=row)
     return rows
-
-
-def noise_impl(method: str) -> str:
-    """How the draws of an l2 certificate are addressed, as its votes record it."""
-    return NOISE_IMPL if method == PLAIN_METHOD else f"{NOISE_IMPL}-{method}"
-
-
-def noise_stream(method: str, stream: str) -> str:
-    """The stream from which a method draws what the votes call `stream`.
-
-    No two methods share draws: who has seen those of one and would rather have used another must
-    draw again, and votes that were drawn for another method show when they are drawn again.
-    """
-    return stream if method == PLAIN_METHOD else f"{method}-{stream}"
 
 
 def generator_for(*address: object) -> "torch.Generator":

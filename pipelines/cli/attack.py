@@ -1,8 +1,9 @@
 """The attack command: a recipe's models, or any model folder on any data."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -119,8 +120,8 @@ def _prepared(data: str, **of_sources: str | None) -> Path | None:
 
 def _recipe(
     model: Path,
-    source: dict[str, Any],
-    section: dict[str, Any],
+    source: Mapping[str, object],
+    section: Mapping[str, object],
     prepared: Path | None,
     *,
     overrides: list[str],
@@ -139,7 +140,7 @@ def _recipe(
         "name": "attack-" + (re.sub(r"[^a-z0-9]+", "-", model.name.lower()).strip("-") or "model"),
         "data": _data(source, spec, prepared),
         "model": {"pretrained": str(folder)},
-        "attack": {section["norm"]: section},
+        "attack": {section["norm"]: dict(section)},
     }
     loaded = recipe.loads(
         yaml.safe_dump(values), source="casemate attack", overrides=overrides, smoke=smoke
@@ -153,7 +154,9 @@ def _recipe(
     return loaded
 
 
-def _data(source: dict[str, Any], spec: "ModelSpec", prepared: Path | None) -> dict[str, Any]:
+def _data(
+    source: Mapping[str, object], spec: "ModelSpec", prepared: Path | None
+) -> dict[str, object]:
     """The data section: a prepared folder must fit the model, a source is fitted to it."""
     if prepared is None:
         return {**source, "image_size": spec.image_size, "channels": spec.channels}
@@ -165,7 +168,7 @@ def _data(source: dict[str, Any], spec: "ModelSpec", prepared: Path | None) -> d
     return {"source": "parquet", "path": str(prepared)}
 
 
-def listed(text: str) -> list[dict[str, Any]]:
+def listed(text: str) -> list[dict[str, object]]:
     """`fgsm,pgd-20,square-1000,autoattack-plus` as entries of a recipe's attack list."""
     parts = [part.strip() for part in text.split(",")]
     if "" in parts:
@@ -174,7 +177,7 @@ def listed(text: str) -> list[dict[str, Any]]:
     return [_entry(part) for part in parts]
 
 
-def _entry(text: str) -> dict[str, Any]:
+def _entry(text: str) -> dict[str, object]:
     """A kind alone, or followed by a value that its settings accept: a count, a version."""
     from components.attacks.registry import ATTACKS
 

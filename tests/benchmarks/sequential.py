@@ -23,7 +23,7 @@ from pipelines.stages.certify.draws import DrawLedger
 from components.certify.l2.claims import certify_counts
 from components.certify.l2.evidence import declare
 from components.certify.l2.settings import GaussianSettings
-from components.core.seeding import noise_impl
+from components.core.noise_streams import noise_impl
 from pipelines.recipe.load import load
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import _missing

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from components.certify.certificate import write_certificate
+from components.certify.certificate import check_claim, write_certificate
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, Votes, read_votes, write_votes
 from components.core.errors import CasemateError
@@ -69,7 +69,8 @@ def estimates(recipe: Recipe) -> list[dict[str, Any]]:
 
 def derive(folder: Path, claim: dict[str, Any]) -> dict[str, Any]:
     """Write the certificate of a claim beside the votes in `folder`; its JSON document."""
-    return write_certificate(folder, read_votes(folder / "votes.parquet"), claim)
+    votes = read_votes(folder / "votes.parquet")
+    return write_certificate(folder, votes, check_claim(votes.header, claim)).to_dict()
 
 
 def problems_of(folder: Path) -> list[str]:
@@ -79,13 +80,13 @@ def problems_of(folder: Path) -> list[str]:
 
 def derive_again(folder: Path, out: Path, changes: dict[str, Any]) -> dict[str, Any]:
     """Another certificate from the same votes, written into `out`; its JSON document."""
-    return recertify(folder, out, **changes)
+    return recertify(folder, out, **changes).to_dict()
 
 
 def rewrite_votes(source: Path, target: Path) -> None:
     """Read a votes file and write its rows and header anew."""
     votes = read_votes(source)
-    write_votes(target, _rows(votes), votes.header)
+    write_votes(target, _rows(votes), votes.header.to_dict())
 
 
 def _rows(votes: Votes) -> Iterator[VoteRow]:

@@ -13,7 +13,7 @@ from pipelines.stages.certify.draws import DrawLedger
 from components.certify.l2.evidence import declare
 from components.certify.l2.settings import GaussianSettings
 from components.certify.votes import SCHEMA, write_votes
-from components.core.seeding import noise_impl
+from components.core.noise_streams import noise_impl
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, release_workers, run_units

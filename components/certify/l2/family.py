@@ -44,7 +44,7 @@ from components.certify.l2.voters import (
 )
 from components.certify.votes import VOTES_NAME, ItemVotes, Votes
 from components.core.errors import CasemateError
-from components.core.seeding import noise_impl
+from components.core.noise_streams import noise_impl
 from components.core.settings import plain
 from components.core.threats import UNIT, L2Threat
 from components.core.units import WorkFn

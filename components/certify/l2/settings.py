@@ -18,6 +18,7 @@ from components.certify.settings import (
     TrainedModel,
     Warned,
 )
+from components.core.noise_streams import noise_impl
 from components.core.settings import (
     Count,
     Positive,
@@ -187,8 +188,6 @@ class GaussianSettings(CertificateSettings):
         )
 
     def _formula(self) -> dict[str, Any]:
-        from components.core.seeding import noise_impl  # here: needs numpy
-
         found: dict[str, Any] = {"bound": L2_BOUND_VERSION}
         if self.method != "fixed":  # which had its draws from the first version on
             found["noise_impl"] = noise_impl(self.method)

@@ -9,7 +9,7 @@ from components.certify.l2.certificate import max_radius_of
 from components.certify.l2.evidence import drawn_of
 from components.certify.l2.settings import GaussianClaimSettings
 from components.certify.votes import VOTES_NAME, Votes
-from components.core.seeding import noise_impl
+from components.core.noise_streams import noise_impl
 
 
 def audit_gaussian(

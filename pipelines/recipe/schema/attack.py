@@ -77,7 +77,7 @@ class AttackSection(Section):
     def problems(self) -> Iterator[Problem]:
         spatial = self.norm == "spatial"
         for number, entry in enumerate(self.attacks):
-            if (entry.kind == "spatial") != spatial:
+            if self.norm not in entry.norms:
                 remedy = f"is not an attack of norm {self.norm}; give it an entry of its own"
                 yield Problem(f"attacks.{number}.kind", entry.kind, remedy)
         for key in ("curves", "sanity"):

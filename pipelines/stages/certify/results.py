@@ -39,7 +39,7 @@ def record_challenge(out: StageDir, result: dict[str, Any]) -> None:
     out.run.artifacts(out.path / CHALLENGE_NAME)
     if result["broken_certified"]:
         claim = out.path / CERTIFICATE_NAME
-        claim.replace(claim.with_name(REFUTED_NAME))  # not to be taken for valid
+        rename(claim, REFUTED_NAME)  # not to be taken for valid
         raise RuntimeError(
             f"{result['broken_certified']} certified item(s) of {out.step} fell to "
             f"{result['attack']}: {', '.join(result['broken_items'])}; "

@@ -6,7 +6,7 @@ import torch
 
 from components.certify.certificate import write_certificate
 from components.certify.votes import VoteRow, image_digest, write_votes
-from components.core.seeding import NOISE_IMPL
+from components.core.noise_streams import NOISE_IMPL
 
 NUM_ITEMS = 6
 WIDTH = 8

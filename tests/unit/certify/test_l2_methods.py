@@ -17,7 +17,7 @@ from components.certify.l2.sequential import certify_prefix, choose_class
 from components.certify.verify import recertify, verify
 from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.errors import CasemateError
-from components.core.seeding import noise_impl
+from components.core.noise_streams import noise_impl
 
 N0, N, ALPHA, RADII = 40, 600, 0.001, [0.25, 0.5]
 TRUTH = [0.995, 0.97, 0.9, 0.6, 0.2, 0.99]  # probability of class 1, the label, per item

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from components.core.seeding import (
-    NOISE_IMPL,
-    generator_for,
-    noise_impl,
-    noise_stream,
-    standard_normal,
-    standard_normals,
-    stream_key,
-)
+from components.core.noise_streams import NOISE_IMPL, noise_impl, noise_stream
+from components.core.seeding import generator_for, standard_normal, standard_normals, stream_key
 
 ITEM = "cifar10-test-000000"
 SHAPE = (3, 32, 32)

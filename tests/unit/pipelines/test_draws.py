@@ -21,7 +21,7 @@ from components.certify.verify import verify
 from components.certify.votes import VoteRow, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from components.core.seeding import noise_impl, noise_stream
+from components.core.noise_streams import noise_impl, noise_stream
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
