@@ -21,7 +21,7 @@ data: {source: digits, image_size: 8}
 model: {options: {patch_size: 4, embed_dim: 32, depth: 1, num_heads: 2}}
 train: {}
 """
-TWO_CLASSES = "data={source: made, options: {classes: 2, size: 8}}"
+TWO_CLASSES = "data={source: made, options: {classes: 2, image_size: 8}}"
 DLR = "attack={l: {eps: 0.1, attacks: [{kind: pgd, loss: dlr}]}}"
 PHOTOS = "data={source: imagenet, path: somewhere, image_size: 224, fit: resize}"
 
