@@ -46,7 +46,7 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
             ["certify={p: {kind: columns, band: 2, patch_sizes: [1], token_policy: drop}}"],
             "certify.p.token_policy: drop is not how model main is trained (mask) and costs ",
         ),
-        ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-dlr: 2 classes are too"),
+        ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
             [PHOTOS, "model.options={}", "certify={l2: {kind: gaussian, sigma: 0.25}}"],
             "certify.l2.num_items: 50000 would make 5,005,000,000 predictions; ",
