@@ -25,8 +25,14 @@ def consistency_problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def objective_key(model: str) -> str:
-    """The key of the section that holds a model's objective and network."""
+    """The key of the section that holds a model's objective."""
     return "train" if model == MAIN else f"train.variants.{model}"
+
+
+def network_key(recipe: Recipe, model: str) -> str:
+    """The key of the section that describes a model's network."""
+    own = recipe.model_of(model) is not recipe.model
+    return f"train.variants.{model}.model" if own else "model"
 
 
 def _classifiers(recipe: Recipe) -> list[tuple[str, str]]:
@@ -68,7 +74,7 @@ def _given_denoiser_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _model_problems(recipe: Recipe, name: str) -> Iterator[Problem]:
     """A network, its weights and its objective: of a denoiser, or of a classifier."""
-    key, section = objective_key(name), recipe.model_of(name)
+    key, network, section = objective_key(name), network_key(recipe, name), recipe.model_of(name)
     denoises = name in recipe.denoisers()
     start, architecture = section.pretrained or "", section.architecture
     plain = ModelSettings(
@@ -76,15 +82,15 @@ def _model_problems(recipe: Recipe, name: str) -> Iterator[Problem]:
     )
     if denoises and section != plain:
         remedy = "takes architecture, options and pretrained alone; pixels are the data's"
-        yield Problem(f"{key}.model", "", f"of a denoiser {remedy}")
+        yield Problem(network, "", f"of a denoiser {remedy}")
     if start and denoises != is_on_disk(start):
         wanted = "diffusers:PATH or model:PATH" if denoises else "timm or a folder"
         kind = "a denoiser" if denoises else "a classifier"
-        yield Problem(f"{key}.model.pretrained", start, f"cannot start {kind}; write {wanted}")
+        yield Problem(f"{network}.pretrained", start, f"cannot start {kind}; write {wanted}")
     if denoises != (architecture in ARCHITECTURES):
         kind = "a denoiser" if denoises else "a classifier"
         remedy = f"is not a network for {kind}; denoisers are {', '.join(ARCHITECTURES)}"
-        yield Problem(f"{key}.model.architecture", architecture, remedy)
+        yield Problem(f"{network}.architecture", architecture, remedy)
     behind = recipe.denoiser_of(name)
     if behind is not None and behind not in recipe.denoisers():
         yield Problem(f"{key}.objective.denoiser", behind, NOT_A_DENOISER)

@@ -183,18 +183,35 @@ def variants(recipe: Recipe) -> Iterator[Recipe]:
     return (trial_recipe(recipe, values) for values in probes(recipe))
 
 
-def _misplaced(recipe: Recipe, values: Values, problem: Problem) -> Problem:
-    """A problem of one trial's recipe as one of the tune section that asked for it."""
-    section, key = tuned(recipe), problem.field
-    given = [own for own in values if f"{key}.".startswith(f"{own}.")]
-    if not given:  # several values that do not go together
-        place = "tune.changes" if section.changes else "tune.space"
-        return Problem(place, values, f"cannot be trained: {problem}")
-    own, place = max(given, key=len), "tune.space"
-    for number, change in enumerate(section.changes):
-        if own in change.set and change.set[own] == values[own]:
-            place = f"tune.changes.{number}.set"
-    return problem._replace(field=f"{place}.{key}")
+class _TrialProblems:
+    """Problems of trials, each at the place of the tune section that asked for it."""
+
+    def __init__(self, section: TuneSection) -> None:
+        self.section, self.num_trials = section, 0
+        self.placed: dict[str, Problem] = {}
+        self.others: dict[str, tuple[Problem, list[Values]]] = {}  # of several values together
+
+    def add(self, values: Values, problem: Problem) -> None:
+        key = problem.field
+        given = [own for own in values if f"{key}.".startswith(f"{own}.")]
+        if not given:
+            self.others.setdefault(str(problem), (problem, []))[1].append(values)
+            return
+        own, place = max(given, key=len), "tune.space"
+        for number, change in enumerate(self.section.changes):
+            if own in change.set and change.set[own] == values[own]:
+                place = f"tune.changes.{number}.set"
+        self.placed[f"{place}.{problem}"] = problem._replace(field=f"{place}.{key}")
+
+    def all(self) -> list[Problem]:
+        """Each once; what all trials have in common is a problem of the recipe itself."""
+        place = "tune.changes" if self.section.changes else "tune.space"
+        found = list(self.placed.values())
+        for problem, trials in self.others.values():
+            if len(trials) < self.num_trials:
+                problem = Problem(place, trials[0], f"cannot be trained: {problem}")
+            found.append(problem)
+        return found
 
 
 def check(recipe: Recipe, *, gate: Callable[[Recipe], None]) -> int:
@@ -202,10 +219,11 @@ def check(recipe: Recipe, *, gate: Callable[[Recipe], None]) -> int:
 
     `gate` refuses single recipes. Wrong values are named by their place in the tune section.
     """
-    problems: list[Problem] = []
+    found = _TrialProblems(tuned(recipe))
     budgets: set[float | None] = set()
     longest = 0
     for values in probes(recipe):
+        found.num_trials += 1
         try:
             variant = trial_recipe(recipe, values)
             _check_objective(variant)
@@ -214,15 +232,15 @@ def check(recipe: Recipe, *, gate: Callable[[Recipe], None]) -> int:
             budgets.add(variant.train.validation_eps(variant.objective_of(MAIN)))
             longest = max(longest, variant.epochs_of(MAIN))
         except RecipeError as error:
-            problems += [_misplaced(recipe, values, p) for p in error.problems]
+            for problem in error.problems:
+                found.add(values, problem)
         except CasemateError as error:
             key = error.key.removeprefix("--set ")
-            problem = Problem(key, error.value, error.remedy)
-            problems.append(_misplaced(recipe, values, problem))
-        if len(problems) >= MAX_SHOWN:
+            found.add(values, Problem(key, error.value, error.remedy))
+        if len(found.placed) >= MAX_SHOWN:
             break
-    if problems := problems or list(_metric_problems(tuned(recipe), budgets)):
-        raise RecipeError(recipe.source, problems)
+    if problems := found.all() or list(_metric_problems(tuned(recipe), budgets)):
+        raise RecipeError(recipe.source, problems[:MAX_SHOWN])
     return longest
 
 

@@ -21,7 +21,7 @@ data: {source: digits, image_size: 8}
 model: {options: {patch_size: 4, embed_dim: 32, depth: 1, num_heads: 2}}
 train: {}
 """
-TWO_CLASSES = "data={source: made, options: {classes: 2, size: 8}}"
+TWO_CLASSES = "data={source: made, options: {classes: 2, image_size: 8}}"
 DLR = "attack={l: {eps: 0.1, attacks: [{kind: pgd, loss: dlr}]}}"
 PHOTOS = "data={source: imagenet, path: somewhere, image_size: 224, fit: resize}"
 
@@ -46,7 +46,7 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
             ["certify={p: {kind: columns, band: 2, patch_sizes: [1], token_policy: drop}}"],
             "certify.p.token_policy: drop is not how model main is trained (mask) and costs ",
         ),
-        ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-dlr: 2 classes are too"),
+        ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
             [PHOTOS, "model.options={}", "certify={l2: {kind: gaussian, sigma: 0.25}}"],
             "certify.l2.num_items: 50000 would make 5,005,000,000 predictions; ",

@@ -10,6 +10,7 @@ from components.certify.certificate import (
 from components.certify.family import VoteRequest
 from components.certify.registry import family_of
 from components.certify.votes import VOTES_NAME
+from components.core.files import rename
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import folder_of
 from components.models.checkpoint import read_header
