@@ -56,7 +56,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         asked = {"seconds_per_image": 0.0, "num_estimate": 0, "seed": FRESH, **(params or {})}
         seconds = float(asked["seconds_per_image"])
         if not 0 <= seconds < math.inf:
-            remedy = "is no number of seconds; 0 stands for no limit"
+            remedy = "is not a number of seconds; 0 stands for no limit"
             raise CasemateError("seconds_per_image", seconds, remedy)
         settings = dict(self.settings)
         if asked["num_estimate"]:
@@ -68,15 +68,15 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         if tuple(images.shape[1:]) != self.shape:
             found = "x".join(map(str, images.shape[1:]))
             remedy = f"(channels x height x width) are not {self.shape}"
-            raise CasemateError("images", found, remedy)
+            raise CasemateError("images", prediction, remedy)
         rows = []
         for image in images:
             seed = secrets.randbits(63) if asked["seed"] == FRESH else int(asked["seed"])
             if seconds:
-                answer = smoothed.answer_within(image, seconds=seconds, seed=seed)
+                prediction = smoothed.certify_within(image, seconds=seconds, seed=seed)
             else:
-                answer = smoothed.answer(image, seed=seed)
-            rows.append((answer.label, answer.abstain, answer.radius, answer.num_draws))
+                prediction = smoothed.certify(image, seed=seed)
+            rows.append((prediction.label, prediction.abstain, prediction.radius, prediction.num_draws))
         return pd.DataFrame(rows, columns=["label", "abstain", "radius", "samples"])
 
 
