@@ -19,6 +19,7 @@ from components.core.errors import CasemateError
 from components.denoising.loading import load_denoised, source_of
 from components.models.checkpoint import load_model
 
+FIELDS = ("label", "abstain", "radius", "num_draws")  # of a prediction, in the order of columns
 FRESH = -1  # as `seed`: a new one for every image
 
 
@@ -68,7 +69,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         if tuple(images.shape[1:]) != self.shape:
             found = "x".join(map(str, images.shape[1:]))
             remedy = f"(channels x height x width) are not {self.shape}"
-            raise CasemateError("images", prediction, remedy)
+            raise CasemateError("images", found, remedy)
         rows = []
         for image in images:
             seed = secrets.randbits(63) if asked["seed"] == FRESH else int(asked["seed"])
@@ -76,7 +77,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
                 prediction = smoothed.certify_within(image, seconds=seconds, seed=seed)
             else:
                 prediction = smoothed.certify(image, seed=seed)
-            rows.append((prediction.label, prediction.abstain, prediction.radius, prediction.num_draws))
+            rows.append([getattr(prediction, name) for name in FIELDS])
         return pd.DataFrame(rows, columns=["label", "abstain", "radius", "samples"])
 
 
