@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from components.certify.l2.reach import reach
+from components.certify.l2.radius import max_certifiable_radius
 from components.evaluate.accuracy import clopper_pearson_interval
 from notebooks.replications import page
 from notebooks.replications.denoised_findings import (
@@ -178,5 +178,6 @@ def render(found: Sequence[Line]) -> str:
 
 def _reach(line: Line) -> float:
     """The largest radius of unanimous draws in units of sigma, rounded down to two digits."""
-    most = reach(sigma=1.0, n=line["num_estimate"], alpha=line["failure_prob"], method="fixed")
+    n, alpha = line["num_estimate"], line["failure_prob"]
+    most = max_certifiable_radius(sigma=1.0, n=n, alpha=alpha, method="fixed")
     return math.floor(100 * most) / 100

@@ -19,6 +19,7 @@ from components.core.errors import CasemateError
 from components.denoising.loading import load_denoised, source_of
 from components.models.checkpoint import load_model
 
+FIELDS = ("label", "abstain", "radius", "num_draws")  # of a prediction, in the order of columns
 FRESH = -1  # as `seed`: a new one for every image
 
 
@@ -56,7 +57,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         asked = {"seconds_per_image": 0.0, "num_estimate": 0, "seed": FRESH, **(params or {})}
         seconds = float(asked["seconds_per_image"])
         if not 0 <= seconds < math.inf:
-            remedy = "is no number of seconds; 0 stands for no limit"
+            remedy = "is not a number of seconds; 0 stands for no limit"
             raise CasemateError("seconds_per_image", seconds, remedy)
         settings = dict(self.settings)
         if asked["num_estimate"]:
@@ -73,10 +74,10 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         for image in images:
             seed = secrets.randbits(63) if asked["seed"] == FRESH else int(asked["seed"])
             if seconds:
-                answer = smoothed.answer_within(image, seconds=seconds, seed=seed)
+                prediction = smoothed.certify_within(image, seconds=seconds, seed=seed)
             else:
-                answer = smoothed.answer(image, seed=seed)
-            rows.append((answer.label, answer.abstain, answer.radius, answer.num_draws))
+                prediction = smoothed.certify(image, seed=seed)
+            rows.append([getattr(prediction, name) for name in FIELDS])
         return pd.DataFrame(rows, columns=["label", "abstain", "radius", "samples"])
 
 

@@ -12,10 +12,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from components.certify.family import VoteRequest
 from components.certify.l2.settings import GaussianSettings
+from components.certify.l2.voters import draw_units
+from components.certify.registry import family_of
 from components.models.checkpoint import save_model
 from components.models.spec import ModelSpec
 from components.train.session import initial_model
@@ -25,7 +29,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import run_units
-from pipelines.stages.certify.worker import VoteConfig, make_voter, plan_votes
+from pipelines.stages.certify.worker import make_voter
 from pipelines.stages.prepare import stage as prepare
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # both sides with the same right to the cores
@@ -35,7 +39,7 @@ ROUNDS = 5
 NUM_ITEMS = 12
 
 
-def prepare_work(folder: Path, *, num_items: int = NUM_ITEMS, **options: int) -> VoteConfig:
+def prepare_work(folder: Path, *, num_items: int = NUM_ITEMS, **options: int) -> VoteRequest[Any]:
     """Real digits and a freshly initialised network, of the demo's size but for `options`."""
     limits = f"data.limits={{train: 20, val: 10, test: {num_items}}}"
     recipe = recipes.load("demo", overrides=[limits])
@@ -50,15 +54,19 @@ def prepare_work(folder: Path, *, num_items: int = NUM_ITEMS, **options: int) ->
     section = GaussianSettings(
         kind="gaussian", sigma=0.25, num_estimate=1000, num_items=num_items, block_size=1000
     )
-    return VoteConfig(data, folder / "model", section, None, 0, "cpu")
+    return VoteRequest(
+        settings=section, key="bench", dataset=data, model=folder / "model", denoiser=None, seed=0,
+        device="cpu",
+    )  # fmt: skip
 
 
 def main() -> int:
     torch.set_num_threads(1)
     cluster = ClusterSection(num_cpus=2, num_actors=1)
     with tempfile.TemporaryDirectory() as name, ray_cluster(cluster):
-        config = prepare_work(Path(name))
-        units = plan_votes(config, num_items=NUM_ITEMS)
+        request = prepare_work(Path(name))
+        config = family_of(request.settings.kind).prepare(request, source=None)
+        units = draw_units(request.settings, NUM_ITEMS)
         voter = make_voter(config)
 
         def loop() -> float:

@@ -18,16 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from pipelines.stages.certify.draws import DrawLedger
 
+from components.certify.header import ImageShape, VotesHeader
 from components.certify.l2.claims import certify_counts
+from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import declare
 from components.certify.l2.settings import GaussianSettings
+from components.certify.l2.voters import Block, GaussianVoter, GaussianVoteSettings
+from components.certify.tasks import VoteTask
 from components.core.noise_streams import noise_impl
 from pipelines.recipe.load import load
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import _missing
-from pipelines.stages.certify.worker import Block, GaussianVoter, VoteConfig
 
 LIMIT = 0.03  # of the draws of a fixed number, on average over the test images
 RADIUS, SIGMA, DRAWS = 0.3, 0.25, 100_000
@@ -49,19 +51,24 @@ def train_demo(storage: Path) -> None:
     run_flow(load("demo", overrides=[*plain, variants]), storage=storage, until="train")
 
 
-def header_of(section: GaussianSettings, num_items: int) -> dict[str, Any]:
+def votes_of(section: GaussianSettings) -> GaussianVoteSettings:
     declared = declare(
-        radii=section.radii, failure_prob=section.failure_prob, look_every=section.look_every,
-        futility_prob=section.futility_prob,
+        radii=list(section.radii), failure_prob=section.failure_prob,
+        look_every=section.look_every, futility_prob=section.futility_prob,
     )  # fmt: skip
-    return {
-        "kind": "gaussian", "num_items": num_items, "num_classes": 10,
-        "noise_impl": noise_impl("sequential"),
-        "settings": {
-            "sigma": SIGMA, "num_select": section.num_select, "num_estimate": DRAWS,
-            "run_seed": SEED, "method": "sequential", "declared": declared,
-        },
-    }  # fmt: skip
+    return GaussianVoteSettings(
+        kind="gaussian", micro_batch=section.micro_batch, device="cpu", sigma=SIGMA,
+        num_select=section.num_select, num_estimate=DRAWS, run_seed=SEED, method="sequential",
+        declared=declared,
+    )  # fmt: skip
+
+
+def header_of(section: GaussianSettings, num_items: int) -> VotesHeader:
+    return VotesHeader(
+        kind="gaussian", run_id="bench", model_digest="", dataset_digest="", num_classes=10,
+        image=ImageShape(1, 32, 32), settings=votes_of(section).to_dict(),
+        noise_impl=noise_impl("sequential"), num_items=num_items, software={},
+    )  # fmt: skip
 
 
 def sequential(voter: GaussianVoter, ledger: DrawLedger, parts: PartStore) -> list[dict[str, Any]]:
@@ -101,10 +108,10 @@ def main() -> int:
             train_demo(Path(name) / "runs")
         data, model = places(given.storage or Path(name) / "runs")
         section = GaussianSettings(
-            kind="gaussian", sigma=SIGMA, method="sequential", radii=[RADIUS],
+            kind="gaussian", sigma=SIGMA, method="sequential", radii=(RADIUS,),
             num_estimate=DRAWS, micro_batch=64, block_size=1024,
         )  # fmt: skip
-        voter = GaussianVoter(VoteConfig(data, model, section, None, SEED, "cpu"))
+        voter = GaussianVoter(VoteTask(data, model, votes_of(section)))
         num_items = min(given.items or len(voter.items), len(voter.items))
         parts = PartStore(Path(name) / "parts", run_id="bench")
         rows = sequential(voter, DrawLedger(section, header_of(section, num_items)), parts)

@@ -26,12 +26,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
 
 from components.certify.l2.settings import GaussianSettings
+from components.certify.l2.voters import draw_units
 from components.certify.patch.settings import AblationSettings
+from components.certify.patch.voters import ablations_to_ask, item_units
+from components.certify.registry import family_of
+from components.certify.tasks import VoteTask
 from components.denoising.diffusion import Diffusion
 from components.denoising.importing import denoiser_spec
 from components.denoising.loading import source_of
@@ -41,7 +46,7 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import Unit, release_workers, run_units
-from pipelines.stages.certify.worker import VoteConfig, make_voter, plan_votes
+from pipelines.stages.certify.worker import make_voter
 from tests.benchmarks.executor import prepare_work
 
 LIMIT = 1.8
@@ -52,7 +57,7 @@ UNITS = 40  # 20 for each of two workers; more would show nothing new
 class TimedVoter:
     """A voter that reports when it worked, and for how long, instead of its votes."""
 
-    def __init__(self, config: VoteConfig) -> None:
+    def __init__(self, config: VoteTask[Any]) -> None:
         self.voter = make_voter(config)
 
     def __call__(self, payload: object) -> pa.Table:
@@ -75,19 +80,19 @@ class Times:
     others: float
 
 
-def patch_votes(folder: Path) -> tuple[VoteConfig, list[Unit]]:
+def patch_votes(folder: Path) -> tuple[VoteTask[Any], list[Unit]]:
     """Votes over 32 column bands, 20 images a unit."""
     num_items = 20 * UNITS
-    config = prepare_work(folder, num_items=num_items, embed_dim=192, num_heads=3, depth=12)
-    section = AblationSettings(kind="columns", patch_sizes=[1], num_items=num_items)
-    config = replace(config, section=section, band=4)
-    return config, plan_votes(config, num_items=num_items)
+    request = prepare_work(folder, num_items=num_items, embed_dim=192, num_heads=3, depth=12)
+    section = AblationSettings(kind="columns", patch_sizes=(1,), num_items=num_items, band=4)
+    task = family_of("columns").prepare(replace(request, settings=section), source=None)
+    return task, item_units(num_items, num_votes=len(ablations_to_ask(task)))
 
 
-def noisy_votes(folder: Path) -> tuple[VoteConfig, list[Unit]]:
+def noisy_votes(folder: Path) -> tuple[VoteTask[Any], list[Unit]]:
     """Draws behind a denoiser, 2,500 a unit: every image is spread over ten units."""
     num_items = UNITS // 10
-    config = prepare_work(folder, num_items=num_items)
+    request = prepare_work(folder, num_items=num_items)
     spec = denoiser_spec(
         architecture="tiny_unet", channels=1, image_size=32, trained_for={},
         options={"widths": [16, 32], "patch": 4}, diffusion=Diffusion.named("linear", 1000),
@@ -97,11 +102,12 @@ def noisy_votes(folder: Path) -> tuple[VoteConfig, list[Unit]]:
         kind="gaussian", denoiser="cleaner", sigma=0.5, num_items=num_items,
         num_estimate=25_000, block_size=2_500,
     )  # fmt: skip
-    config = replace(config, section=section, denoiser=source_of(folder / "denoiser"))
-    return config, plan_votes(config, num_items=num_items)
+    source = source_of(folder / "denoiser")
+    request = replace(request, settings=section, denoiser=source)
+    return family_of("gaussian").prepare(request, source=None), draw_units(section, num_items)
 
 
-CASES: dict[str, Callable[[Path], tuple[VoteConfig, list[Unit]]]] = {
+CASES: dict[str, Callable[[Path], tuple[VoteTask[Any], list[Unit]]]] = {
     "patch": patch_votes,
     "l2": noisy_votes,
 }
@@ -120,7 +126,7 @@ def processor_time() -> float:
 
 
 def timed(
-    units: Sequence[Unit], config: VoteConfig, folder: Path, *, name: str, num_actors: int
+    units: Sequence[Unit], config: VoteTask[Any], folder: Path, *, name: str, num_actors: int
 ) -> Times:
     """All units by so many workers that are there already."""
     parts = PartStore(folder / f"{name}-{num_actors}", run_id="bench")

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pipelines.stages.certify.draws import DrawLedger
 
+from components.certify.header import VotesHeader
+from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import declare
 from components.certify.l2.settings import GaussianSettings
 from components.certify.votes import SCHEMA, write_votes
@@ -80,12 +81,15 @@ def _give_cpus_back(ray_session):
 
 def certify(folder: Path, *, num_actors: int, make=make_coins) -> bytes:
     folder.mkdir(exist_ok=True)
-    ledger, parts = DrawLedger(SECTION, HEADER), PartStore(folder / "parts", run_id="r")
+    ledger, parts = (
+        DrawLedger(SECTION, VotesHeader.from_dict(HEADER)),
+        PartStore(folder / "parts", run_id="r"),
+    )
     run_units(
         [], make=make, config=str(folder), parts=parts, source=ledger,
         cluster=ClusterSection(num_actors=num_actors), label=f"{make.__name__}-{folder}",
     )  # fmt: skip
-    write_votes(folder / "votes.parquet", ledger.rows(parts), HEADER)
+    write_votes(folder / "votes.parquet", ledger.rows(parts.load), HEADER)
     return (folder / "votes.parquet").read_bytes()
 
 

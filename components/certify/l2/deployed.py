@@ -1,7 +1,7 @@
-"""The smoothed classifier as it is used: one image in, a label with its radius out, or no answer.
+"""The smoothed classifier as deployed: one image in, a label with its radius or an abstention out.
 
-Certificates are about this function and not about the network inside: an answer takes its own noisy
-copies of the image.
+Certificates are about this function and not about the network inside: every prediction takes noisy
+copies of its own image.
 """
 
 import time
@@ -17,13 +17,15 @@ from components.certify.l2.claims import certify_counts, check_can_certify
 from components.certify.l2.noise import predict_block
 from components.certify.l2.predict import ABSTAIN
 from components.certify.l2.sequential import SequentialPlan, certify_prefix
+from components.certify.l2.settings import GaussianSettings
 from components.core.digests import digest_bytes
+from components.core.settings import default_of
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CertifiedPrediction:
     """`label` -1 and `radius` 0 where it abstains; `radius` is an l2 distance in [0, 1] pixels."""
 
     label: int
@@ -34,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SmoothedClassifier:
-    """CERTIFY of Cohen et al. 2019 for images that nobody has certified before.
+    """CERTIFY of Cohen et al. 2019 for new images.
 
     With probability 1 - `failure_prob` per image the label is that of the smoothed classifier
     everywhere within the radius.
@@ -43,35 +45,37 @@ class SmoothedClassifier:
     classify: LogitsFn | DenoisedClassifier
     num_classes: int
     sigma: float
-    num_select: int = 100
-    num_estimate: int = 100_000
-    failure_prob: float = 0.001
-    micro_batch: int = 100
+    num_select: int = default_of(GaussianSettings, "num_select")
+    num_estimate: int = default_of(GaussianSettings, "num_estimate")
+    failure_prob: float = default_of(GaussianSettings, "failure_prob")
+    micro_batch: int = default_of(GaussianSettings, "micro_batch")
     device: str | torch.device = "cpu"
 
     def __post_init__(self) -> None:
         check_can_certify(n=self.num_estimate, alpha=self.failure_prob)
 
-    def answer(self, image: Tensor, *, seed: int) -> Answer:
-        """Of a (C, H, W) image, from all draws.
+    def certify(self, image: Tensor, *, seed: int) -> CertifiedPrediction:
+        """Label and radius of a (C, H, W) image, from all draws.
 
-        `seed` must be fresh wherever somebody could have looked for an image that suits it.
+        `seed` must be fresh wherever an adversary could have searched for an image that suits it.
         """
         counts = [
             np.bincount(self._draw(image, seed, stream, 0, count), minlength=self.num_classes)
             for stream, count in (("select", self.num_select), ("estimate", self.num_estimate))
         ]
         claim = certify_counts(*counts, sigma=self.sigma, alpha=self.failure_prob)
-        return Answer(claim.prediction, claim.abstain, claim.radius, claim.n0 + claim.n)
+        return CertifiedPrediction(
+            claim.prediction, claim.abstain, claim.radius, claim.n0 + claim.n
+        )
 
-    def answer_within(
+    def certify_within(
         self,
         image: Tensor,
         *,
         seconds: float,
         seed: int,
         clock: Callable[[], float] = time.monotonic,
-    ) -> Answer:
+    ) -> CertifiedPrediction:
         """The same from as many draws as the time allows, a pass of the network more at most.
 
         The bound holds at all times at once (`sequential.py`), so that a deadline may end the draws
@@ -97,9 +101,11 @@ class SmoothedClassifier:
 
         select, estimate = draw("select", self.num_select), draw("estimate", self.num_estimate)
         if not len(estimate):
-            return Answer(ABSTAIN, True, 0.0, len(select))
+            return CertifiedPrediction(ABSTAIN, True, 0.0, len(select))
         claim = certify_prefix(estimate, plan, chosen=int(np.bincount(select).argmax()))
-        return Answer(claim.prediction, claim.abstain, claim.radius, len(select) + len(estimate))
+        return CertifiedPrediction(
+            claim.prediction, claim.abstain, claim.radius, len(select) + len(estimate)
+        )
 
     def _draw(
         self, image: Tensor, seed: int, stream: str, start: int, stop: int

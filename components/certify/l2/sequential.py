@@ -24,7 +24,9 @@ from components.certify.l2.bounds import clopper_pearson_lower, draws_needed, pr
 from components.certify.l2.claims import radius_of_bound, refuse_beyond
 from components.certify.l2.predict import ABSTAIN
 from components.certify.l2.radius import FINAL_SHARE, SEQUENTIAL_SHARE
+from components.certify.l2.settings import GaussianSettings
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.core.types import FloatArray, IntArray
 
 LARGEST_FAILURE_PROB = 0.3  # below 1/e, where {p0 : E >= 1/alpha} is an interval (0, L]
@@ -42,10 +44,10 @@ class SequentialPlan:
 
     sigma: float
     radii: tuple[float, ...]
-    failure_prob: float = 0.001  # alpha
-    num_estimate: int = 100_000  # at most
-    look_every: int = 64
-    futility_prob: float = 0.01  # beta
+    failure_prob: float = default_of(GaussianSettings, "failure_prob")  # alpha
+    num_estimate: int = default_of(GaussianSettings, "num_estimate")  # at most
+    look_every: int = default_of(GaussianSettings, "look_every")
+    futility_prob: float = default_of(GaussianSettings, "futility_prob")  # beta
 
     def __post_init__(self) -> None:
         _check_plan(self)

@@ -62,7 +62,7 @@ def estimates_of(
             for where, rate in rates.items()
         }
         memory = _memory(family, settings, model, dtype)
-        row = {"step": key, "num_items": count, "each": family.vote_unit}
+        row = {"step": key, "num_items": count, "passes": work.passes, "each": family.vote_unit}
         rows.append(row | _figures(found, memory=memory, num_workers=num_workers))
     return rows
 
@@ -70,7 +70,6 @@ def estimates_of(
 def _figures(found: dict[str, Estimate], *, memory: int, num_workers: int) -> Row:
     any_place = next(iter(found.values()))
     return {
-        "passes": any_place.passes,
         "flops": any_place.flops,
         "votes_bytes": any_place.votes_bytes,
         "device_bytes": memory,

@@ -24,26 +24,26 @@ def smoothed(**changes):
 
 def test_all_draws_give_the_certified_radius():
     noisy = smoothed(sigma=0.05)
-    answer = noisy.answer(IMAGE, seed=1)
+    answer = noisy.certify(IMAGE, seed=1)
     assert (answer.label, answer.abstain, answer.num_draws) == (1, False, 420)
     assert answer.radius == certified_radius(400, 400, sigma=0.05, failure_prob=0.001)
-    assert noisy.answer(IMAGE, seed=1) == answer
+    assert noisy.certify(IMAGE, seed=1) == answer
 
 
 def test_a_vote_too_close_to_call_abstains():
-    answer = smoothed().answer(torch.full((1, 2, 2), 0.4), seed=2)
+    answer = smoothed().certify(torch.full((1, 2, 2), 0.4), seed=2)
     assert (answer.label, answer.abstain, answer.radius) == (-1, True, 0.0)
 
 
 @pytest.mark.parametrize(("ticks", "draws"), [(0, 0), (1, 20), (2, 70), (4, 170), (100, 420)])
 def test_a_deadline_ends_the_draws(ticks, draws):
     now = iter(range(1000))
-    found = smoothed(sigma=0.05).answer_within(
+    found = smoothed(sigma=0.05).certify_within(
         IMAGE, seconds=ticks + 1, seed=1, clock=lambda: next(now)
     )
     assert found.num_draws == draws
     assert found.abstain == (draws <= 20)
-    whole = smoothed(sigma=0.05).answer(IMAGE, seed=1)
+    whole = smoothed(sigma=0.05).certify(IMAGE, seed=1)
     assert found.radius <= whole.radius
     if draws == 420:
         assert found.radius > 0.85 * whole.radius
@@ -52,7 +52,7 @@ def test_a_deadline_ends_the_draws(ticks, draws):
 @pytest.mark.parametrize(("ticks", "draws"), [(0, 0), (1, 50), (3, 150), (4, 200), (5, 250)])
 def test_selecting_draws_keep_the_deadline_too(ticks, draws):
     now = iter(range(1000))
-    found = smoothed(sigma=0.05, num_select=200).answer_within(
+    found = smoothed(sigma=0.05, num_select=200).certify_within(
         IMAGE, seconds=ticks + 1, seed=1, clock=lambda: next(now)
     )
     assert found.num_draws == draws
@@ -72,7 +72,7 @@ def test_radii_are_true_whenever_the_clock_stops():
     for seed in range(200):
         now = iter(range(1000))
         noisy = smoothed(failure_prob=0.1, num_estimate=200, micro_batch=20)
-        answer = noisy.answer_within(
+        answer = noisy.certify_within(
             IMAGE, seconds=int(rng.integers(1, 12)), seed=seed, clock=lambda now=now: next(now)
         )
         wrong += answer.radius > 0.2 or answer.label == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from components.certify.tasks import VoteTask
 from components.certify.verify import verify
 from components.certify.votes import HEADER_KEY, VOTES_NAME, read_votes, write_table
 from components.core.digests import canonical_json
@@ -126,9 +127,9 @@ def test_votes_are_those_of_noise_denoise_classify(run, prepared, models, cleane
         assert votes[item_id][stream].tolist() == found
 
 
-def on_disk(config):
+def on_disk(task):
     """Test items that do not fit into memory."""
-    return PreparedDataset.open(config.dataset).lazy("test", cache_shards=1)
+    return PreparedDataset.open(task.dataset).lazy("test", cache_shards=1)
 
 
 def rewrite_header(path, name, value):
@@ -158,7 +159,7 @@ def test_the_certificate_names_the_denoiser_and_can_be_checked(
     (out.path / "manifest.json").write_text(json.dumps(manifest))
     places = {"model": None, "data": None}
     assert resample(out.path, count=3, **places) == []
-    with mock.patch("pipelines.stages.certify.worker.load_items", on_disk):
+    with mock.patch.object(VoteTask, "items", on_disk):
         assert resample(out.path, count=1, **places) == []
     original = (out.path / VOTES_NAME).read_bytes()
     for name, value in {"timestep": 3.0, "prediction": "sample", "sigma_added": 0.1}.items():

@@ -57,14 +57,16 @@ def test_what_is_served_answers_as_the_certified_function(tmp_path, folders, cap
     )  # fmt: skip
     images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     rows = served.predict(images.numpy(), params={"seed": 3})
-    wanted = [ours.answer(image, seed=3) for image in images]
+    wanted = [ours.certify(image, seed=3) for image in images]
     assert rows["label"].tolist() == [answer.label for answer in wanted]
     assert rows["radius"].tolist() == [answer.radius for answer in wanted]
     assert rows["samples"].tolist() == [220, 220]
     hurried = served.predict(images.numpy()[:1], params={"seconds_per_image": 1e-9})
     assert hurried[["abstain", "samples"]].values.tolist() == [[True, 0]]
     for none in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(CasemateError, match=r"seconds_per_image: .* is no number of seconds"):
+        with pytest.raises(
+            CasemateError, match=r"seconds_per_image: .* is not a number of seconds"
+        ):
             served.predict(images.numpy()[:1], params={"seconds_per_image": none})
     with pytest.raises(mlflow.exceptions.MlflowException, match="enforce schema"):
         served.predict(np.zeros((1, 1, 4, 8), np.float32))
