@@ -136,6 +136,16 @@ def pinned(text: str, *, field: str) -> str:
     return str(Reference(place, digest, reference.name))
 
 
+def pinned_inside(values: Any, *, field: str = "") -> Any:
+    """Plain values with every reference inside them pinned; `field` leads to the values."""
+    above = f"{field}." if field else ""
+    if isinstance(values, dict):
+        return {key: pinned_inside(x, field=f"{above}{key}") for key, x in values.items()}
+    if isinstance(values, list):
+        return [pinned_inside(x, field=f"{above}{number}") for number, x in enumerate(values)]
+    return pinned(values, field=field) if is_reference(values) else values
+
+
 def load(text: str, *, field: str) -> Any:
     """The object that a reference names; importing its module runs it."""
     reference = _parsed(pinned(text, field=field), field=field)

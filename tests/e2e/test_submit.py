@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.e2e.cli import TINY, step_folder, tiny_recipe, wait_until
+from tests.e2e.own_things import write_things
 
 pytestmark = pytest.mark.e2e
 
@@ -105,3 +106,17 @@ def test_a_driver_joins_a_cluster_by_its_address(cli, tmp_path, head, finished_f
     ours, theirs = (step_folder(root, "prepare") for root in (storage, finished_flow))
     for name in ("train-00000.parquet", "dataset.json"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+
+
+@pytest.mark.timeout(420)
+def test_code_of_the_users_own_travels_with_drivers_and_jobs(cli, tmp_path, head):
+    recipe = write_things(tmp_path / "mine", train=None, attack={}, certify={})
+    here = {"CASEMATE_USER_CODE": str(tmp_path / "cache")}  # which the cluster does not look into
+    place = ("--storage", tmp_path / "driver", "--address", head.address)
+    driver = cli("prepare", recipe, *place, env=here)
+    assert driver.code == 0, driver.err
+    place = ("--storage", tmp_path / "job", "--address", head.dashboard)
+    job = cli("submit", recipe, *place, "--wait", env=here)
+    assert job.code == 0, job.out + job.err
+    for root in (tmp_path / "driver", tmp_path / "job"):
+        assert (step_folder(root, "prepare") / "dataset.json").is_file()

@@ -35,6 +35,12 @@ class Option:
     built_in: tuple[str, ...] = ()  # words that name no file, even where one is called so
 
 
+def _load(name: str) -> Any:
+    """What `module:function` names, below this package."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(f"{__package__}.{module}"), function)
+
+
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
     """One source as `casemate data` shows it."""
@@ -52,11 +58,11 @@ class SourceInfo:
     path: Literal["none", "needed", "optional"] = "needed"
     test_only: bool = False
     by_name: bool = False  # one of many: its opener is told the name
+    checks: str | None = None  # "module:function" that checks options which are not listed here
 
     def opener(self) -> "Callable[..., Source]":
         """The function that opens it."""
-        module, _, name = self.open.partition(":")
-        found: Callable[..., Source] = getattr(import_module(f"{__package__}.{module}"), name)
+        found: Callable[..., Source] = _load(self.open)
         return found
 
     @property
@@ -377,6 +383,7 @@ _USERS = SourceInfo(
     "what the code reads; may be left out",
     path="optional",
     by_name=True,
+    checks="user:check_user_options",
 )
 _BY_NAME = {info.name: info for info in _SOURCES}
 _ALIASES = {"torchvision:cifar10": "cifar10", "torchvision:cifar100": "cifar100"}
@@ -402,10 +409,8 @@ def find_source(name: str) -> SourceInfo:
 
 def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
     """Only known keys, each of its type, and those that must be there."""
-    if is_reference(info.name):
-        from components.data.sources.user import check_user_options
-
-        check_user_options(info.name, options)
+    if info.checks:
+        _load(info.checks)(info.name, options)
         return
     known = {option.name: option for option in info.options}
     for key, value in options.items():

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from components.core.settings import Count, Fractional, Problem
+from components.core.user_code import pinned_inside
 from pipelines.recipe.schema.base import Section
 
 Number = Annotated[float, Fractional()]
@@ -183,6 +184,12 @@ class TuneSection(Section):
     attack: TuneAttack = TuneAttack()
     epochs: Count | None = None  # None: train.epochs
     train_items: Count | None = None  # None: all
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pin_own_code(cls, values: Any) -> Any:
+        """Code that a trial names is known before the search starts, like all other code."""
+        return pinned_inside(values)
 
     @model_validator(mode="before")
     @classmethod

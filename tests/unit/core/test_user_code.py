@@ -74,6 +74,17 @@ def test_a_reference_is_pinned_by_the_content_of_all_its_files(mine):
     assert load(second, field="kind")().where() == (1, 2)
 
 
+def test_references_inside_plain_values_are_pinned_and_counted(mine):
+    _, main, *_ = mine
+    values = {"space": {"model.architecture": [f"python:{main}.py:build", "tiny_vit"]}, "n": 3}
+    found = user_code.pinned_inside(values)
+    one, other = found["space"]["model.architecture"]
+    assert (one, other) == (pinned(f"python:{main}.py:build", field=""), "tiny_vit")
+    assert [f"@{digest}:" in one for digest in user_code.digests(found)] == [True]
+    with pytest.raises(SettingError, match=r"^space\.a\.0: 'python:no"):
+        user_code.pinned_inside({"space": {"a": ["python:no_such.py:X"]}})
+
+
 def test_code_runs_from_the_copy_alone(mine):
     folder, main, *_ = mine
     reference = pinned(f"python:{main}.py:Thing", field="kind")
