@@ -18,6 +18,7 @@ from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipe
 from pipelines.stages.train import stage as train
 from pipelines.stages.train.failures import MistakesEndTraining
+from pipelines.stages.train.session import make_session
 from pipelines.stages.train.worker import has_checkpoint
 from tests.e2e.cli import step_folder, tiny_recipe, wait_until
 
@@ -82,9 +83,7 @@ def test_a_killed_worker_of_two_restarts_and_ends_like_one(ray_session, tmp_path
     plain = recipe.load(path, overrides=ALONE)
     ours = step_folder(storage, "train.main")
     assert {step.name: step.folder for step in plan(plain, storage)}["train.main"] == ours
-    session = train.make_session(
-        plain, "main", PreparedDataset.open(step_folder(storage, "prepare"))
-    )
+    session = make_session(plain, "main", PreparedDataset.open(step_folder(storage, "prepare")))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     while not session.finished:

@@ -1,14 +1,13 @@
 """Optuna behind Ray Tune; imported only by searches that ask for it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from ray.tune.search.optuna import OptunaSearch
 
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from pipelines.recipe.schema.tune import Axis, IntegersAxis, LogUniformAxis, UniformAxis
-from pipelines.stages.tune.worker import SCORE
+from pipelines.stages.tune.worker import SCORE, Point
 
 try:
     import optuna
@@ -37,7 +36,7 @@ class NumberedSearch(OptunaSearch):  # type: ignore[misc]
             axes, metric=SCORE, mode="max", seed=stream_key(seed, "tune", "optuna", 0) % 2**32
         )
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
+    def suggest(self, trial_id: str) -> dict[str, Point]:
         """The config of a new trial."""
         found = super().suggest(trial_id)
         values = {

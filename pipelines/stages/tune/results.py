@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from ray.tune import Result
 
 from components.evaluate.accuracy import clopper_pearson_interval
 from components.evaluate.differences import difference, paired_difference
@@ -28,12 +29,12 @@ class Trial:
     finished: bool  # trained to its end, not stopped by the scheduler
     stopped: str | None  # why training cannot go on with these values
     figures: Mapping[str, float | None]
-    standing: str  # per attacked validation item, in order: 1 = right under attack
+    robust: str  # per attacked validation item, in order: 1 = right under attack
     schedule: tuple[Json, ...]  # since which epoch it had which values
     history: tuple[Json, ...] = ()  # every epoch of the model that it ended with
 
 
-def read_trial(result: Any) -> Trial:
+def read_trial(result: Result) -> Trial:
     """A trial from its last report."""
     point, last = result.config["point"], result.metrics or {}
     stopped = last.get("stopped")
@@ -44,7 +45,7 @@ def read_trial(result: Any) -> Trial:
         finished=bool(last.get("finished")),
         stopped=stopped,
         figures={} if stopped else last["kept"],
-        standing="" if stopped else last["standing"],
+        robust="" if stopped else last["standing"],
         schedule=tuple(last.get("schedule", ())),
         history=tuple(last.get("history", ())),
     )
@@ -56,7 +57,7 @@ def ranked(trials: Sequence[Trial], *, metric: str) -> list[Trial]:
     A trial that was stopped early is judged by another epoch, so it never beats a finished one.
     """
 
-    def key(trial: Trial) -> tuple[Any, ...]:
+    def key(trial: Trial) -> tuple[float, ...]:
         score, clean = trial.figures.get(metric), trial.figures.get("val_accuracy")
         unusable, length = trial.stopped is not None, 0 if trial.finished else -trial.epochs
         return unusable, not trial.finished, length, -(score or 0), -(clean or 0), trial.number
@@ -92,7 +93,7 @@ class Comparison:
 
 def verdicts(trial: Trial) -> NDArray[np.bool_]:
     """Per attacked validation item: right under attack."""
-    return np.array([verdict == "1" for verdict in trial.standing])
+    return np.array([verdict == "1" for verdict in trial.robust])
 
 
 def trials_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> Json:

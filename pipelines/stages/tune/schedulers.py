@@ -5,8 +5,9 @@ what a snapshot adds.
 """
 
 import random
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
@@ -25,9 +26,9 @@ from pipelines.stages.tune.worker import EPOCHS
 class KeptScheduler(Protocol):
     """A scheduler whose decisions depend on what it has seen before."""
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, object]: ...
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, object]) -> None:
         """Before the trials are added again."""
         ...
 
@@ -53,23 +54,25 @@ class KeptAsha(ASHAScheduler):  # type: ignore[misc]
     """Successive halving that goes on with the rungs of an interrupted search.
 
     A trial repeats the epoch that a kill took from it; the rung has seen that epoch before and
-    would let it pass, so who was told to stop is kept, too.
+    would let it pass, so the stopped trials are kept, too.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self.told_to_stop: set[str] = set()
 
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(
+        self, tune_controller: TuneController, trial: Trial, result: dict[str, object]
+    ) -> str:
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.STOP:
             self.told_to_stop.add(trial.trial_id)
         return TrialScheduler.STOP if trial.trial_id in self.told_to_stop else decision
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         return {"_brackets": self._brackets, "told_to_stop": self.told_to_stop}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
 
@@ -90,9 +93,9 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
             synch=True,
         )
         self.section, self.resample_prob, self.seed = section, pbt.resample_prob, seed
-        self.known: dict[str, dict[str, Any]] = {}  # of the trials of an interrupted search
+        self.known: dict[str, dict[str, object]] = {}  # of the trials of an interrupted search
 
-    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+    def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
         """Go on with what is known of a trial: it is back after a failure, or after a restart.
 
         Ray starts every pending trial at once; one that waits for the others is paused.
@@ -105,18 +108,22 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
         if before is None and waits and trial.status == Trial.PENDING:
             trial.set_status(Trial.PAUSED)
 
-    def _checkpoint_or_exploit(self, trial: Any, *arguments: Any) -> None:
+    def _checkpoint_or_exploit(self, trial: Trial, *arguments: object) -> None:
         """Ray draws which good trial is copied from Python's own random numbers."""
         number, epoch = trial.config["point"]["trial"], self._trial_state[trial].last_train_time
         random.seed(f"{self.seed}|pbt {number}|{epoch}")
         super()._checkpoint_or_exploit(trial, *arguments)
 
-    def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
+    def _exploit(
+        self, tune_controller: TuneController, trial: Trial, trial_to_clone: Trial
+    ) -> None:
         super()._exploit(tune_controller, trial, trial_to_clone)
         # Ray would save the change only when the trial starts again.
         tune_controller._tune_controller._mark_trial_to_checkpoint(trial)
 
-    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
+    def _get_new_config(
+        self, trial: Trial, trial_to_clone: Trial
+    ) -> tuple[dict[str, object], dict[str, object]]:
         """The copied trial's config with other values, under this trial's own number."""
         point, number = trial_to_clone.config["point"], trial.config["point"]["trial"]
         epoch = int(self._trial_state[trial_to_clone].last_train_time)
@@ -128,7 +135,7 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
         )
         return {**trial_to_clone.config, "point": {"trial": number, "values": values}}, {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What is known of the trials; checkpoints to copy are chosen anew at every change."""
         known = {trial.trial_id: dict(vars(own)) for trial, own in self._trial_state.items()}
         return {
@@ -136,5 +143,5 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
             "_next_perturbation_sync": self._next_perturbation_sync,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)

@@ -1,11 +1,11 @@
 """The search on Ray Tune: points or proposals, a scheduler, and trials that resume."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ray import tune
+from ray.tune.search import Searcher
 
 from pipelines.recipe import build
 from pipelines.recipe.schema.recipe import Recipe
@@ -25,7 +25,7 @@ class Ending(tune.Stopper):  # type: ignore[misc]
     def __init__(self, epochs: int | None) -> None:
         self.epochs, self.is_mistaken = epochs, False
 
-    def __call__(self, trial_id: str, result: Mapping[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: Mapping[str, int]) -> bool:
         self.is_mistaken |= MISTAKE in result
         return self.epochs is not None and result.get(EPOCHS, 0) >= self.epochs
 
@@ -33,7 +33,9 @@ class Ending(tune.Stopper):  # type: ignore[misc]
         return self.is_mistaken
 
 
-def fit(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int) -> Any:
+def fit(
+    recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int
+) -> tune.ResultGrid:
     """Run the trials, or those that an interrupted run left; Ray Tune's result grid."""
     cluster = recipe.cluster
     resources = {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_worker}
@@ -75,10 +77,10 @@ def num_checkpoints(section: TuneSection) -> int:
 
 
 def _new_tuner(
-    recipe: Recipe, trainable: Any, place: Path, *, dataset: Path, epochs: int
+    recipe: Recipe, trainable: Callable[..., object], place: Path, *, dataset: Path, epochs: int
 ) -> tune.Tuner:
     section, cluster, points = tuned(recipe), recipe.cluster, fixed_points(recipe)
-    listed: dict[str, Any] = {}
+    listed: dict[str, object] = {}
     if points is not None:
         numbered = [{"trial": i, "values": values} for i, values in enumerate(points)]
         listed = {"point": tune.grid_search(numbered)}
@@ -116,7 +118,7 @@ def _new_tuner(
     )
 
 
-def _optuna(recipe: Recipe) -> Any:
+def _optuna(recipe: Recipe) -> Searcher:
     from pipelines.stages.tune.optuna_search import NumberedSearch
 
     return NumberedSearch(tuned(recipe).space, seed=recipe.seed)

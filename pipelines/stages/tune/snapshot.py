@@ -7,9 +7,9 @@ some that are older than others.
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ray import tune
+from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
 from components.core.files import atomic
@@ -30,24 +30,24 @@ class Snapshots(tune.Callback):  # type: ignore[misc]
     def __init__(self, scheduler: TrialScheduler) -> None:
         self.scheduler, self.taken, self.ended_by_mistake = scheduler, 0, False
 
-    def get_state(self) -> dict[str, Any] | None:
+    def get_state(self) -> dict[str, object] | None:
         """Part of what Ray saves."""
         return self.scheduler.state() if isinstance(self.scheduler, KeptScheduler) else None
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, object]) -> None:
         """Before a resumed search adds its trials."""
         self.scheduler.restore(state)
 
-    def on_trial_result(self, *, result: Mapping[str, Any], **_: Any) -> None:
+    def on_trial_result(self, *, result: Mapping[str, object], **_: object) -> None:
         self.ended_by_mistake |= MISTAKE in result
 
-    def on_step_end(self, *, trials: Sequence[Any], **_: Any) -> None:
+    def on_step_end(self, *, trials: Sequence[Trial], **_: object) -> None:
         self._take(trials)
 
-    def on_experiment_end(self, *, trials: Sequence[Any], **_: Any) -> None:
+    def on_experiment_end(self, *, trials: Sequence[Trial], **_: object) -> None:
         self._take(trials)
 
-    def _take(self, trials: Sequence[Any]) -> None:
+    def _take(self, trials: Sequence[Trial]) -> None:
         """Ray writes in this same thread: what it has written is whole, and of one moment."""
         if not trials or self.ended_by_mistake:
             return

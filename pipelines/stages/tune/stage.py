@@ -5,10 +5,10 @@ The objective is accuracy on validation items, never on test.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from ray.tune import ResultGrid
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
@@ -28,7 +28,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     trials = _finished(results, metric=tune_points.tuned(recipe).metric)
     compared = comparison(recipe, PreparedDataset.open(inputs["prepare"]))
     files = write(recipe, trials, compared, out)
-    if trials[0].standing:
+    if trials[0].robust:
         files.append(_write_verdicts(trials, inputs["prepare"], out))
     tune_results.track(out, trials, metric=compared.metric)
     out.run.artifacts(*files)
@@ -59,7 +59,7 @@ def write(
     return [*files, out.write_text("best.yaml", best)]
 
 
-def _finished(results: Any, *, metric: str) -> list[Trial]:
+def _finished(results: ResultGrid, *, metric: str) -> list[Trial]:
     """All trials, ranked; one that broke, or a search without any result, is an error."""
     for result in results:
         if MISTAKE in (result.metrics or {}):
@@ -76,11 +76,11 @@ def _finished(results: Any, *, metric: str) -> list[Trial]:
 
 
 def _write_verdicts(trials: Sequence[Trial], prepared: Path, out: StageDir) -> Path:
-    """`verdicts.parquet`: which validation item stood the attack in which trial."""
-    attacked = PreparedDataset.open(prepared).load("val", limit=len(trials[0].standing))
-    columns: dict[str, Any] = {"item_id": list(attacked.item_ids)}
+    """`verdicts.parquet`: which validation items were robust in which trial."""
+    attacked = PreparedDataset.open(prepared).load("val", limit=len(trials[0].robust))
+    columns: dict[str, object] = {"item_id": list(attacked.item_ids)}
     for trial in sorted(trials, key=lambda trial: trial.number):
-        if trial.standing:
+        if trial.robust:
             columns[f"trial_{trial.number}"] = tune_results.verdicts(trial)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)

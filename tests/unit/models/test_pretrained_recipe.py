@@ -96,18 +96,18 @@ def test_a_folder_without_a_model_is_refused_by_the_plan(tmp_path, place):
 
 
 def test_the_run_keeps_what_became_of_every_tensor(parent, tmp_path, monkeypatch):
-    from pipelines.stages.train import stage as train
+    from pipelines.stages.train import results as train
 
     logged: list[Path] = []
     run = SimpleNamespace(artifacts=lambda *paths: logged.extend(paths))
     out = StageDir(tmp_path / "out", "train.main", "f" * 12, run)
     spec = spec_of(parent)
-    train._report_start(str(parent), spec, out)
+    train.report_start(str(parent), spec, out)
     page = json.loads((tmp_path / "out" / "pretrained.json").read_text())
     assert page["report"]["fresh"] == ["head.weight", "head.bias"]
     assert len(page["report"]["loaded"]) + 2 == len(PixelModel(spec).net.state_dict())
     assert page["parent"]["mean"] == [0.4, 0.5, 0.6]
     assert logged == [tmp_path / "out" / "pretrained.json"]
 
-    monkeypatch.setattr(train, "load_pretrained", pytest.fail)  # a resumed one loads nothing
-    train._report_start(str(parent), spec, out)
+    monkeypatch.setattr(train, "load_start", pytest.fail)  # a resumed one loads nothing
+    train.report_start(str(parent), spec, out)

@@ -11,9 +11,9 @@ from components.data.prepared import PreparedDataset
 from components.denoising.loading import load_denoiser
 from components.models.checkpoint import save_model
 from components.models.networks.unet import TimedUNet
+from components.train.objectives.denoiser import diffusion_of
 from components.train.objectives.settings import DenoiserTrainingSettings
 from pipelines.recipe import build
-from pipelines.recipe.denoisers import diffusion
 from pipelines.recipe.load import parse
 from pipelines.stages.train.session import make_session
 from pipelines.stages.train.steps import model_identity
@@ -109,11 +109,11 @@ def test_the_schedule_of_weights_needs_weights_and_their_number(folder):
     assert (usual.schedule, usual.num_timesteps) == ("cosine", 4000)  # fingerprints hold them
     theirs = replace(usual, schedule="pretrained")
     with pytest.raises(CasemateError, match=r"schedule: pretrained needs model\.pretrained"):
-        diffusion(theirs)
-    assert len(diffusion(theirs, f"diffusers:{folder}").schedule) == 1000
+        diffusion_of(theirs, None)
+    assert len(diffusion_of(theirs, f"diffusers:{folder}").schedule) == 1000
     other = replace(theirs, num_timesteps=500)
     with pytest.raises(CasemateError, match=r"num_timesteps: 500 is not the number of .*, 1000"):
-        diffusion(other, f"diffusers:{folder}")
+        diffusion_of(other, f"diffusers:{folder}")
 
 
 def test_the_fingerprint_follows_the_weights_not_their_place(folder, tmp_path):
@@ -137,8 +137,8 @@ def test_starts_that_do_not_fit_are_refused(folder, prepared, tmp_path):
     wide = recipe_of(f"diffusers:{folder}", options={**UNET, "block_out_channels": [16, 16]})
     with pytest.raises(CasemateError, match=r"leave out model\.options"):
         make_session(wide, "cleaner", dataset)
-    with pytest.raises(CasemateError, match="is no start for a denoiser; write diffusers:PATH"):
+    with pytest.raises(CasemateError, match="cannot start a denoiser; write diffusers:PATH"):
         recipe_of("timm")
     values = {"name": "x", "data": {"source": "digits"}, "train": {}}
-    with pytest.raises(CasemateError, match="is no start for a classifier"):
+    with pytest.raises(CasemateError, match="cannot start a classifier"):
         parse({**values, "model": {"pretrained": f"diffusers:{folder}"}}, source="x")
