@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
-from components.core.settings import Settings, changed_fields, plain
+from components.core.settings import Problem, Settings, changed_fields, plain
 from components.denoising.settings import is_on_disk
 from components.train.objectives.settings import ObjectiveSettings
 
@@ -115,6 +115,10 @@ class CertificateSettings(Settings):
     def _formula(self) -> dict[str, Any]:
         """Versions of what a fingerprint depends on beside the settings."""
         return {}
+
+    def problems_with(self, trained: TrainedModel) -> Iterator[Problem]:
+        """What cannot be certified of this model."""
+        return iter(())
 
     def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
         """What is valid but probably not meant for this model."""

@@ -59,6 +59,15 @@ class PatchSettings(CertificateSettings):
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield "patch_sizes", max(self.patch_sizes)
 
+    def problems_with(self, trained: TrainedModel) -> Iterator[Problem]:
+        known = ("as_trained", trained.token_policy)
+        if self.token_policy not in known and not self.allow_token_mismatch:
+            remedy = (
+                f"is not how model {self.model} is trained ({trained.token_policy}); add "
+                "allow_token_mismatch: true to certify it so all the same"
+            )
+            yield Problem("token_policy", self.token_policy, remedy)
+
     def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
         if self.token_policy not in ("as_trained", trained.token_policy):
             text = f"{self.token_policy} differs from the training's {trained.token_policy}"
@@ -135,6 +144,13 @@ class AblationSettings(PatchSettings):
     def rules(self) -> tuple[str, ...]:
         """The rules under which the certificate gives verdicts."""
         return (self.rule,) if self.second_rule == "none" else (self.rule, self.second_rule)
+
+    def problems_with(self, trained: TrainedModel) -> Iterator[Problem]:
+        yield from PatchSettings.problems_with(self, trained)
+        shape, _ = trained.ablation or (None, None)
+        if self.band is None and shape != self.kind:
+            remedy = f"is needed: model {self.model} was not trained on {self.kind}"
+            yield Problem("band", None, remedy)
 
     def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
         shape, size = trained.ablation or (None, None)
