@@ -86,7 +86,10 @@ def test_a_denoiser_is_trained_selected_and_kept_with_its_levels(trained, toy):
     assert denoiser.channels == 1
     net = load_model(folder / "model").net
     x, times = torch.zeros(1, 1, 8, 8), torch.tensor([3.0])
-    assert torch.equal(denoiser.network(x, times), net(x, times))
+    weights = denoiser.network.state_dict().values()
+    assert all(map(torch.equal, weights, net.state_dict().values()))
+    # Where the weights lie in memory moves the last bits of convolutions on some processors.
+    torch.testing.assert_close(denoiser.network(x, times), net(x, times), atol=1e-5, rtol=1e-5)
 
 
 def test_selection_keeps_the_lowest_error(toy, monkeypatch):
@@ -176,7 +179,7 @@ def test_words_are_the_same_in_both_rooms():
         ("train.variants.clean.model=null", r"model\.architecture: tiny_vit is not a network"),
         (
             "model.architecture=unet",
-            r"train\.model\.architecture: unet is not a network for a classifier",
+            r"model\.architecture: unet is not a network for a classifier",
         ),
         ("train.variants.clean.model.mean=[0.1]", r"clean\.model: of a denoiser takes arch"),
         ("train.variants.clean.objective.full=true", r"give exactly one of sigmas"),
