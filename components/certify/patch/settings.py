@@ -16,7 +16,6 @@ from components.certify.settings import (
 )
 from components.core.settings import Count, Problem, Settings, default_of, settings
 
-Kind = Literal["columns", "rows", "blocks", "both"]
 Rule = Literal["strict", "count", "loc"]
 SecondRule = Literal["none", "loc"]
 DeltaRule = Literal["exact", "paper_reference"]
@@ -97,7 +96,7 @@ class SweepSettings(Settings):
 class AblationSettings(PatchSettings):
     """Patch certificates from votes over ablations (Levine & Feizi 2020, Salman et al. 2022)."""
 
-    kind: Kind  # type: ignore[assignment]
+    kind: Literal["columns", "rows", "blocks", "both"]  # type: ignore[assignment]
     band: Count | None = None
     """Visible pixels of an ablation; None: as the model was trained."""
     stride: Count = 1
