@@ -276,7 +276,7 @@ def test_what_was_trained_on_something_else_is_warned_about():
     behind = {"kind": "denoised", "sigma": SIGMA, "denoiser": "cleaner"}
     assert warned({}, plain) == []
     assert warned({}, behind) == []
-    assert "no noise that cleaner" in warned({"sigma": 0.75, "radii": [0.1]}, plain)[0]
+    assert "not a noise level that cleaner" in warned({"sigma": 0.75, "radii": [0.1]}, plain)[0]
     assert "trained behind one" in warned({"denoiser": None}, behind)[0]
     assert "takes away the noise" in warned({}, {"kind": "gaussian", "sigma": SIGMA})[0]
     assert "not trained on Gaussian" in warned({"denoiser": None}, plain)[0]

@@ -36,7 +36,9 @@ def example(kind: str) -> s.TrainingObjectiveSettings:
 
 
 def test_the_registry_holds_every_kind_of_the_union_once():
-    assert OBJECTIVES.classes() == get_args(get_args(s.ObjectiveSettings)[0])
+    *known, users_own = get_args(get_args(s.ObjectiveSettings)[0])
+    assert OBJECTIVES.classes() == tuple(known)
+    assert users_own is s.UserObjectiveSettings
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
@@ -53,7 +55,7 @@ def test_every_kind_has_an_objective_and_torch_free_answers(kind):
     assert not settings.scales_attention
     assert list(settings.training_problems(TrainSettings())) == []
     lengths = {"columns": {"band": 3}, "ablation": {"size": 3}}
-    assert settings.lengths() == lengths.get(kind, {})
+    assert dict(settings.lengths()) == lengths.get(kind, {})
     assert settings.trained_ablation() == (("columns", 3) if kind in lengths else None)
 
 
