@@ -11,18 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME
 from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import ClaimSettings
-from components.certify.votes import VOTES_NAME, Votes, write_table
+from components.certify.vote_rows import VOTES_NAME, Votes
+from components.certify.votes import write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import write_json
 from components.core.threats import describe
 
 FORMAT_VERSION = 1
-CERTIFICATES_NAME = "certificates.parquet"
-CERTIFICATE_NAME = "certificate.json"
 Summary = dict[str, Any]
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.certify.votes import ItemVotes
+from components.certify.vote_rows import ItemVotes
 
+CERTIFICATES_NAME = "certificates.parquet"
+CERTIFICATE_NAME = "certificate.json"
 ITEM_FIELDS = [
     ("item_id", pa.string()),
     ("label", pa.int32()),

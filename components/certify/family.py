@@ -23,7 +23,7 @@ from components.certify.estimate import Work
 from components.certify.header import FieldTypes, ImageShape, VotesHeader
 from components.certify.settings import CertificateSettings, ChallengeSettings, ClaimSettings
 from components.certify.tasks import VoteSettings, VoteTask
-from components.certify.votes import ItemVotes, VoteRow, Votes
+from components.certify.vote_rows import ItemVotes, VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.threats import Threat

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from components.certify.votes import image_digest
+from components.certify.vote_rows import image_digest
 from components.core.types import Array
 from components.data.prepared import ImageSplit, PreparedDataset, Split
 

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from components.certify.certificate import (
-    CERTIFICATE_NAME,
-    CERTIFICATES_NAME,
     FORMAT_VERSION,
     CertificateDocument,
     check_claim,
     describe_certificate,
     write_certificate,
 )
-from components.certify.claim_rows import Row
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME, Row
 from components.certify.registry import family_of
-from components.certify.votes import VOTES_NAME, read_table, read_votes
+from components.certify.vote_rows import VOTES_NAME
+from components.certify.votes import read_table, read_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import atomic

@@ -33,7 +33,7 @@ from components.certify.l2.evidence import drawn_of, is_sequential, method_of, p
 from components.certify.l2.predict import predict_counts
 from components.certify.l2.sequential import SequentialClaim, certify_prefix, choose_class
 from components.certify.l2.settings import GaussianClaimSettings
-from components.certify.votes import ItemVotes, Votes
+from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.types import Array, IntArray
 from components.evaluate.accuracy import accuracy

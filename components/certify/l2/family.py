@@ -42,7 +42,7 @@ from components.certify.l2.voters import (
     describe_denoiser,
     draw_units,
 )
-from components.certify.votes import VOTES_NAME, ItemVotes, Votes
+from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl
 from components.core.settings import plain

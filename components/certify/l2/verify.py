@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.certify.certificate import CERTIFICATE_NAME
-from components.certify.claim_rows import Row
+from components.certify.claim_rows import CERTIFICATE_NAME, Row
 from components.certify.l2.certificate import max_radius_of
 from components.certify.l2.evidence import drawn_of
 from components.certify.l2.settings import GaussianClaimSettings
-from components.certify.votes import VOTES_NAME, Votes
+from components.certify.vote_rows import VOTES_NAME, Votes
 from components.core.noise_streams import noise_impl
 
 

@@ -12,7 +12,7 @@ from components.certify.l2.radius import Method
 from components.certify.l2.sequential import choose_class
 from components.certify.l2.settings import GaussianSettings
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
-from components.certify.votes import SCHEMA
+from components.certify.vote_rows import SCHEMA
 from components.core.noise_streams import noise_stream
 from components.core.types import Array
 from components.core.units import Unit

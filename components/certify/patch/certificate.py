@@ -25,7 +25,7 @@ from components.certify.patch.settings import (
     DoubleMaskingClaimSettings,
     SecondRule,
 )
-from components.certify.votes import ItemVotes, Votes
+from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.types import Array

@@ -71,7 +71,7 @@ from components.certify.patch.voters import (
     masks_to_ask,
     rows_of_units,
 )
-from components.certify.votes import VoteRow, Votes
+from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array

@@ -8,7 +8,7 @@ from typing import Any
 from components.certify.claim_rows import Row
 from components.certify.header import VotesHeader
 from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
-from components.certify.votes import Votes
+from components.certify.vote_rows import Votes
 
 UNSEEN = 65535  # written out: what the audit shares with the certificates it cannot check
 

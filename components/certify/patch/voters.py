@@ -13,7 +13,7 @@ from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import EarlyStop
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
-from components.certify.votes import SCHEMA, VoteRow
+from components.certify.vote_rows import SCHEMA, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, Unit
 from components.data.ablation import Ablations

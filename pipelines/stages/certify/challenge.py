@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from components.certify.certificate import CERTIFICATES_NAME
 from components.certify.challenge import ChallengeTask, Claimed, Target, compare
+from components.certify.claim_rows import CERTIFICATES_NAME
 from components.certify.family import AnyFamily
 from components.certify.registry import family_of
-from components.certify.votes import Votes
+from components.certify.vote_rows import Votes
 from components.core.settings import plain
 from components.core.units import Unit
 from pipelines.recipe.schema.place import ClusterSection

@@ -2,14 +2,11 @@
 
 from typing import Any
 
-from components.certify.certificate import (
-    CERTIFICATE_NAME,
-    CERTIFICATES_NAME,
-    CertificateDocument,
-)
+from components.certify.certificate import CertificateDocument
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME
 from components.certify.family import VoteRequest
 from components.certify.registry import family_of
-from components.certify.votes import VOTES_NAME
+from components.certify.vote_rows import VOTES_NAME
 from components.core.files import rename
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import folder_of

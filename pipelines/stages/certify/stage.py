@@ -11,7 +11,8 @@ from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.certify.tasks import VoteTask
-from components.certify.votes import VOTES_NAME, Votes, check_can_store, read_votes, write_votes
+from components.certify.vote_rows import VOTES_NAME, Votes
+from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset

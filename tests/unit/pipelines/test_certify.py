@@ -17,7 +17,8 @@ from components.certify.patch import certificate as patch_certificate
 from components.certify.patch import voters as voting
 from components.certify.patch.double_masking import infer
 from components.certify.verify import recertify, verify
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.data.prepared import PreparedDataset

@@ -18,7 +18,8 @@ from components.certify.l2.noise import predict_block
 from components.certify.l2.sequential import anytime_interval, certify_prefix, choose_class
 from components.certify.l2.voters import block_stop
 from components.certify.verify import verify
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl, noise_stream

@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from components.certify.certificate import write_certificate
-from components.certify.votes import VoteRow, image_digest, write_votes
+from components.certify.vote_rows import VoteRow, image_digest
+from components.certify.votes import write_votes
 from components.core.threats import UNIT
 from components.data.shards import FORMAT, SHARD_SCHEMA
 from components.evaluate.accuracy import accuracy
