@@ -70,7 +70,7 @@ def verify(path: Path) -> VerifyReport:
     return VerifyReport(table.num_rows, problems, sound)
 
 
-def recertify(path: Path, out: Path, **changes: Any) -> CertificateDocument:
+def recertify(path: Path, out: Path, **changes: object) -> CertificateDocument:
     """Write another certificate from the same votes into the folder `out`; return its document.
 
     `changes` are fields of the family's claim settings, e.g. `failure_prob` or `patch_sizes`; what
@@ -130,7 +130,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _compare_values(stored: Any, expected: Any, where: str) -> Iterator[str]:
+def _compare_values(stored: object, expected: object, where: str) -> Iterator[str]:
     """Differences between two JSON values, each with the dotted place where it was found."""
     if isinstance(stored, dict) and isinstance(expected, dict):
         for name in sorted(stored.keys() | expected.keys()):

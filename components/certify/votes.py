@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +39,7 @@ def check_can_store(header: VotesHeader) -> None:
         raise CasemateError("certify.num_items", header.num_items, remedy)
 
 
-def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, Any]) -> Votes:
+def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, object]) -> Votes:
     """Check, sort and store the votes of a whole run; equal votes and header give equal bytes."""
     ordered = sorted(rows, key=lambda row: (row.item_id, row.stream, row.start))
     plain_header = json.loads(canonical_json(header))  # tuples become lists, as after reading
@@ -94,7 +93,7 @@ def write_table(path: Path, table: pa.Table) -> None:
         )
 
 
-def read_header(values: Any, path: Path) -> VotesHeader:
+def read_header(values: object, path: Path) -> VotesHeader:
     """The header of a file; refuses missing fields, other types and numbers that mean nothing."""
     try:
         header = VotesHeader.from_dict(values)

@@ -200,7 +200,9 @@ class GaussianFamily(
             if told.get(name) != value
         ]
 
-    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> GaussianClaimSettings:
+    def check_claim(
+        self, header: VotesHeader, claim: Mapping[str, object]
+    ) -> GaussianClaimSettings:
         return check_l2_claim(header, claim)
 
     def derive(self, votes: Votes, claim: GaussianClaimSettings) -> Derived:
@@ -213,7 +215,7 @@ class GaussianFamily(
         rows: Sequence[Row],
         *,
         summary: Summary,
-        threat: Mapping[str, Any],
+        threat: Mapping[str, object],
     ) -> Iterator[str]:
         return audit_gaussian(votes, claim, threat, rows)
 
@@ -228,7 +230,7 @@ class GaussianFamily(
     ) -> bool:
         return bool(not claim["abstain"] and claim["radius"] >= challenge.eps)
 
-    def describe_challenge(self, challenge: L2ChallengeSettings) -> dict[str, Any]:
+    def describe_challenge(self, challenge: L2ChallengeSettings) -> dict[str, object]:
         threat = {"kind": "l2", "unit": UNIT, "eps": challenge.eps}
         return {"attack": "SmoothAdv l2 attack", "threat": threat}
 
@@ -284,7 +286,7 @@ class GaussianFamily(
         return float(threat["eps"])
 
     def proven_at(
-        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
+        self, columns: Mapping[str, Sequence[object]], budget: float, *, rule: str = ""
     ) -> NDArray[np.bool_]:
         proven: NDArray[np.bool_] = np.asarray(columns["radius"], dtype=np.float64) >= budget
         return proven
@@ -301,7 +303,7 @@ class GaussianFamily(
 
     def published_settings(
         self, settings: GaussianSettings, dataset: PreparedDataset
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         names = ("sigma", "num_select", "num_estimate", "failure_prob", "micro_batch")
         return {
             **{name: getattr(settings, name) for name in names},
@@ -311,7 +313,7 @@ class GaussianFamily(
         }
 
 
-def _declared(settings: GaussianSettings) -> dict[str, Any]:
+def _declared(settings: GaussianSettings) -> dict[str, object]:
     return declare(
         radii=list(settings.radii),
         failure_prob=settings.failure_prob,

@@ -1,7 +1,6 @@
 """Checks that any honest l2 certificate passes, whatever its votes say."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from components.certify.claim_rows import CERTIFICATE_NAME, Row
 from components.certify.l2.certificate import max_radius_of
@@ -12,7 +11,7 @@ from components.core.noise_streams import noise_impl
 
 
 def audit_gaussian(
-    votes: Votes, claim: GaussianClaimSettings, threat: Mapping[str, Any], rows: Sequence[Row]
+    votes: Votes, claim: GaussianClaimSettings, threat: Mapping[str, object], rows: Sequence[Row]
 ) -> Iterator[str]:
     """Problems of claimed radii, and of what the votes say of their noise."""
     drawn = drawn_of(votes.header)

@@ -98,7 +98,7 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)
 
-    def is_sound(self, claim: Mapping[str, Any]) -> bool:
+    def is_sound(self, claim: Mapping[str, object]) -> bool:
         return is_sound(claim)
 
     def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
@@ -110,7 +110,7 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
         column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
         return challenge.patch_size in claim.get(column, [])
 
-    def describe_challenge(self, challenge: PatchChallengeSettings) -> dict[str, Any]:
+    def describe_challenge(self, challenge: PatchChallengeSettings) -> dict[str, object]:
         threat = describe(PatchThreat((challenge.patch_size,)))
         return {"attack": "adaptive patch attack", "threat": threat}
 
@@ -225,7 +225,9 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             return slice(None)
         return positions_among(ablations_of(header), asked_ablations(header))
 
-    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> AblationClaimSettings:
+    def check_claim(
+        self, header: VotesHeader, claim: Mapping[str, object]
+    ) -> AblationClaimSettings:
         return check_ablation_claim(header, claim)
 
     def derive(self, votes: Votes, claim: AblationClaimSettings) -> Derived:
@@ -238,7 +240,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         rows: Sequence[Row],
         *,
         summary: Summary,
-        threat: Mapping[str, Any],
+        threat: Mapping[str, object],
     ) -> Iterator[str]:
         return audit_ablations(votes, claim, summary, rows)
 
@@ -346,7 +348,7 @@ class DoubleMaskingFamily(
         )
 
     def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, Any]
+        self, header: VotesHeader, claim: Mapping[str, object]
     ) -> DoubleMaskingClaimSettings:
         return check_pair_claim(header, claim)
 
@@ -360,7 +362,7 @@ class DoubleMaskingFamily(
         rows: Sequence[Row],
         *,
         summary: Summary,
-        threat: Mapping[str, Any],
+        threat: Mapping[str, object],
     ) -> Iterator[str]:
         return audit_pairs(votes, claim, rows)
 
