@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, Row
+from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work
 from components.certify.header import FieldTypes, ImageShape, VotesHeader
@@ -201,15 +201,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     # Verification ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def audit(
-        self,
-        votes: Votes,
-        claim: ClaimT,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, object],
-    ) -> Iterator[str]:
+    def audit(self, votes: Votes, claim: ClaimT, stored: StoredClaims) -> Iterator[str]:
         """Problems of stored claims, by code of its own: what must hold for any honest one."""
 
     def check_new_claim(self, header: VotesHeader, claim: ClaimT) -> None:

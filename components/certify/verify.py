@@ -18,7 +18,7 @@ from components.certify.certificate import (
     describe_certificate,
     write_certificate,
 )
-from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME, Row
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME, Row, StoredClaims
 from components.certify.registry import family_of
 from components.certify.vote_rows import VOTES_NAME
 from components.certify.votes import read_table, read_votes
@@ -66,7 +66,7 @@ def verify(path: Path) -> VerifyReport:
         return VerifyReport(table.num_rows, problems, sound)
     rows = stored.to_pylist()
     problems += _compare_rows(rows, table.to_pylist())
-    problems += family.audit(votes, claim, rows, summary=summary, threat=document["threat"])
+    problems += family.audit(votes, claim, StoredClaims(rows, summary, document["threat"]))
     return VerifyReport(table.num_rows, problems, sound)
 
 

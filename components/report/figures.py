@@ -91,8 +91,8 @@ def radius_curve(
     low: FloatArray,
     high: FloatArray,
     standard: Accuracy,
-    cap: float | None,
     attacked: tuple[float, Accuracy] | None,
+    cap: float | None,
     name: str,
     alt: str,
 ) -> str:

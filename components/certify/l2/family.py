@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, Row
+from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work, l2_work
 from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.l2.certificate import check_l2_claim, check_new_radii, derive_l2
 from components.certify.l2.challenge import L2Challenger
-from components.certify.l2.claims import check_radii
 from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import (
     L2_FIELDS,
@@ -124,13 +123,8 @@ class GaussianFamily(
         if settings.method == "sequential":
             plan_of(header)  # a plan that can never certify cannot be made
             return
-        check_radii(
-            settings.radii,
-            sigma=settings.sigma,
-            n=settings.num_estimate,
-            alpha=settings.failure_prob,
-            randomized=settings.method == "randomized",
-        )
+        claim = GaussianClaimSettings(failure_prob=settings.failure_prob, radii=settings.radii)
+        check_new_radii(header, claim)
 
     def noise_impl(self, votes: GaussianVoteSettings) -> str | None:
         return noise_impl(votes.method)
@@ -209,15 +203,9 @@ class GaussianFamily(
         return derive_l2(votes, claim)
 
     def audit(
-        self,
-        votes: Votes,
-        claim: GaussianClaimSettings,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, object],
+        self, votes: Votes, claim: GaussianClaimSettings, stored: StoredClaims
     ) -> Iterator[str]:
-        return audit_gaussian(votes, claim, threat, rows)
+        return audit_gaussian(votes, claim, stored)
 
     def check_new_claim(self, header: VotesHeader, claim: GaussianClaimSettings) -> None:
         check_new_radii(header, claim)

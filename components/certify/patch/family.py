@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, Row
+from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work
 from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
@@ -234,15 +234,9 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         return derive_ablations(votes, claim)
 
     def audit(
-        self,
-        votes: Votes,
-        claim: AblationClaimSettings,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, object],
+        self, votes: Votes, claim: AblationClaimSettings, stored: StoredClaims
     ) -> Iterator[str]:
-        return audit_ablations(votes, claim, summary, rows)
+        return audit_ablations(votes, claim, stored)
 
     def challenger(
         self,
@@ -356,15 +350,9 @@ class DoubleMaskingFamily(
         return derive_pairs(votes, claim)
 
     def audit(
-        self,
-        votes: Votes,
-        claim: DoubleMaskingClaimSettings,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, object],
+        self, votes: Votes, claim: DoubleMaskingClaimSettings, stored: StoredClaims
     ) -> Iterator[str]:
-        return audit_pairs(votes, claim, rows)
+        return audit_pairs(votes, claim, stored)
 
     def challenger(
         self,

