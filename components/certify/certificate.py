@@ -11,18 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME
 from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import ClaimSettings
-from components.certify.votes import VOTES_NAME, Votes, write_table
+from components.certify.vote_rows import VOTES_NAME, Votes
+from components.certify.votes import write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import write_json
 from components.core.threats import describe
 
 FORMAT_VERSION = 1
-CERTIFICATES_NAME = "certificates.parquet"
-CERTIFICATE_NAME = "certificate.json"
 Summary = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ class CertificateDocument:
         evidence = VotesHeader.from_dict(values["evidence"])
         return cls(evidence=evidence, sound=bool(values["sound"]), **known)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The document as JSON has it."""
         return {
             "format_version": FORMAT_VERSION,
@@ -62,7 +62,7 @@ class CertificateDocument:
         }
 
 
-def check_claim(header: VotesHeader, claim: Mapping[str, Any]) -> ClaimSettings:
+def check_claim(header: VotesHeader, claim: Mapping[str, object]) -> ClaimSettings:
     """A claim in its one written form, or an error that names the bad setting.
 
     A setting that the family of the votes does not have would be ignored, so it is refused.
@@ -80,7 +80,7 @@ def check_claim(header: VotesHeader, claim: Mapping[str, Any]) -> ClaimSettings:
     return checked
 
 
-def derive(votes: Votes, **claim: Any) -> tuple[pa.Table, Summary]:
+def derive(votes: Votes, **claim: object) -> tuple[pa.Table, Summary]:
     """The certificate table and its summary; the claim as `check_claim` takes it.
 
     Accuracies divide by all items, abstentions included; each carries its exact 95% interval.
@@ -108,7 +108,7 @@ def describe_certificate(
 
 
 def write_certificate(
-    folder: Path, votes: Votes, claim: Mapping[str, Any] | ClaimSettings
+    folder: Path, votes: Votes, claim: Mapping[str, object] | ClaimSettings
 ) -> CertificateDocument:
     """Write certificates.parquet, then certificate.json, beside the votes; return the latter.
 

@@ -56,7 +56,7 @@ def compare(
     after: Mapping[str, int],
     *,
     is_certified: Callable[..., bool],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Accuracies of claim and attack on the same items; an undecided vote (-1) is not broken."""
     certified, robust, broken = [], [], []
     for claim in claims:

@@ -1,12 +1,15 @@
 """What the rows of every certificate share, whichever way the claim was derived."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from components.certify.votes import ItemVotes
+from components.certify.vote_rows import ItemVotes
 
+CERTIFICATES_NAME = "certificates.parquet"
+CERTIFICATE_NAME = "certificate.json"
 ITEM_FIELDS = [
     ("item_id", pa.string()),
     ("label", pa.int32()),
@@ -31,6 +34,15 @@ class Derived:
         """The rows as certificates.parquet holds them."""
         columns = [pa.array([row[f.name] for row in self.rows], f.type) for f in self.schema]
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredClaims:
+    """What a stored certificate says, and the summary that its votes give."""
+
+    rows: Sequence[Row]
+    summary: Mapping[str, Any]
+    threat: Mapping[str, Any]
 
 
 def item_fields(item: ItemVotes, prediction: int) -> Row:

@@ -11,7 +11,7 @@ hardware sheets: double what `components.models.costs` counts.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from components.core.errors import CasemateError
 from components.data.ablation import column_mask, column_starts
@@ -58,8 +58,7 @@ class Work:
         return self.num_items * self.flops_per_item
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(NamedTuple):
     """Useful FLOPs per second of one worker, and where the number comes from."""
 
     flops_per_second: float

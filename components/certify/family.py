@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, Row
+from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work
 from components.certify.header import FieldTypes, ImageShape, VotesHeader
 from components.certify.settings import CertificateSettings, ChallengeSettings, ClaimSettings
 from components.certify.tasks import VoteSettings, VoteTask
-from components.certify.votes import ItemVotes, VoteRow, Votes
+from components.certify.vote_rows import ItemVotes, VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.threats import Threat
@@ -180,7 +180,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     # Claims ---------------------------------------------------------------------------------------
 
-    def claim_of(self, settings: SettingsT) -> dict[str, Any]:
+    def claim_of(self, settings: SettingsT) -> dict[str, object]:
         """The claim that a section asks for."""
         return {name: getattr(settings, name) for name in self.claim_class.names()}
 
@@ -191,7 +191,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         return needed, tuple(name for name in cls.names() if name not in needed)
 
     @abstractmethod
-    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> ClaimT:
+    def check_claim(self, header: VotesHeader, claim: Mapping[str, object]) -> ClaimT:
         """The claim in its one written form, or an error that names the bad setting."""
 
     @abstractmethod
@@ -201,15 +201,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     # Verification ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def audit(
-        self,
-        votes: Votes,
-        claim: ClaimT,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, Any],
-    ) -> Iterator[str]:
+    def audit(self, votes: Votes, claim: ClaimT, stored: StoredClaims) -> Iterator[str]:
         """Problems of stored claims, by code of its own: what must hold for any honest one."""
 
     def check_new_claim(self, header: VotesHeader, claim: ClaimT) -> None:
@@ -230,7 +222,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """Whether a row covers the attack's budget; `second`: under the second rule, if any."""
 
     @abstractmethod
-    def describe_challenge(self, challenge: ChallengeT) -> dict[str, Any]:
+    def describe_challenge(self, challenge: ChallengeT) -> dict[str, object]:
         """The attack and the one budget it used."""
 
     # Cost -----------------------------------------------------------------------------------------
@@ -253,7 +245,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     def threat(self, header: VotesHeader, claim: ClaimT) -> Threat:
         """What the adversary may do."""
 
-    def is_sound(self, claim: Mapping[str, Any]) -> bool:
+    def is_sound(self, claim: Mapping[str, object]) -> bool:
         """False for a claim that only reproduces published tables."""
         return True
 
@@ -274,16 +266,16 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """A budget as reports write it, e.g. `radius 0.5`."""
 
     @abstractmethod
-    def smallest_budget(self, claim: Mapping[str, Any]) -> float:
+    def smallest_budget(self, claim: Mapping[str, object]) -> float:
         """The smallest budget that a stored claim is about."""
 
     @abstractmethod
-    def challenged_budget(self, threat: Mapping[str, Any], *, step: str) -> float:
+    def challenged_budget(self, threat: Mapping[str, object], *, step: str) -> float:
         """The budget that a stored challenge attacked with."""
 
     @abstractmethod
     def proven_at(
-        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
+        self, columns: Mapping[str, Sequence[object]], budget: float, *, rule: str = ""
     ) -> NDArray[np.bool_]:
         """(N,) whether the claims of certificates.parquet cover a budget; `rule`: the second."""
 
@@ -325,7 +317,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     def published_settings(
         self, settings: SettingsT, dataset: PreparedDataset
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         """Settings of the smoothed classifier in the registry; None: the family has none."""
         return None
 

@@ -52,7 +52,9 @@ class VotesHeader:
     noise_impl: str | None
     num_items: int
     software: Mapping[str, str]
-    others: Mapping[str, Any] = field(default_factory=dict)  # keys of other versions, kept as read
+    others: Mapping[str, object] = field(
+        default_factory=dict
+    )  # keys of other versions, kept as read
 
     @classmethod
     def from_dict(cls, values: Any) -> "VotesHeader":
@@ -65,13 +67,13 @@ class VotesHeader:
         others = {name: value for name, value in values.items() if name not in HEADER_TYPES}
         return cls(image=ImageShape(**values["image"]), others=others, **known)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The header as JSON has it."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "others"}
         return {**own, "image": asdict(self.image), **self.others}
 
 
-def check_fields(values: Any, types: FieldTypes, *, prefix: str = "") -> None:
+def check_fields(values: object, types: FieldTypes, *, prefix: str = "") -> None:
     """Raise `ValueError` for a missing field, or one of another type; a bool is not a number."""
     for name, kind in types.items():
         if not isinstance(values, dict) or name not in values:

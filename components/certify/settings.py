@@ -30,9 +30,9 @@ class ClaimSettings(Settings):
 
     help: ClassVar[Mapping[str, str]] = {}  # what each field means, for the command line
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The one written form: what is default is left out."""
-        values: dict[str, Any] = plain(self)
+        values: dict[str, object] = plain(self)
         changed = changed_fields(self)
         return {name: value for name, value in values.items() if name in changed}
 
@@ -119,7 +119,7 @@ class CertificateSettings(Settings):
         name = self.denoiser_name
         return name if name is not None and is_on_disk(name) else None
 
-    def identity(self, digest_of: Callable[[str], str]) -> dict[str, Any]:
+    def identity(self, digest_of: Callable[[str], str]) -> dict[str, object]:
         """What the fingerprint of a certificate depends on; denoisers on disk by their content."""
         values, used = plain(self), changed_fields(self)
         if source := self.denoiser_on_disk:
@@ -127,7 +127,7 @@ class CertificateSettings(Settings):
         values |= self._formula()
         return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
-    def _formula(self) -> dict[str, Any]:
+    def _formula(self) -> dict[str, object]:
         """Versions of what a fingerprint depends on beside the settings."""
         return {}
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from components.certify.votes import image_digest
+from components.certify.vote_rows import image_digest
 from components.core.types import Array
 from components.data.prepared import ImageSplit, PreparedDataset, Split
 
@@ -17,7 +17,7 @@ class VoteSettings:
     micro_batch: int
     device: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The `settings` of a votes file's header."""
         return {"micro_batch": self.micro_batch, "device": self.device}
 

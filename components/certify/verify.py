@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from components.certify.certificate import (
-    CERTIFICATE_NAME,
-    CERTIFICATES_NAME,
     FORMAT_VERSION,
     CertificateDocument,
     check_claim,
     describe_certificate,
     write_certificate,
 )
-from components.certify.claim_rows import Row
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME, Row, StoredClaims
 from components.certify.registry import family_of
-from components.certify.votes import VOTES_NAME, read_table, read_votes
+from components.certify.vote_rows import VOTES_NAME
+from components.certify.votes import read_table, read_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import atomic
@@ -67,11 +66,11 @@ def verify(path: Path) -> VerifyReport:
         return VerifyReport(table.num_rows, problems, sound)
     rows = stored.to_pylist()
     problems += _compare_rows(rows, table.to_pylist())
-    problems += family.audit(votes, claim, rows, summary=summary, threat=document["threat"])
+    problems += family.audit(votes, claim, StoredClaims(rows, summary, document["threat"]))
     return VerifyReport(table.num_rows, problems, sound)
 
 
-def recertify(path: Path, out: Path, **changes: Any) -> CertificateDocument:
+def recertify(path: Path, out: Path, **changes: object) -> CertificateDocument:
     """Write another certificate from the same votes into the folder `out`; return its document.
 
     `changes` are fields of the family's claim settings, e.g. `failure_prob` or `patch_sizes`; what
@@ -131,7 +130,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def _compare_values(stored: Any, expected: Any, where: str) -> Iterator[str]:
+def _compare_values(stored: object, expected: object, where: str) -> Iterator[str]:
     """Differences between two JSON values, each with the dotted place where it was found."""
     if isinstance(stored, dict) and isinstance(expected, dict):
         for name in sorted(stored.keys() | expected.keys()):

@@ -7,88 +7,23 @@ writing and on reading alike.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from components.certify.header import VotesHeader, check_fields
 from components.certify.registry import FAMILIES, family_of
-from components.core.digests import canonical_json, digest_bytes, digest_file
+from components.certify.vote_rows import SCHEMA, VoteRow, Votes, rows_of
+from components.core.digests import canonical_json, digest_file
 from components.core.errors import CasemateError
 from components.core.files import atomic
 
-VOTES_NAME = "votes.parquet"
 HEADER_KEY = b"casemate"
 MOST_PREDICTIONS = 2**31  # in one file: lists are cut by 32-bit offsets
-SCHEMA = pa.schema(
-    [
-        ("item_id", pa.string()),
-        ("label", pa.int32()),
-        ("image_sha256", pa.string()),
-        ("stream", pa.string()),
-        ("start", pa.int32()),
-        ("stop", pa.int32()),
-        ("predictions", pa.list_(pa.uint16())),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class VoteRow:
-    """Predictions of one block of one item."""
-
-    item_id: str
-    label: int
-    image_sha256: str
-    stream: str  # the kind of ablation, "pairs", or "select" and "estimate"
-    start: int
-    stop: int
-    predictions: NDArray[np.uint16]  # (stop - start,)
-
-
-@dataclass(frozen=True, slots=True)
-class ItemVotes:
-    """All predictions of one item, one array per stream, in the order of draws or ablations."""
-
-    item_id: str
-    label: int
-    image_sha256: str
-    streams: Mapping[str, NDArray[np.uint16]]
-
-
-@dataclass(frozen=True, slots=True)
-class Votes:
-    """A checked votes file: header, rows sorted by (item, stream, start), SHA-256 of its bytes."""
-
-    header: VotesHeader
-    table: pa.Table
-    sha256: str
-
-    def items(self) -> Iterator[ItemVotes]:
-        """One item after the other, sorted by item id."""
-        for item_id, rows in groupby(_rows_of(self.table), key=lambda row: row.item_id):
-            streams: dict[str, list[NDArray[np.uint16]]] = {}
-            for row in rows:
-                streams.setdefault(row.stream, []).append(row.predictions)
-            joined = {stream: np.concatenate(parts) for stream, parts in streams.items()}
-            yield ItemVotes(item_id, row.label, row.image_sha256, joined)
-
-
-def image_digest(image: Tensor) -> str:
-    """SHA-256 of a stored uint8 image: its shape and raw bytes."""
-    if image.dtype != torch.uint8:
-        raise ValueError(f"the digest is of stored uint8 pixels, got {image.dtype}")
-    shape = canonical_json(list(image.shape)).encode()
-    return digest_bytes(shape, image.detach().cpu().contiguous().numpy().tobytes())
 
 
 def stream_sizes(header: VotesHeader) -> dict[str, int]:
@@ -104,7 +39,7 @@ def check_can_store(header: VotesHeader) -> None:
         raise CasemateError("certify.num_items", header.num_items, remedy)
 
 
-def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, Any]) -> Votes:
+def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, object]) -> Votes:
     """Check, sort and store the votes of a whole run; equal votes and header give equal bytes."""
     ordered = sorted(rows, key=lambda row: (row.item_id, row.stream, row.start))
     plain_header = json.loads(canonical_json(header))  # tuples become lists, as after reading
@@ -131,7 +66,7 @@ def read_votes(path: Path) -> Votes:
     lists = table.column("predictions").chunks
     if any(cells.null_count for cells in (*table.columns, *(chunk.values for chunk in lists))):
         raise _refusal(path, "has empty cells")
-    _check_rows(_rows_of(table), header, path)
+    _check_rows(rows_of(table), header, path)
     return Votes(header, table, digest_file(path))
 
 
@@ -158,7 +93,7 @@ def write_table(path: Path, table: pa.Table) -> None:
         )
 
 
-def read_header(values: Any, path: Path) -> VotesHeader:
+def read_header(values: object, path: Path) -> VotesHeader:
     """The header of a file; refuses missing fields, other types and numbers that mean nothing."""
     try:
         header = VotesHeader.from_dict(values)
@@ -244,13 +179,3 @@ def _table_of(rows: list[VoteRow], path: Path) -> pa.Table:
     columns = [pa.array([getattr(row, f.name) for row in rows], f.type) for f in plain]
     lists = pa.ListArray.from_arrays(offsets.astype(np.int32), values, type=nested.type)
     return pa.Table.from_arrays([*columns, lists], schema=SCHEMA)
-
-
-def _rows_of(table: pa.Table) -> Iterator[VoteRow]:
-    """Rows whose predictions are views into the table: nothing is copied."""
-    for batch in table.to_batches():
-        lists = batch.column("predictions")
-        offsets, values = lists.offsets.to_numpy(), lists.values.to_numpy()
-        plain = batch.drop_columns("predictions").to_pylist()
-        for fields, low, high in zip(plain, offsets[:-1], offsets[1:], strict=True):
-            yield VoteRow(**fields, predictions=values[low:high])

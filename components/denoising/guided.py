@@ -17,7 +17,7 @@ attention head, or their number, and the order of queries, keys and values, must
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -46,8 +46,7 @@ _OUTSIDE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(NamedTuple):
     """The layers of one resolution: their width, whether they attend."""
 
     width: int

@@ -5,16 +5,8 @@ from collections.abc import Sequence
 import matplotlib as mpl
 
 from components.report.content import Accuracy
-from components.report.figures import (
-    ATTACKED,
-    COLOURS,
-    INK,
-    MUTED,
-    STYLE,
-    new_figure,
-    percent_axis,
-    to_svg,
-)
+from components.report.figures import new_figure, percent_axis, to_svg
+from components.report.palette import ATTACKED, COLOURS, INK, MUTED, STYLE
 
 DASHES = (0, (4, 2))
 

@@ -1,6 +1,6 @@
 """Charts of certificates: what is proven, and what an attack on the same items left standing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,18 +40,13 @@ def headline_cell(result: CertifyResult) -> tuple[str, str, Accuracy]:
 def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
     """Certified accuracy against patch side."""
     sizes = sorted(int(m) for m in result.document.claim["patch_sizes"])
-    certified = [share(result.certified_at(m)) for m in sizes]
-    standard = share(result.correct)
-    challenge = result.challenge
-    attacked = (primary_size(result), challenge.standing) if challenge else None
-    steps = ", ".join(
-        f"{side(m)} {c.percent('proven')}" for m, c in zip(sizes, certified, strict=True)
-    )
+    certified, standard = [share(result.certified_at(m)) for m in sizes], share(result.correct)
+    steps = _points((f"{side(m)} " for m in sizes), certified)
     svg = figures.patch_curve(
         sizes,
         certified=certified,
         standard=standard,
-        attacked=attacked,
+        attacked=_attacked(result),
         name=result.name,
         alt=f"Certified accuracy of {model} by patch size: {steps}. "
         f"Without an adversary {standard.percent('measured')}.",
@@ -74,6 +69,18 @@ def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
         ),
         _patch_table(result, certified, image_area=image_area),
     )
+
+
+def _points(budgets: Iterable[str], certified: Sequence[Accuracy]) -> str:
+    """What is proven at each budget, in words."""
+    pairs = zip(budgets, certified, strict=True)
+    return ", ".join(f"{budget}{accuracy.percent('proven')}" for budget, accuracy in pairs)
+
+
+def _attacked(result: CertifyResult) -> tuple[float, Accuracy] | None:
+    """The budget of the challenge and what it left standing."""
+    challenge = result.challenge
+    return (primary_budget(result), challenge.standing) if challenge else None
 
 
 def _patch_table(result: CertifyResult, certified: Sequence[Accuracy], *, image_area: int) -> Table:
@@ -119,21 +126,16 @@ def describe_kind(result: CertifyResult) -> str:
 def radius_chart(result: CertifyResult, *, model: str) -> Chart:
     """Certified accuracy against l2 radius."""
     radii = sorted({float(r) for r in result.document.claim["radii"]})
-    certified = [share(result.certified_at(r)) for r in radii]
-    standard = share(result.correct)
-    challenge = result.challenge
-    attacked = (primary_budget(result), challenge.standing) if challenge else None
+    certified, standard = [share(result.certified_at(r)) for r in radii], share(result.correct)
     knots, held, low, high = _steps(result)
-    points = ", ".join(
-        f"{r:g}: {c.percent('proven')}" for r, c in zip(radii, certified, strict=True)
-    )
+    points = _points((f"{r:g}: " for r in radii), certified)
     svg = figures.radius_curve(
         knots,
         share=held,
         low=low,
         high=high,
         standard=standard,
-        attacked=attacked,
+        attacked=_attacked(result),
         cap=float(result.document.summary["max_radius"]),
         name=result.name,
         alt=f"Certified accuracy of {model} by l2 radius, {points}.",

@@ -18,46 +18,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from components.core.types import FloatArray
 from components.report.content import Accuracy
-
-# CSS variable of the page -> stand-in; these values are also the page's light scheme.
-COLOURS = {
-    "ink": "#1f2733",
-    "muted": "#5d6878",
-    "grid": "#dfe3e8",
-    "paper": "#fdfdfc",
-    "measured": "#6f7b8a",
-    "attacked": "#b8480f",
-    "proven": "#14568f",
-}
-INK, MUTED, GRID, PAPER, MEASURED, ATTACKED, PROVEN = COLOURS.values()
+from components.report.palette import ATTACKED, COLOURS, INK, MEASURED, MUTED, PAPER, PROVEN, STYLE
 
 WIDTH = 5.0  # inches = 360 pt: about one pixel per point on a phone, so 11 pt text stays legible
-STYLE = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.family": "DejaVu Sans",
-    "font.size": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 11,
-    "text.color": INK,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "lines.linewidth": 2,
-    "lines.solid_capstyle": "round",
-    "axes.linewidth": 0.8,
-}
 
 
 def attack_bars(
@@ -91,7 +54,7 @@ def patch_curve(
     *,
     certified: Sequence[Accuracy],
     standard: Accuracy,
-    attacked: tuple[int, Accuracy] | None,
+    attacked: tuple[float, Accuracy] | None,
     name: str,
     alt: str,
 ) -> str:
@@ -128,8 +91,8 @@ def radius_curve(
     low: FloatArray,
     high: FloatArray,
     standard: Accuracy,
-    cap: float | None,
     attacked: tuple[float, Accuracy] | None,
+    cap: float | None,
     name: str,
     alt: str,
 ) -> str:

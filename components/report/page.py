@@ -7,7 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from components.report.content import STANDINGS, Accuracy, Cell, Column, Content, Table
-from components.report.figures import COLOURS
+from components.report.palette import COLOURS
 from components.report.tables import to_csv
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")

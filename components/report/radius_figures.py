@@ -7,15 +7,8 @@ import matplotlib as mpl
 import numpy as np
 
 from components.core.types import FloatArray, IntArray
-from components.report.figures import (
-    INK,
-    MUTED,
-    PROVEN,
-    STYLE,
-    new_figure,
-    percent_axis,
-    to_svg,
-)
+from components.report.figures import new_figure, percent_axis, to_svg
+from components.report.palette import INK, MUTED, PROVEN, STYLE
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # curves are told apart by these
 

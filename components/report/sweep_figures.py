@@ -8,7 +8,8 @@ import matplotlib as mpl
 from matplotlib.ticker import MaxNLocator
 
 from components.report.content import Accuracy
-from components.report.figures import MEASURED, PROVEN, STYLE, new_figure, percent_axis, to_svg
+from components.report.figures import new_figure, percent_axis, to_svg
+from components.report.palette import MEASURED, PROVEN, STYLE
 
 MARKERS = ("o", "s", "^", "D", "v", "P")  # told apart without colour; more lines are not drawn
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), "-", (0, (5, 2)))

@@ -133,16 +133,22 @@ def _search_charts(tuned: TuneResult) -> list[Chart]:
     return charts + [_axis_chart(tuned, axis, shown) for axis in axes]
 
 
+def _scored(tuned: TuneResult, shown: Sequence[TunedTrial]) -> tuning_figures.ScoredTrials:
+    return tuning_figures.ScoredTrials(
+        _scores(shown),
+        [trial.status == "finished" for trial in shown],
+        label=f"{NAMES[tuned.metric]}, %",
+        colour=standing(tuned),
+    )
+
+
 def _parallel_chart(
     tuned: TuneResult, axes: Sequence[tuning_figures.PlotAxis], shown: Sequence[TunedTrial]
 ) -> Chart:
     said = f"The best trial: {settings_text(shown[0].values)}; {_score_text(shown[0], tuned)}."
     svg = tuning_figures.parallel_coordinates(
         axes,
-        scores=_scores(shown),
-        finished=[trial.status == "finished" for trial in shown],
-        score_label=f"{NAMES[tuned.metric]}, %",
-        colour=standing(tuned),
+        _scored(tuned, shown),
         name="tune.parallel",
         alt=f"Every trial as a line through its values. {said}",
     )
@@ -158,19 +164,15 @@ def _parallel_chart(
 def _axis_chart(
     tuned: TuneResult, axis: tuning_figures.PlotAxis, shown: Sequence[TunedTrial]
 ) -> Chart:
-    name = f"tune.{axis.key}"
-    finished = [trial.status == "finished" for trial in shown]
+    name, scored = f"tune.{axis.key}", _scored(tuned, shown)
     svg = tuning_figures.scores_by_value(
         axis,
-        scores=_scores(shown),
-        finished=finished,
-        score_label=f"{NAMES[tuned.metric]}, %",
-        colour=standing(tuned),
+        scored,
         name=name,
         alt=f"{NAMES[tuned.metric]} of every trial by {axis.key}.",
     )
     legend = [LegendEntry("a trial and its 95% interval", standing(tuned), "dot")]
-    if not all(finished):
+    if not all(scored.finished):
         legend.append(LegendEntry("stopped early: another epoch's figure", "muted", "dot"))
     caption = "Trials above one value differ in their other values."
     return Chart(name, axis.key, svg, tuple(legend), (caption,) if len(tuned.space) > 1 else ())

@@ -8,16 +8,8 @@ from typing import Any
 import matplotlib as mpl
 
 from components.report.content import Accuracy, Standing
-from components.report.figures import (
-    COLOURS,
-    INK,
-    MEASURED,
-    MUTED,
-    STYLE,
-    new_figure,
-    percent_axis,
-    to_svg,
-)
+from components.report.figures import new_figure, percent_axis, to_svg
+from components.report.palette import COLOURS, INK, MEASURED, MUTED, STYLE
 from components.report.results import TunedTrial
 from components.report.wording import settings_text
 
@@ -32,6 +24,16 @@ class PlotAxis:
     key: str
     places: tuple[float, ...]
     ticks: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTrials:
+    """What is drawn of trials beside their values, the best one first."""
+
+    scores: Sequence[Accuracy]
+    finished: Sequence[bool]
+    label: str  # of the score
+    colour: Standing
 
 
 def axis_of(key: str, space: Any, trials: Sequence[TunedTrial]) -> PlotAxis:
@@ -89,24 +91,18 @@ def _cut(text: str) -> str:
 
 
 def parallel_coordinates(
-    axes: Sequence[PlotAxis],
-    *,
-    scores: Sequence[Accuracy],
-    finished: Sequence[bool],
-    score_label: str,
-    colour: Standing,
-    name: str,
-    alt: str,
+    axes: Sequence[PlotAxis], trials: ScoredTrials, *, name: str, alt: str
 ) -> str:
     """Every trial a line from key to key and down to its score; the first one stands out.
 
     Keys are rows, not columns: a phone is narrow, and names of keys are long.
     """
+    scores = trials.scores
     low, high = min(s.value for s in scores), max(s.value for s in scores)
     span = (high - low) or 1.0
     places = tuple((s.value - low) / span for s in scores)
     ends = [(0.0, f"{100 * low:.1f}"), (1.0, f"{100 * high:.1f}")][: 2 if high > low else 1]
-    rows = [*axes, PlotAxis(score_label, places, tuple(ends))]
+    rows = [*axes, PlotAxis(trials.label, places, tuple(ends))]
     with mpl.rc_context(STYLE):
         figure, (plot,) = new_figure(1, height=0.3 + 0.85 * len(rows))
         for y, row in enumerate(rows):
@@ -119,10 +115,10 @@ def parallel_coordinates(
             plot.plot(
                 [row.places[i] for row in rows],
                 range(len(rows)),
-                color=MUTED if i else COLOURS[colour],
+                color=MUTED if i else COLOURS[trials.colour],
                 alpha=0.55 if i else 1.0,
                 linewidth=1.0 if i else 2.4,
-                linestyle="-" if finished[i] else DASHES,
+                linestyle="-" if trials.finished[i] else DASHES,
             )
         plot.set_xlim(-0.04, 1.04)
         plot.set_ylim(len(rows) - 0.5, -0.6)  # first key on top
@@ -135,21 +131,13 @@ def _beside(x: float) -> str:
     return "left" if x < 0.1 else "right" if x > 0.9 else "center"
 
 
-def scores_by_value(
-    axis: PlotAxis,
-    *,
-    scores: Sequence[Accuracy],
-    finished: Sequence[bool],
-    score_label: str,
-    colour: Standing,
-    name: str,
-    alt: str,
-) -> str:
+def scores_by_value(axis: PlotAxis, trials: ScoredTrials, *, name: str, alt: str) -> str:
     """Every trial's score with its interval, above its value of one key."""
     with mpl.rc_context(STYLE):
         figure, (plot,) = new_figure(1, height=3.0)
-        for x, score, whole in zip(_spread(axis.places), scores, finished, strict=True):
-            drawn = COLOURS[colour] if whole else MUTED
+        shown = zip(_spread(axis.places), trials.scores, trials.finished, strict=True)
+        for x, score, whole in shown:
+            drawn = COLOURS[trials.colour] if whole else MUTED
             ends = [100 * score.low, 100 * score.high]
             plot.plot([x, x], ends, color=drawn, linewidth=1.2, alpha=0.5)
             plot.plot([x], [100 * score.value], color=drawn, marker="o", markersize=5)
@@ -160,7 +148,7 @@ def scores_by_value(
             places, labels, rotation=35 if crowded else 0, ha="right" if crowded else "center"
         )
         plot.set_xlabel(axis.key)
-        percent_axis(plot, score_label)
+        percent_axis(plot, trials.label)
         return to_svg(figure, name=name, alt=alt)
 
 

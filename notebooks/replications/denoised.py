@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import torch
 
 from components.certify.l2.noise import noisy_draws
-from components.certify.votes import VOTES_NAME, read_votes
+from components.certify.vote_rows import VOTES_NAME
+from components.certify.votes import read_votes
 from components.core.settings import plain
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import load_denoised, source_of

@@ -94,7 +94,7 @@ def export_tsv(
     as_json: JsonOpt = False,
 ) -> None:
     """Write the radii of an l2 certificate as the per-image table of Cohen et al. 2019."""
-    from components.certify.certificate import CERTIFICATES_NAME
+    from components.certify.claim_rows import CERTIFICATES_NAME
     from components.certify.l2.cohen_tsv import rows_of_certificates, write_cohen_tsv
     from components.certify.verify import certificate_folder
     from components.certify.votes import read_table

@@ -29,13 +29,9 @@ from pipelines.recipe import load as recipes
 LIMIT = 0.05
 ROUNDS = 3
 HEAVY = AugmentSettings(
-    crop="resized",
-    flip=True,
-    rand_augment="rand-m9-mstd0.5-inc1",
-    erase_prob=0.25,
-    mixup=0.8,
-    cutmix=1.0,
-)
+    crop="resized", flip=True, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.25,
+    mixup=0.8, cutmix=1.0,
+)  # fmt: skip
 STANDARD = Standard(StandardSettings(), label_smoothing=0.0)
 
 

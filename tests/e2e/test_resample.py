@@ -6,7 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from components.certify.certificate import write_certificate
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from tests.e2e.cli import call, step_folder
 
 pytestmark = pytest.mark.e2e

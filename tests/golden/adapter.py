@@ -11,7 +11,8 @@ import numpy as np
 
 from components.certify.certificate import check_claim, write_certificate
 from components.certify.verify import recertify, verify
-from components.certify.votes import VoteRow, Votes, read_votes, write_votes
+from components.certify.vote_rows import VoteRow, Votes
+from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.load import available, load

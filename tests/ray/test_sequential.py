@@ -13,7 +13,8 @@ from components.certify.header import VotesHeader
 from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import declare
 from components.certify.l2.settings import GaussianSettings
-from components.certify.votes import SCHEMA, write_votes
+from components.certify.vote_rows import SCHEMA
+from components.certify.votes import write_votes
 from components.core.noise_streams import noise_impl
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.parts import PartStore

@@ -28,38 +28,40 @@ def make_square(folder):
     return square
 
 
+def square_after(folder, accident):
+    """Squares, each after what may happen before."""
+
+    def work(number):
+        accident(number)
+        return make_square(folder)(number)
+
+    return work
+
+
 def make_deadly(folder):
     """Kills its own process at one unit, the first time only."""
 
-    def work(number):
+    def dies_once(number):
         mark = Path(folder) / f"seen-{number}"
         if number == 3 and not mark.exists():
             mark.write_text("")
             time.sleep(1)  # what was computed before is on its way to the driver
             os.kill(os.getpid(), signal.SIGKILL)
-        return make_square(folder)(number)
 
-    return work
+    return square_after(folder, dies_once)
 
 
 def make_suicidal(folder):
     """Kills its process at one unit every time."""
-
-    def work(number):
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return make_square(folder)(number)
-
-    return work
+    return square_after(folder, lambda number: number == 3 and os.kill(os.getpid(), signal.SIGKILL))
 
 
 def make_faulty(folder):
-    def work(number):
+    def fails(number):
         if number == 2:
             raise ArithmeticError("item seven has no square")
-        return make_square(folder)(number)
 
-    return work
+    return square_after(folder, fails)
 
 
 def make_mistaken(folder):

@@ -19,16 +19,8 @@ from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode, check_logits, l2_direction
 from components.attacks.interface import Attack, Items
 from components.attacks.projections import project_l2, project_linf
+from components.attacks.sanity import model as checks
 from components.attacks.sanity.findings import Finding
-from components.attacks.sanity.model import (
-    attention_alive,
-    batch_invariant,
-    deterministic,
-    eval_mode,
-    gap_histograms,
-    images_in_range,
-    returns_logits,
-)
 from components.attacks.sanity.outcomes import (
     adds_nothing,
     gradients_alive,
@@ -73,19 +65,19 @@ def audit(
     `net` is the network inside `model` whose attention is measured; it may be the model itself.
     """
     with attack_mode(model):
-        range_finding = images_in_range(items.x)
+        range_finding = checks.images_in_range(items.x)
         if not range_finding.ok:  # the ball may not meet the pixel range
             return Audit((range_finding,), {}, {}, {})
         with torch.no_grad():
             logits = check_logits(model(items.x), items.item_ids)
-        gaps, refusal = gap_histograms(model, net, items.x)
+        gaps, refusal = checks.gap_histograms(model, net, items.x)
         state = (
-            eval_mode(model),
-            returns_logits(logits),
+            checks.eval_mode(model),
+            checks.returns_logits(logits),
             range_finding,
-            deterministic(model, items.x),
-            batch_invariant(model, items.x),
-            *attention_alive(gaps, why_none=refusal),
+            checks.deterministic(model, items.x),
+            checks.batch_invariant(model, items.x),
+            *checks.attention_alive(gaps, why_none=refusal),
         )
         white_box = run_cascade(_white_box(norm, eps), model, items).state
         accuracy = (white_box.tallies[0].num_rows - white_box.tallies[0].num_broken) / len(items)

@@ -33,7 +33,7 @@ from components.certify.l2.evidence import drawn_of, is_sequential, method_of, p
 from components.certify.l2.predict import predict_counts
 from components.certify.l2.sequential import SequentialClaim, certify_prefix, choose_class
 from components.certify.l2.settings import GaussianClaimSettings
-from components.certify.votes import ItemVotes, Votes
+from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.types import Array, IntArray
 from components.evaluate.accuracy import accuracy
@@ -52,7 +52,7 @@ METHOD_FIELDS = {
 }
 
 
-def check_l2_claim(header: VotesHeader, claim: Mapping[str, Any]) -> GaussianClaimSettings:
+def check_l2_claim(header: VotesHeader, claim: Mapping[str, object]) -> GaussianClaimSettings:
     """The claim in its one written form, or an error that names the bad setting."""
     radii, alpha = claim["radii"], claim["failure_prob"]
     if not isinstance(radii, Sequence) or not radii:
@@ -184,7 +184,9 @@ def _sequential_row(item: ItemVotes, header: VotesHeader, alpha: float) -> Row:
     return _bound_fields(item, claim) | {"num_looks": claim.num_looks}
 
 
-def _summary(rows: list[Row], header: VotesHeader, claim: GaussianClaimSettings) -> dict[str, Any]:
+def _summary(
+    rows: list[Row], header: VotesHeader, claim: GaussianClaimSettings
+) -> dict[str, object]:
     columns = ("correct", "abstain", "radius", "p_lower", "n")
     correct, abstain, radius, p_lower, n = (np.array([r[c] for r in rows]) for c in columns)
     summary: dict[str, Any] = {
@@ -220,7 +222,7 @@ def _summary(rows: list[Row], header: VotesHeader, claim: GaussianClaimSettings)
     return summary
 
 
-def _draws_used(n: IntArray, *, at_most: int) -> dict[str, Any]:
+def _draws_used(n: IntArray, *, at_most: int) -> dict[str, object]:
     """Estimating draws that decided the items."""
     return {
         "mean": int(n.sum()) / len(n),

@@ -22,7 +22,7 @@ from components.certify.l2.claims import GaussianClaim
 from components.certify.l2.sequential import SequentialClaim, anytime_interval, finished_prefix
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import block_stop, draw_unit
-from components.certify.votes import ItemVotes, VoteRow
+from components.certify.vote_rows import ItemVotes, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, ProgressBar, Unit
 

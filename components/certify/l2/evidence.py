@@ -71,7 +71,7 @@ def is_sequential(header: VotesHeader) -> bool:
 
 def declare(
     *, radii: list[float], failure_prob: float, look_every: int, futility_prob: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """`settings.declared` of sequential votes: all that decides when an item stops."""
     return {
         "radii": sorted(set(radii)),

@@ -8,14 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, Row
+from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work, l2_work
 from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.l2.certificate import check_l2_claim, check_new_radii, derive_l2
 from components.certify.l2.challenge import L2Challenger
-from components.certify.l2.claims import check_radii
 from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import (
     L2_FIELDS,
@@ -42,7 +41,7 @@ from components.certify.l2.voters import (
     describe_denoiser,
     draw_units,
 )
-from components.certify.votes import VOTES_NAME, ItemVotes, Votes
+from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl
 from components.core.settings import plain
@@ -124,13 +123,8 @@ class GaussianFamily(
         if settings.method == "sequential":
             plan_of(header)  # a plan that can never certify cannot be made
             return
-        check_radii(
-            settings.radii,
-            sigma=settings.sigma,
-            n=settings.num_estimate,
-            alpha=settings.failure_prob,
-            randomized=settings.method == "randomized",
-        )
+        claim = GaussianClaimSettings(failure_prob=settings.failure_prob, radii=settings.radii)
+        check_new_radii(header, claim)
 
     def noise_impl(self, votes: GaussianVoteSettings) -> str | None:
         return noise_impl(votes.method)
@@ -200,22 +194,18 @@ class GaussianFamily(
             if told.get(name) != value
         ]
 
-    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> GaussianClaimSettings:
+    def check_claim(
+        self, header: VotesHeader, claim: Mapping[str, object]
+    ) -> GaussianClaimSettings:
         return check_l2_claim(header, claim)
 
     def derive(self, votes: Votes, claim: GaussianClaimSettings) -> Derived:
         return derive_l2(votes, claim)
 
     def audit(
-        self,
-        votes: Votes,
-        claim: GaussianClaimSettings,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, Any],
+        self, votes: Votes, claim: GaussianClaimSettings, stored: StoredClaims
     ) -> Iterator[str]:
-        return audit_gaussian(votes, claim, threat, rows)
+        return audit_gaussian(votes, claim, stored)
 
     def check_new_claim(self, header: VotesHeader, claim: GaussianClaimSettings) -> None:
         check_new_radii(header, claim)
@@ -228,7 +218,7 @@ class GaussianFamily(
     ) -> bool:
         return bool(not claim["abstain"] and claim["radius"] >= challenge.eps)
 
-    def describe_challenge(self, challenge: L2ChallengeSettings) -> dict[str, Any]:
+    def describe_challenge(self, challenge: L2ChallengeSettings) -> dict[str, object]:
         threat = {"kind": "l2", "unit": UNIT, "eps": challenge.eps}
         return {"attack": "SmoothAdv l2 attack", "threat": threat}
 
@@ -284,7 +274,7 @@ class GaussianFamily(
         return float(threat["eps"])
 
     def proven_at(
-        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
+        self, columns: Mapping[str, Sequence[object]], budget: float, *, rule: str = ""
     ) -> NDArray[np.bool_]:
         proven: NDArray[np.bool_] = np.asarray(columns["radius"], dtype=np.float64) >= budget
         return proven
@@ -301,7 +291,7 @@ class GaussianFamily(
 
     def published_settings(
         self, settings: GaussianSettings, dataset: PreparedDataset
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         names = ("sigma", "num_select", "num_estimate", "failure_prob", "micro_batch")
         return {
             **{name: getattr(settings, name) for name in names},
@@ -311,7 +301,7 @@ class GaussianFamily(
         }
 
 
-def _declared(settings: GaussianSettings) -> dict[str, Any]:
+def _declared(settings: GaussianSettings) -> dict[str, object]:
     return declare(
         radii=list(settings.radii),
         failure_prob=settings.failure_prob,

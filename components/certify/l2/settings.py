@@ -187,7 +187,7 @@ class GaussianSettings(CertificateSettings):
             radius, sigma=self.sigma, alpha=self.failure_prob, method=self.method
         )
 
-    def _formula(self) -> dict[str, Any]:
+    def _formula(self) -> dict[str, object]:
         found: dict[str, Any] = {"bound": L2_BOUND_VERSION}
         if self.method != "fixed":  # which had its draws from the first version on
             found["noise_impl"] = noise_impl(self.method)

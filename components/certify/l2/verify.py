@@ -1,23 +1,21 @@
 """Checks that any honest l2 certificate passes, whatever its votes say."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-from components.certify.certificate import CERTIFICATE_NAME
-from components.certify.claim_rows import Row
+from components.certify.claim_rows import CERTIFICATE_NAME, StoredClaims
 from components.certify.l2.certificate import max_radius_of
 from components.certify.l2.evidence import drawn_of
 from components.certify.l2.settings import GaussianClaimSettings
-from components.certify.votes import VOTES_NAME, Votes
+from components.certify.vote_rows import VOTES_NAME, Votes
 from components.core.noise_streams import noise_impl
 
 
 def audit_gaussian(
-    votes: Votes, claim: GaussianClaimSettings, threat: Mapping[str, Any], rows: Sequence[Row]
+    votes: Votes, claim: GaussianClaimSettings, stored: StoredClaims
 ) -> Iterator[str]:
     """Problems of claimed radii, and of what the votes say of their noise."""
     drawn = drawn_of(votes.header)
-    added, claimed, behind = drawn.sigma, threat.get("sigma"), drawn.denoiser
+    added, claimed, behind = drawn.sigma, stored.threat.get("sigma"), drawn.denoiser
     if not isinstance(claimed, int | float) or claimed > added:
         yield f"{CERTIFICATE_NAME}: claims sigma {claimed}, the noise added had {added}"
     if behind is not None and not behind.get("sigma_added", 0) >= added:
@@ -27,7 +25,7 @@ def audit_gaussian(
         known = f"method {drawn.method} draws by {expected!r}"
         yield f"{VOTES_NAME}: noise_impl is {found!r}, {known}"
     bound = max_radius_of(votes.header, claim)
-    for row in rows:
+    for row in stored.rows:
         if not row["radius"] <= bound:
             yield f"item {row['item_id']}: radius {row['radius']!r} exceeds the possible {bound!r}"
         if not 0 <= row["k"] <= row["n"]:

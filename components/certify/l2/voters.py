@@ -12,7 +12,7 @@ from components.certify.l2.radius import Method
 from components.certify.l2.sequential import choose_class
 from components.certify.l2.settings import GaussianSettings
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
-from components.certify.votes import SCHEMA
+from components.certify.vote_rows import SCHEMA
 from components.core.noise_streams import noise_stream
 from components.core.types import Array
 from components.core.units import Unit
@@ -41,7 +41,7 @@ class GaussianVoteSettings(VoteSettings):
     declared: Mapping[str, Any] | None = None  # of method sequential: what ends the draws
     denoiser: Mapping[str, Any] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         values = VoteSettings.to_dict(self) | {
             "sigma": self.sigma,
             "num_select": self.num_select,
@@ -67,8 +67,8 @@ class Block:
 
 
 def describe_denoiser(
-    source: str, *, sampler: Mapping[str, Any], sigma: float, image_size: int
-) -> dict[str, Any]:
+    source: str, *, sampler: Mapping[str, object], sigma: float, image_size: int
+) -> dict[str, object]:
     """What stands in front of the model, and how noise is added and announced to it."""
     found = describe_source(source)
     network = found.network(image_size=image_size, channels=found.channels)

@@ -25,7 +25,7 @@ from components.certify.patch.settings import (
     DoubleMaskingClaimSettings,
     SecondRule,
 )
-from components.certify.votes import ItemVotes, Votes
+from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.types import Array
@@ -37,7 +37,7 @@ COUNT_FIELDS = ("top_votes", "runner_up", "runner_up_votes", "margin")
 PARTIAL_FIELDS = ("num_outstanding", "margin_low", "margin_high")
 
 
-def check_sizes(header: VotesHeader, sizes: Any) -> tuple[int, ...]:
+def check_sizes(header: VotesHeader, sizes: object) -> tuple[int, ...]:
     """Patch sizes in ascending order, or an error unless every one fits into the images."""
     if not isinstance(sizes, Sequence) or not sizes:
         raise CasemateError("certify.patch_sizes", sizes, "is not a list of sizes in pixels")
@@ -48,7 +48,9 @@ def check_sizes(header: VotesHeader, sizes: Any) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def check_pair_claim(header: VotesHeader, claim: Mapping[str, Any]) -> DoubleMaskingClaimSettings:
+def check_pair_claim(
+    header: VotesHeader, claim: Mapping[str, object]
+) -> DoubleMaskingClaimSettings:
     """The claim in its one written form: sizes sorted, all of them hidden by the masks."""
     sizes, masks = check_sizes(header, claim["patch_sizes"]), masks_of(header)
     for size in sizes:
@@ -103,7 +105,7 @@ def _check_answerable(header: VotesHeader, claim: AblationClaimSettings) -> None
         raise CasemateError("certify.delta_rule", claim.delta_rule, f"{cannot} exact was")
 
 
-def is_sound(claim: Mapping[str, Any]) -> bool:
+def is_sound(claim: Mapping[str, object]) -> bool:
     """False for a claim that only reproduces published tables."""
     return bool(claim.get("delta_rule", "exact") == "exact")
 
@@ -181,7 +183,7 @@ def _claims(
     return claims
 
 
-def _touched_entry(votes: Votes, claim: AblationClaimSettings, size: int) -> dict[str, Any]:
+def _touched_entry(votes: Votes, claim: AblationClaimSettings, size: int) -> dict[str, int]:
     ablations, rule = ablations_of(votes.header), claim.delta_rule
     entry = {"patch_size": size, "num_touched": num_touched(ablations, size, delta_rule=rule)}
     return entry | ({} if rule == "exact" else {"exact_touched": num_touched(ablations, size)})

@@ -27,7 +27,7 @@ class EarlyStop:
     patch_sizes: tuple[int, ...]
     rules: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """`settings.stopped_for` of a header."""
         return {"patch_sizes": list(self.patch_sizes), "rules": list(self.rules), "order": ORDER}
 

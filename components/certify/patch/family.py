@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, Row
+from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work
 from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
@@ -71,7 +71,7 @@ from components.certify.patch.voters import (
     masks_to_ask,
     rows_of_units,
 )
-from components.certify.votes import VoteRow, Votes
+from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array
@@ -98,7 +98,7 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)
 
-    def is_sound(self, claim: Mapping[str, Any]) -> bool:
+    def is_sound(self, claim: Mapping[str, object]) -> bool:
         return is_sound(claim)
 
     def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
@@ -110,7 +110,7 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
         column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
         return challenge.patch_size in claim.get(column, [])
 
-    def describe_challenge(self, challenge: PatchChallengeSettings) -> dict[str, Any]:
+    def describe_challenge(self, challenge: PatchChallengeSettings) -> dict[str, object]:
         threat = describe(PatchThreat((challenge.patch_size,)))
         return {"attack": "adaptive patch attack", "threat": threat}
 
@@ -225,22 +225,18 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             return slice(None)
         return positions_among(ablations_of(header), asked_ablations(header))
 
-    def check_claim(self, header: VotesHeader, claim: Mapping[str, Any]) -> AblationClaimSettings:
+    def check_claim(
+        self, header: VotesHeader, claim: Mapping[str, object]
+    ) -> AblationClaimSettings:
         return check_ablation_claim(header, claim)
 
     def derive(self, votes: Votes, claim: AblationClaimSettings) -> Derived:
         return derive_ablations(votes, claim)
 
     def audit(
-        self,
-        votes: Votes,
-        claim: AblationClaimSettings,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, Any],
+        self, votes: Votes, claim: AblationClaimSettings, stored: StoredClaims
     ) -> Iterator[str]:
-        return audit_ablations(votes, claim, summary, rows)
+        return audit_ablations(votes, claim, stored)
 
     def challenger(
         self,
@@ -346,7 +342,7 @@ class DoubleMaskingFamily(
         )
 
     def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, Any]
+        self, header: VotesHeader, claim: Mapping[str, object]
     ) -> DoubleMaskingClaimSettings:
         return check_pair_claim(header, claim)
 
@@ -354,15 +350,9 @@ class DoubleMaskingFamily(
         return derive_pairs(votes, claim)
 
     def audit(
-        self,
-        votes: Votes,
-        claim: DoubleMaskingClaimSettings,
-        rows: Sequence[Row],
-        *,
-        summary: Summary,
-        threat: Mapping[str, Any],
+        self, votes: Votes, claim: DoubleMaskingClaimSettings, stored: StoredClaims
     ) -> Iterator[str]:
-        return audit_pairs(votes, claim, rows)
+        return audit_pairs(votes, claim, stored)
 
     def challenger(
         self,

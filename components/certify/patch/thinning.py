@@ -12,7 +12,7 @@ import numpy as np
 
 from components.certify.header import VotesHeader
 from components.certify.patch.evidence import ablations_of, asked_ablations, early_stop_of
-from components.certify.votes import VoteRow, Votes
+from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.types import IntArray
 from components.data.ablation import Ablations

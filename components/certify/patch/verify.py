@@ -1,30 +1,31 @@
 """Patch claims counted again by sets and loops that share no code with the certificates."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
-from components.certify.claim_rows import Row
+from components.certify.claim_rows import Row, StoredClaims
 from components.certify.header import VotesHeader
 from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
-from components.certify.votes import Votes
+from components.certify.vote_rows import Votes
 
 UNSEEN = 65535  # written out: what the audit shares with the certificates it cannot check
 
 
 def audit_ablations(
-    votes: Votes, claim: AblationClaimSettings, summary: Mapping[str, Any], rows: Sequence[Row]
+    votes: Votes, claim: AblationClaimSettings, stored: StoredClaims
 ) -> Iterator[str]:
     """Problems of claims from votes over ablations, by item."""
     deltas = {size: recount_touched(votes.header, size) for size in claim.patch_sizes}
-    for entry in summary["certified"]:
+    certified = stored.summary["certified"]
+    for entry in certified:
         size, counted = entry["patch_size"], entry.get("exact_touched", entry["num_touched"])
         if counted != deltas[size]:
             yield f"patch size {size}: {counted} touched bands, sets give {deltas[size]}"
     if claim.delta_rule != "exact":
-        deltas = {entry["patch_size"]: entry["num_touched"] for entry in summary["certified"]}
-    claims = {row["item_id"]: row for row in rows}
+        deltas = {entry["patch_size"]: entry["num_touched"] for entry in certified}
+    claims = {row["item_id"]: row for row in stored.rows}
     for item in votes.items():
         if (row := claims.get(item.item_id)) is not None:  # else named by the comparison of rows
             predictions = item.streams[votes.header.kind].tolist()
@@ -88,7 +89,7 @@ def recount_touched(header: VotesHeader, size: int) -> int:
 
 
 def audit_pairs(
-    votes: Votes, claim: DoubleMaskingClaimSettings, rows: Sequence[Row]
+    votes: Votes, claim: DoubleMaskingClaimSettings, stored: StoredClaims
 ) -> Iterator[str]:
     """Every certified item has one class under all pairs; the masks hide every patch claimed."""
     largest, image = max(claim.patch_sizes), votes.header.image
@@ -96,7 +97,7 @@ def audit_pairs(
         missed = _uncovered(votes.header.settings, side, largest)
         if missed is not None:
             yield f"patch size {largest}: no mask hides the patch at {name} {missed}"
-    certified = {row["item_id"]: bool(row["certified_patch_sizes"]) for row in rows}
+    certified = {row["item_id"]: bool(row["certified_patch_sizes"]) for row in stored.rows}
     for item in votes.items():
         classes = set(item.streams["pairs"].tolist())
         if certified.get(item.item_id) and len(classes) > 1:

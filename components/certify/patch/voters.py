@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import EarlyStop
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
-from components.certify.votes import SCHEMA, VoteRow
+from components.certify.vote_rows import SCHEMA, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, Unit
 from components.data.ablation import Ablations
@@ -35,7 +35,7 @@ class PatchVoteSettings(VoteSettings):
     token_policy: str | None  # None: the model's own, not recorded by the first versions
     trained_token_policy: str | None = None  # where it is another one
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         values = {**VoteSettings.to_dict(self), "token_policy": self.token_policy, "fill": "black"}
         if self.trained_token_policy is not None:
             values["trained_token_policy"] = self.trained_token_policy
@@ -51,7 +51,7 @@ class AblationVoteSettings(PatchVoteSettings):
     backend: VotingBackend
     stop: EarlyStop | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         values = PatchVoteSettings.to_dict(self)
         values |= {"band": self.band, "stride": self.stride, "way": asdict(self.backend)}
         return values | ({"stopped_for": self.stop.to_dict()} if self.stop else {})
@@ -64,16 +64,17 @@ class PairVoteSettings(PatchVoteSettings):
     mask_patch: int
     num_masks: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         values = PatchVoteSettings.to_dict(self)
         return values | {"mask_patch": self.mask_patch, "num_masks": self.num_masks}
 
 
+PatchVotesT = TypeVar("PatchVotesT", bound=PatchVoteSettings)
 AblationTask = VoteTask[AblationVoteSettings]
 PairTask = VoteTask[PairVoteSettings]
 
 
-def image_size_of(task: VoteTask[Any]) -> tuple[int, int]:
+def image_size_of(task: VoteTask[PatchVotesT]) -> tuple[int, int]:
     """(height, width) of the images of a task."""
     dataset = PreparedDataset.open(task.dataset)
     return dataset.height, dataset.width
@@ -91,9 +92,9 @@ def masks_to_ask(task: PairTask) -> MaskSet:
     return MaskSet(image_size=size, patch=votes.mask_patch, num_masks=votes.num_masks)
 
 
-def load_voting_model(task: VoteTask[Any]) -> PixelModel:
+def load_voting_model(task: VoteTask[PatchVotesT]) -> PixelModel:
     """The model with the token policy under which it votes."""
-    votes: PatchVoteSettings = task.votes
+    votes = task.votes
     model = load_model(task.model, device=votes.device)
     if votes.token_policy not in (None, model.spec.token_policy):
         if votes.token_policy == "drop":

@@ -108,13 +108,8 @@ class Augmentation(AugmentSettings):
         if self.rotation:
             images = rotate(images, draws, degrees=self.rotation)
         if self.erase_prob:
-            images = erase(
-                images,
-                draws,
-                prob=self.erase_prob,
-                area=self.erase_area,
-                aspect=self.erase_aspect,
-            )
+            prob, area, aspect = self.erase_prob, self.erase_area, self.erase_aspect
+            images = erase(images, draws, prob=prob, area=area, aspect=aspect)
         return images
 
     def _check(

@@ -1,8 +1,7 @@
 """What every source promises: a cheap list of entries, and one entry decoded on any worker."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,73 +65,3 @@ class SourceDefaults:
     @property
     def remarks(self) -> dict[str, str]:
         return {}
-
-
-def checked_labels(labels: NDArray[Any], *, where: str, num_items: int) -> list[int]:
-    """Labels as plain integers >= 0, one per item."""
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        found = f"{labels.dtype} of shape {labels.shape}"
-        raise CasemateError("data.path", where, f"holds {found}; labels are a row of integers")
-    if len(labels) != num_items:
-        raise CasemateError("data.path", where, f"has {len(labels)} labels for {num_items} images")
-    if num_items and labels.min() < 0:
-        index = int(np.argmax(labels < 0))
-        raise CasemateError(
-            "data.path", where, f"has label {labels[index]} at {index}; labels start at 0"
-        )
-    return [int(label) for label in labels]
-
-
-def check_label_range(labels: list[int], *, where: str, num_classes: int) -> None:
-    """Every label is an index into the classes."""
-    for index, label in enumerate(labels):
-        if label >= num_classes:
-            remedy = f"has label {label} at {index}, but there are {num_classes} classes"
-            raise CasemateError("data.path", where, remedy)
-
-
-def numbered_classes(labels: list[int]) -> tuple[str, ...]:
-    """0, 1, ... up to the largest label, for files that name no class."""
-    return tuple(str(label) for label in range(max(labels, default=0) + 1))
-
-
-def match_classes(names: tuple[str, ...], *, classes: tuple[str, ...], key: str) -> list[int]:
-    """For each of `names` its position in `classes`: what labels of other images mean here.
-
-    Names are looked up. Plain numbers, which stand for files that name no class, are positions.
-    """
-    known = {name: label for label, name in enumerate(classes)}
-    if not set(names) <= set(known) and set(names) == {str(n) for n in range(len(names))}:
-        known = {str(label): label for label in range(len(classes))}
-    for name in names:
-        if name not in known:
-            there = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-            raise CasemateError(key, f"class {name}", f"is none of the {len(classes)}: {there}")
-    return [known[name] for name in names]
-
-
-def check_class_names(names: tuple[str, ...], *, key: str, where: object) -> None:
-    """A name stands for one class."""
-    if len(set(names)) < len(names):
-        raise CasemateError(key, where, "names a class twice")
-
-
-def unreachable(path: Path, error: OSError) -> CasemateError:
-    """Not the item's fault, so never skipped: the disk is not there, or not for us."""
-    remedy = f"cannot be read here ({error.strerror}); every worker must see data.path"
-    return CasemateError("data.path", path, remedy)
-
-
-def file_version(path: Path) -> str:
-    """Size and modification time: enough to notice that a file was replaced."""
-    try:
-        stat = path.stat()
-    except OSError as error:
-        raise unreachable(path, error) from error
-    return f"{stat.st_size}-{stat.st_mtime_ns}"
-
-
-def check_unchanged(path: Path, version: str) -> None:
-    """What a worker opens is what the driver listed."""
-    if file_version(path) != version:
-        raise CasemateError("data.path", path, "changed while it was read; start again")

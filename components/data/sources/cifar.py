@@ -15,18 +15,11 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from components.core.errors import CasemateError
-from components.data.sources.base import (
-    Entry,
-    Pixels,
-    SourceDefaults,
-    check_class_names,
-    check_label_range,
-    check_unchanged,
-    checked_labels,
-    file_version,
-)
+from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.labels import check_class_names, check_label_range, checked_labels
 from components.data.sources.names import CIFAR10, CIFAR100
 from components.data.sources.npz import NpzSource, open_npz
+from components.data.sources.versions import check_unchanged, file_version
 
 # What pickled numpy arrays need, under the module names of numpy 1 and 2. `_codecs.encode` is how
 # python 3 writes bytes in protocol 2; it can only turn a string into bytes.

@@ -14,16 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
-from components.data.sources.base import (
-    Entry,
-    Pixels,
-    SourceDefaults,
-    check_label_range,
-    check_unchanged,
-    checked_labels,
-    file_version,
-)
+from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.labels import check_label_range, checked_labels
 from components.data.sources.names import BENCHMARK_CORRUPTIONS, CIFAR10, CIFAR100, CORRUPTIONS
+from components.data.sources.versions import check_unchanged, file_version
 
 SEVERITIES = (1, 2, 3, 4, 5)
 Variant = tuple[str, int]  # (corruption, severity)

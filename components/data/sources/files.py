@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from components.core.errors import CasemateError
-from components.data.sources.base import Entry, Pixels, UndecodableItemError, unreachable
+from components.data.sources.base import Entry, Pixels, UndecodableItemError
+from components.data.sources.versions import unreachable
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _GREY_MODES = {"1", "L", "LA"}

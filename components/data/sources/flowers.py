@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
-from components.data.sources.base import Entry, Pixels, SourceDefaults, file_version
+from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.files import decode_image_file, first_folder
+from components.data.sources.versions import file_version
 
 _SPLIT_KEYS = {"train": "trnid", "val": "valid", "test": "tstid"}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.core.errors import CasemateError
-from components.data.sources.base import Entry, Pixels, SourceDefaults, file_version
+from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.files import (
     check_utf8,
     decode_image_file,
@@ -14,6 +14,7 @@ from components.data.sources.files import (
     sub_folders,
 )
 from components.data.sources.splitting import split_hints, usual_split
+from components.data.sources.versions import file_version
 
 _SPLITS = ("train", "val", "test")
 

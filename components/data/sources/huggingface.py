@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 
 from components.core.errors import CasemateError
-from components.data.sources.base import (
-    Entry,
-    Pixels,
-    SourceDefaults,
-    UndecodableItemError,
-    check_label_range,
-    checked_labels,
-    numbered_classes,
-)
+from components.data.sources.base import Entry, Pixels, SourceDefaults, UndecodableItemError
 from components.data.sources.files import decode_image_bytes, decode_image_file
+from components.data.sources.labels import check_label_range, checked_labels, numbered_classes
 from components.data.sources.splitting import split_hints
 
 

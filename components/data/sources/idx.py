@@ -17,16 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
-from components.data.sources.base import (
-    Entry,
-    Pixels,
-    SourceDefaults,
-    check_label_range,
-    check_unchanged,
-    checked_labels,
-    file_version,
-)
+from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.labels import check_label_range, checked_labels
 from components.data.sources.names import DIGITS, FASHION_MNIST
+from components.data.sources.versions import check_unchanged, file_version
 
 _FILES = {"train": "train", "test": "t10k"}
 _DAMAGED = (OSError, EOFError, zlib.error, struct.error, ValueError)

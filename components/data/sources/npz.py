@@ -18,17 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
-from components.data.sources.base import (
-    Entry,
-    Pixels,
-    SourceDefaults,
+from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.labels import (
     check_class_names,
     check_label_range,
-    check_unchanged,
     checked_labels,
-    file_version,
     numbered_classes,
 )
+from components.data.sources.versions import check_unchanged, file_version
 
 _VAL = ("x_val", "y_val")
 _LAYOUTS: tuple[dict[str | None, tuple[str, str]], ...] = (

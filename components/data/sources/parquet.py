@@ -19,20 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.core.errors import CasemateError
-from components.data.sources.base import (
-    Entry,
-    Pixels,
-    SourceDefaults,
-    UndecodableItemError,
+from components.data.sources.base import Entry, Pixels, SourceDefaults, UndecodableItemError
+from components.data.sources.files import decode_image_bytes
+from components.data.sources.labels import (
     check_class_names,
     check_label_range,
-    check_unchanged,
     checked_labels,
-    file_version,
     numbered_classes,
 )
-from components.data.sources.files import decode_image_bytes
 from components.data.sources.splitting import not_understood, split_hints, usual_split
+from components.data.sources.versions import check_unchanged, file_version
 
 _DAMAGED = (OSError, pa.ArrowException)
 _HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: better to ask than to mix

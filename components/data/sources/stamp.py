@@ -8,9 +8,9 @@ from typing import Any
 
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
-from components.data.sources.base import unreachable
 from components.data.sources.files import looks_like_image
 from components.data.sources.registry import find_source
+from components.data.sources.versions import unreachable
 
 READ_UP_TO = 2**30  # bytes; reading all of a larger folder would take hours
 SMALL_FILE = 2**24  # bytes; labels and maps are below, and are always read

@@ -38,22 +38,23 @@ def noise_of(batch: Batch, stream: str) -> Tensor:
 class GaussianNoise(Objective):
     """Cross-entropy on x + N(0, sigma^2 I); the noise is never clamped, as in certification."""
 
-    settings: GaussianTrainingSettings
+    settings: GaussianTrainingSettings | DenoisedTrainingSettings
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
-        logits = wrapped(self._noisy(batch, "noise"))
+        logits = wrapped(self.shown(batch, "noise"))
         loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         return LossOut(loss, logits.detach())
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        logits: Logits = bare(self._noisy(batch, "noise-val"))
+        logits: Logits = bare(self.shown(batch, "noise-val"))
         return logits
 
-    def _noisy(self, batch: Batch, stream: str) -> Images:
+    def shown(self, batch: Batch, stream: str) -> Images:
+        """The images that the model is shown."""
         return batch.images + self.settings.sigma * noise_of(batch, stream)
 
 
-class DenoisedFineTuning(Objective):
+class DenoisedFineTuning(GaussianNoise):
     """Cross-entropy on denoise(x + N(0, sigma^2 I)); gradients do not enter the denoiser.
 
     One model for each sigma, the one that it will be certified at. Noise, and what the denoiser
@@ -86,17 +87,7 @@ class DenoisedFineTuning(Objective):
             values["denoiser"] = source_digest(settings.denoiser)
         return values
 
-    def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
-        logits = wrapped(self.denoised(batch, "noise"))
-        loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
-        return LossOut(loss, logits.detach())
-
-    def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        logits: Logits = bare(self.denoised(batch, "noise-val"))
-        return logits
-
     @torch.no_grad()
-    def denoised(self, batch: Batch, stream: str) -> Images:
-        sigma = self.settings.sigma
-        noisy = batch.images + sigma * noise_of(batch, stream)
+    def shown(self, batch: Batch, stream: str) -> Images:
+        noisy, sigma = super().shown(batch, stream), self.settings.sigma
         return self.denoise(noisy, sigma, lambda step: noise_of(batch, f"{stream}-denoiser-{step}"))

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow.parquet as pq
 
-from components.certify.certificate import CERTIFICATES_NAME
 from components.certify.challenge import ChallengeTask, Claimed, Target, compare
+from components.certify.claim_rows import CERTIFICATES_NAME
 from components.certify.family import AnyFamily
 from components.certify.registry import family_of
-from components.certify.votes import Votes
+from components.certify.settings import ChallengeSettings, ClaimSettings
+from components.certify.tasks import VoteSettings
+from components.certify.vote_rows import Votes
 from components.core.settings import plain
 from components.core.units import Unit
 from pipelines.recipe.schema.place import ClusterSection
@@ -21,8 +22,11 @@ from pipelines.stages.certify.worker import make_challenger
 
 
 def run(
-    challenge: ChallengeTask[Any, Any, Any], votes: Votes, cluster: ClusterSection, out: StageDir
-) -> dict[str, Any]:
+    challenge: ChallengeTask[VoteSettings, ChallengeSettings, ClaimSettings],
+    votes: Votes,
+    cluster: ClusterSection,
+    out: StageDir,
+) -> dict[str, object]:
     """Attack the first items of the certificate and compare claim and outcome on those items."""
     settings, family = challenge.settings, family_of(votes.header.kind)
     rows = pq.read_table(out.path / CERTIFICATES_NAME).to_pylist()

@@ -10,7 +10,8 @@ import torch
 
 from components.certify.registry import family_of
 from components.certify.tasks import VoteTask
-from components.certify.votes import VOTES_NAME, ItemVotes, Votes, read_votes
+from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
+from components.certify.votes import read_votes
 from components.core.errors import CasemateError
 from components.core.types import Array
 from components.data.prepared import PreparedDataset, Split

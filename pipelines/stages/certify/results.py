@@ -1,15 +1,14 @@
 """What the certify stage writes, tracks and publishes."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from components.certify.certificate import (
-    CERTIFICATE_NAME,
-    CERTIFICATES_NAME,
-    CertificateDocument,
-)
+from components.certify.certificate import CertificateDocument
+from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME
 from components.certify.family import VoteRequest
 from components.certify.registry import family_of
-from components.certify.votes import VOTES_NAME
+from components.certify.settings import CertificateSettings
+from components.certify.vote_rows import VOTES_NAME
 from components.core.files import rename
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import folder_of
@@ -30,7 +29,7 @@ def track(out: StageDir, document: CertificateDocument) -> None:
     )
 
 
-def record_challenge(out: StageDir, result: dict[str, Any]) -> None:
+def record_challenge(out: StageDir, result: Mapping[str, Any]) -> None:
     """Write the outcome of the attack; a broken certified item makes the certificate invalid."""
     out.write_json(CHALLENGE_NAME, result)
     prefix = f"certify/{out.part}/challenge"
@@ -49,7 +48,11 @@ def record_challenge(out: StageDir, result: dict[str, Any]) -> None:
 
 
 def publish(
-    request: VoteRequest[Any], dataset: PreparedDataset, out: StageDir, *, recipe: str
+    request: VoteRequest[CertificateSettings],
+    dataset: PreparedDataset,
+    out: StageDir,
+    *,
+    recipe: str,
 ) -> None:
     """Register the smoothed classifier that was certified, where the family has one."""
     settings = family_of(request.settings.kind).published_settings(request.settings, dataset)

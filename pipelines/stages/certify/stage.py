@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from components.certify.certificate import check_claim, write_certificate
 from components.certify.challenge import ChallengeTask
@@ -10,8 +9,9 @@ from components.certify.family import AnyFamily, VoteRequest
 from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
-from components.certify.tasks import VoteTask
-from components.certify.votes import VOTES_NAME, Votes, check_can_store, read_votes, write_votes
+from components.certify.tasks import VoteSettings, VoteTask
+from components.certify.vote_rows import VOTES_NAME, Votes
+from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
@@ -58,7 +58,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
 
 def _request(
     recipe: Recipe, settings: CertificateSettings, inputs: Mapping[str, Path], out: StageDir
-) -> VoteRequest[Any]:
+) -> VoteRequest[CertificateSettings]:
     """What is asked for, with the places of its inputs."""
     return VoteRequest(
         settings=settings,
@@ -81,7 +81,7 @@ def _check_sizes(settings: CertificateSettings, dataset: PreparedDataset, *, key
 
 def _header(
     family: AnyFamily,
-    task: VoteTask[Any],
+    task: VoteTask[VoteSettings],
     dataset: PreparedDataset,
     out: StageDir,
     *,
@@ -98,7 +98,7 @@ def _header(
 
 
 def _vote(
-    task: VoteTask[Any],
+    task: VoteTask[VoteSettings],
     settings: CertificateSettings,
     header: VotesHeader,
     out: StageDir,

@@ -26,8 +26,9 @@ from components.data.shards import (
     write_shard,
 )
 from components.data.sources import open_source
-from components.data.sources.base import Entry, Source, match_classes
+from components.data.sources.base import Entry, Source
 from components.data.sources.fitting import Fitting
+from components.data.sources.labels import match_classes
 from components.data.splits import (
     SPLITS,
     assign_splits,

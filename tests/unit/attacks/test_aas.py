@@ -22,7 +22,7 @@ from components.core.errors import CasemateError
 from components.core.settings import SettingError
 from components.models.attention.discover import attention_of
 from components.models.pixels import PixelModel
-from components.models.spec import ModelSpec
+from tests.unit.networks import SMALL_SPEC, scattered
 
 SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
 NETS = {
@@ -46,13 +46,9 @@ SURROGATES = ("network", "gradient")
 
 def make_net(name: str = "vit") -> nn.Module:
     """An untrained network with weights so large that scales matter, and classes that compete."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = NETS[name]()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.8)
-            net.eval().get_classifier().bias -= net(make_images(100)).mean(dim=0)
+    net = scattered(NETS[name], by=0.8)
+    with torch.no_grad():
+        net.get_classifier().bias -= net(make_images(100)).mean(dim=0)
     return net
 
 
@@ -287,17 +283,8 @@ def test_a_failing_attack_leaves_no_hook(surrogate):
 
 
 def test_a_pixel_model_is_attacked_through_its_network():
-    spec = ModelSpec(
-        "tiny_vit",
-        num_classes=5,
-        channels=3,
-        image_size=16,
-        mean=(0.4, 0.5, 0.6),
-        std=(0.2, 0.3, 0.25),
-        options={"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2},
-    )
     torch.manual_seed(0)
-    model = PixelModel(spec).eval()
+    model = PixelModel(SMALL_SPEC).eval()
     items = make_items(model)
     attack = ScaledAttack(
         net=model.net, inner=PGD, scales=(global_scales(model.net, 0.1),), surrogate="network"

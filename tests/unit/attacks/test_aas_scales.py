@@ -29,6 +29,7 @@ from components.core.settings import SettingError
 from components.models.attention.discover import attention_of
 from components.models.attention.features import block_outputs
 from components.models.attention.scaling import scaled_attention
+from tests.unit.networks import scattered
 
 TINY = 1e-30  # as zero, which settings refuse: lost in the sum with any factor
 SHAPE = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -46,13 +47,7 @@ NETS = {
 
 
 def make_net(name: str = "vit") -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = NETS[name]()
-        with torch.no_grad():
-            for parameter in net.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return net.eval()
+    return scattered(NETS[name], by=0.2)
 
 
 def make_items(num_items: int = 6, *, run_seed: int = 0) -> Items:

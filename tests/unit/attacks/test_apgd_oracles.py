@@ -9,16 +9,13 @@ their own are compared over five restarts, and single runs from the same start.
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torchattacks
 from pyautoattack.autopgd_base import APGDAttack, APGDAttack_targeted
-from sklearn.datasets import load_digits
 from torch import nn
 
 from components.attacks.apgd import Apgd, ApgdTargeted
-from components.attacks.gradient import fgsm
 from components.attacks.gradients import attack_mode
-from components.attacks.interface import Items
+from tests.unit.attacks.problems import trained_digits
 
 NUM_ITEMS = 100
 BUDGETS = [("linf", 0.15), ("l2", 0.8)]
@@ -28,29 +25,14 @@ THEIR_NORM = {"linf": "Linf", "l2": "L2"}
 @pytest.fixture(scope="module")
 def trained():
     """A small network on digits, trained against FGSM: about half of its items break."""
-    data, generator = load_digits(), torch.Generator().manual_seed(0)
-    order = torch.randperm(len(data.target), generator=generator)
-    x = torch.tensor(data.images / 16, dtype=torch.float32)[order, None]
-    y = torch.tensor(data.target, dtype=torch.int64)[order]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layers = [nn.Flatten(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)]
-        model = nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    for _ in range(12):
-        for rows in (NUM_ITEMS + torch.randperm(len(x) - NUM_ITEMS, generator=generator)).split(
-            100
-        ):
-            starts = 2 * torch.rand(x[rows].shape, generator=generator) - 1
-            with attack_mode(model):
-                x_adv = fgsm(
-                    model, x[rows], y[rows], eps=0.1, step_size=0.15, num_steps=1, starts=starts
-                )
-            optimizer.zero_grad()
-            F.cross_entropy(model(x_adv), y[rows]).backward()
-            optimizer.step()
-    ids = tuple(f"digit-{i}" for i in range(NUM_ITEMS))
-    items = Items(x[:NUM_ITEMS], y[:NUM_ITEMS], ids, run_seed=0)
+    model, items = trained_digits(
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10)),
+        num_items=NUM_ITEMS,
+        num_epochs=12,
+        rate=5e-3,
+        eps=0.1,
+        step_size=0.15,
+    )
     with attack_mode(model):
         yield model, items
 

@@ -6,15 +6,13 @@ path is watched; random starts differ, so those attacks are compared over severa
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torchattacks
-from sklearn.datasets import load_digits
 from torch import nn
 
-from components.attacks.gradient import Fgsm, GamaPgd, Mim, Pgd, fgsm
+from components.attacks.gradient import Fgsm, GamaPgd, Mim, Pgd
 from components.attacks.gradients import attack_mode
-from components.attacks.interface import Items
 from components.attacks.starts import random_point
+from tests.unit.attacks.problems import trained_digits
 
 NUM_ITEMS = 200
 EPS, STEP = 0.2, 0.05
@@ -32,27 +30,9 @@ def make_network():
 @pytest.fixture(scope="module")
 def trained():
     """Digits of 8 x 8 pixels, four epochs of FGSM training at a smaller budget; about a second."""
-    data, generator = load_digits(), torch.Generator().manual_seed(0)
-    order = torch.randperm(len(data.target), generator=generator)
-    x = torch.tensor(data.images / 16, dtype=torch.float32)[order, None]
-    y = torch.tensor(data.target, dtype=torch.int64)[order]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = make_network()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(4):
-        for rows in (NUM_ITEMS + torch.randperm(len(x) - NUM_ITEMS, generator=generator)).split(
-            100
-        ):
-            starts = 2 * torch.rand(x[rows].shape, generator=generator) - 1
-            budget = {"eps": 0.15, "step_size": 0.225, "num_steps": 1}
-            with attack_mode(model):
-                x_adv = fgsm(model, x[rows], y[rows], **budget, starts=starts)
-            optimizer.zero_grad()
-            F.cross_entropy(model(x_adv), y[rows]).backward()
-            optimizer.step()
-    ids = tuple(f"digit-{i}" for i in range(NUM_ITEMS))
-    return model, Items(x[:NUM_ITEMS], y[:NUM_ITEMS], ids, run_seed=0)
+    return trained_digits(
+        make_network, num_items=NUM_ITEMS, num_epochs=4, rate=3e-3, eps=0.15, step_size=0.225
+    )
 
 
 def stands(attack, trained):

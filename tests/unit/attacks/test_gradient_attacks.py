@@ -15,6 +15,7 @@ from components.attacks.losses import cross_entropy, kl_divergence, margin
 from components.attacks.starts import random_starts
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
+from tests.unit.attacks.problems import random_problem
 
 SHAPE = (1, 3, 3)
 FAMILY = [
@@ -42,13 +43,10 @@ def row_wise(weight):
     return logits_of
 
 
-def problem(seed, *, num_items=6, num_classes=4, low=0.0, high=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(num_classes, *SHAPE, generator=generator)
-    x = low + (high - low) * torch.rand(num_items, *SHAPE, generator=generator)
-    logits_of = row_wise(weight - weight.mean(dim=(1, 2, 3), keepdim=True))
-    y = logits_of(x).argmax(dim=1)
-    y[0] = (y[0] + 1) % num_classes  # one row is wrong from the beginning
+def problem(seed, *, num_items=6, num_classes=4, **options):
+    logits_of, x, y = random_problem(
+        seed, row_wise, shape=SHAPE, num_items=num_items, num_classes=num_classes, **options
+    )
     ids = tuple(f"item-{i}" for i in range(num_items))
     return logits_of, Items(x, y, ids, run_seed=seed % 7)
 

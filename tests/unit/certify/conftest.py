@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from components.certify.certificate import write_certificate
-from components.certify.votes import VoteRow, image_digest, write_votes
+from components.certify.vote_rows import VoteRow, image_digest
+from components.certify.votes import write_votes
 from components.core.noise_streams import NOISE_IMPL
 
 NUM_ITEMS = 6

@@ -60,14 +60,8 @@ def test_hours_shrink_with_workers_and_early_stops_but_not_below_the_start():
 
 
 def test_many_denoising_steps_multiply_the_denoiser_only():
-    steps = l2_work(
-        num_items=1,
-        num_select=0,
-        num_estimate=1,
-        classifier_flops=10.0,
-        denoiser_flops=3.0,
-        denoiser_calls=35,
-    )
+    one_draw = {"num_items": 1, "num_select": 0, "num_estimate": 1}
+    steps = l2_work(**one_draw, classifier_flops=10.0, denoiser_flops=3.0, denoiser_calls=35)
     assert steps.flops == 10 + 35 * 3
 
 

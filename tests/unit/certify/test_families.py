@@ -10,7 +10,8 @@ from components.certify.certificate import CertificateDocument, check_claim, wri
 from components.certify.family import CertificateFamily
 from components.certify.header import VotesHeader
 from components.certify.registry import CLAIMS, FAMILIES, family_of
-from components.certify.votes import HEADER_KEY, VoteRow, read_table, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import HEADER_KEY, read_table, read_votes, write_votes
 from components.core.digests import canonical_json
 
 PATCH_ENTRY = {"patch_size": 5, "accuracy": {"value": 0.5}}

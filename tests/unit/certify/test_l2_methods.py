@@ -15,7 +15,8 @@ from components.certify.l2.evidence import declare, plan_of
 from components.certify.l2.predict import predict_counts
 from components.certify.l2.sequential import certify_prefix, choose_class
 from components.certify.verify import recertify, verify
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl
 

@@ -15,7 +15,8 @@ from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_
 from components.certify.patch.evidence import ablations_of
 from components.certify.patch.rules import certify
 from components.certify.verify import recertify, verify
-from components.certify.votes import VoteRow, read_votes, stream_sizes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, stream_sizes, write_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.data.ablation import KINDS

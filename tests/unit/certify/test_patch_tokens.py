@@ -1,36 +1,20 @@
 """What patch votes rest on, for rows and blocks too: dropped tokens, and blindness to the rest."""
 
+from dataclasses import replace
+
 import pytest
 import timm
 import torch
 
 from components.data.ablation import KINDS, Ablations
 from components.models.pixels import PixelModel
-from components.models.spec import ModelSpec
 from components.models.tokens import visible_tokens
-
-SMALL = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+from tests.unit.networks import SMALL_SPEC, scattered
 
 
 def make_model(policy):
     """Untrained, with weights large enough for logits to disagree."""
-    spec = ModelSpec(
-        "tiny_vit",
-        num_classes=5,
-        channels=3,
-        image_size=16,
-        mean=(0.4, 0.5, 0.6),
-        std=(0.2, 0.3, 0.25),
-        options=SMALL,
-        token_policy=policy,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = PixelModel(spec)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.eval()
+    return scattered(lambda: PixelModel(replace(SMALL_SPEC, token_policy=policy)), by=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -10,21 +10,17 @@ from hypothesis import strategies as st
 from components.certify.l2.predict import check_can_predict, lead_p_value, predict_counts
 from components.core.errors import CasemateError
 
+PUBLISHED = (
+    (60, 40, 0.0568879336), (66, 34, 0.0017899304), (67, 33, 0.0008737198),
+    (10, 0, 0.001953125), (11, 0, 0.0009765625),
+)  # fmt: skip
+
 
 def counts(*values):
     return np.array(values, dtype=np.int64)
 
 
-@pytest.mark.parametrize(
-    ("top", "other", "p_value"),
-    [
-        (60, 40, 0.0568879336),
-        (66, 34, 0.0017899304),
-        (67, 33, 0.0008737198),
-        (10, 0, 0.001953125),
-        (11, 0, 0.0009765625),
-    ],
-)
+@pytest.mark.parametrize(("top", "other", "p_value"), PUBLISHED)
 def test_published_prediction_p_values(top, other, p_value):
     # 1e-10: the values are printed with ten decimals
     assert predict_counts(counts(other, top), alpha=p_value + 1e-10) == 1

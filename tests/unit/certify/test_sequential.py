@@ -142,14 +142,9 @@ def test_thresholds_by_trying_every_count(t, p0, level):
 
 @pytest.mark.parametrize(
     ("k", "t", "bound"),
-    [
-        (64, 64, 0.8680420),
-        (1000, 1000, 0.9909273),
-        (990, 1000, 0.9715263),
-        (90_000, 100_000, 0.8955564),
-        (100_000, 100_000, 0.9999088),
-    ],
-)
+    [(64, 64, 0.8680420), (1000, 1000, 0.9909273), (990, 1000, 0.9715263),
+     (90_000, 100_000, 0.8955564), (100_000, 100_000, 0.9999088)],
+)  # fmt: skip
 def test_published_lower_bounds(k, t, bound):
     assert lower_confidence(k, t, 0.001) == pytest.approx(bound, abs=6e-8)
 

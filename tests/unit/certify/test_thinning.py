@@ -12,7 +12,8 @@ from components.certify.certificate import write_certificate
 from components.certify.header import VotesHeader
 from components.certify.patch.thinning import positions_among, thin_votes
 from components.certify.verify import recertify, verify
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from components.data.ablation import KINDS, Ablations
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from components.certify.header import VotesHeader
-from components.certify.votes import check_can_store, image_digest, read_votes, write_votes
+from components.certify.vote_rows import image_digest
+from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.errors import CasemateError
 
 

@@ -197,16 +197,8 @@ def test_all_sixteen_combinations_differ_and_stay_in_range(channels):
             mixing = Mixing(
                 AugmentSettings(mixup=0.8 * mixup, cutmix=1.0 * cutmix, mix_mode="pair")
             )
-            result, targets = mixing.apply(
-                result,
-                labels,
-                num_classes=5,
-                smoothing=0.1,
-                run_seed=3,
-                epoch=1,
-                step=0,
-                item_ids=ids,
-            )
+            place = {"run_seed": 3, "epoch": 1, "step": 0, "item_ids": ids}
+            result, targets = mixing.apply(result, labels, num_classes=5, smoothing=0.1, **place)
             assert torch.allclose(targets.sum(dim=1), torch.ones(24))
         assert result.shape == (24, channels, SIDE, SIDE)
         assert result.dtype == torch.float32

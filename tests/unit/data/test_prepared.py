@@ -272,22 +272,31 @@ def only_shard(job: ShardJob):
     return write_shard(job, plan)
 
 
-def test_odd_size_is_named_with_its_remedy(mixed_root, tmp_path):
-    Image.new("RGB", (6, 7)).save(mixed_root / "b" / "1.png")
+@pytest.mark.parametrize(
+    ("odd", "message", "key", "remedy"),
+    [
+        (
+            Image.new("RGB", (6, 7)),
+            r"folder-b/1\.png is 7x6x3 while folder-a/0\.png",
+            "data.image_size",
+            {"image_size": 8},
+        ),
+        (
+            Image.new("L", (6, 6)),
+            r"folder-b/1\.png is 6x6x1",
+            "data.channels",
+            {"channels": 1},
+        ),
+    ],
+    ids=["size", "channels"],
+)
+def test_an_odd_image_is_named_with_its_remedy(mixed_root, tmp_path, odd, message, key, remedy):
+    odd.save(mixed_root / "b" / "1.png")
     source = open_source("folder", path=str(mixed_root))
-    with pytest.raises(CasemateError, match=r"folder-b/1\.png is 7x6x3 while folder-a/0\.png") as e:
+    with pytest.raises(CasemateError, match=message) as e:
         only_shard(new_job(tmp_path, source))
-    assert e.value.key == "data.image_size"
-    assert len(only_shard(new_job(tmp_path, source, image_size=8)).item_digests) == 6
-
-
-def test_mixed_channels_are_named_with_their_remedy(mixed_root, tmp_path):
-    Image.new("L", (6, 6)).save(mixed_root / "b" / "1.png")
-    source = open_source("folder", path=str(mixed_root))
-    with pytest.raises(CasemateError, match=r"folder-b/1\.png is 6x6x1") as e:
-        only_shard(new_job(tmp_path, source))
-    assert e.value.key == "data.channels"
-    assert len(only_shard(new_job(tmp_path, source, channels=1)).item_digests) == 6
+    assert e.value.key == key
+    assert len(only_shard(new_job(tmp_path, source, **remedy)).item_digests) == 6
 
 
 def test_undecodable_items_fail_or_are_named(mixed_root, tmp_path):

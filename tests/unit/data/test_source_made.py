@@ -77,17 +77,17 @@ def test_its_splits_are_its_own():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "value", "remedy"),
     [
-        ({"classes": 1}, "data.options.classes: 1 must be at least 2"),
-        ({"train": 9}, "data.options.train: 9 must be at least 10"),
-        ({"val": 0}, "data.options.val: 0 must be at least 1"),
-        ({"channels": 2}, "data.options.channels: 2 is neither 1 nor 3"),
-        ({"image_size": 0}, "data.options.image_size: 0 must be at least 1"),
-        ({"seed": -1}, "data.options.seed: -1 must be at least 0"),
+        ("classes", 1, "must be at least 2"),
+        ("train", 9, "must be at least 10"),
+        ("val", 0, "must be at least 1"),
+        ("channels", 2, "is neither 1 nor 3"),
+        ("image_size", 0, "must be at least 1"),
+        ("seed", -1, "must be at least 0"),
     ],
 )
-def test_what_cannot_be_made_is_named(options, message):
+def test_what_cannot_be_made_is_named(name, value, remedy):
     with pytest.raises(CasemateError) as caught:
-        made(**options)
-    assert str(caught.value) == message
+        made(**{name: value})
+    assert str(caught.value) == f"data.options.{name}: {value} {remedy}"

@@ -7,6 +7,7 @@ import argparse
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -512,13 +513,15 @@ def trades_names(state: State) -> State:
     return renamed
 
 
+def active_in(state: State, name: str, x: Tensor) -> Tensor:
+    """Batch norm with the stored statistics, then ReLU."""
+    parts = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
+    return F.relu(F.batch_norm(x, *parts))
+
+
 def wide_resnet_by_hand(state: State, x: Tensor) -> Tensor:
     """Zagoruyko & Komodakis 2016 from a TRADES state dict: norm, ReLU, convolution, twice."""
-
-    def active(name: str, x: Tensor) -> Tensor:
-        parts = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
-        return F.relu(F.batch_norm(x, *parts))
-
+    active = partial(active_in, state)
     x = F.conv2d(x, state["conv1.weight"], padding=1)
     for group, num_blocks in enumerate(WIDE["layers"], start=1):
         for index in range(num_blocks):
@@ -562,11 +565,7 @@ def preact_names(state: State) -> State:
 
 def preact_by_hand(state: State, x: Tensor) -> Tensor:
     """The kind whose shortcut starts behind a block's first norm and ReLU."""
-
-    def active(name: str, x: Tensor) -> Tensor:
-        parts = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
-        return F.relu(F.batch_norm(x, *parts))
-
+    active = partial(active_in, state)
     x = F.conv2d(x, state["conv1.weight"], padding=1)
     for group, num_blocks in enumerate(PREACT["layers"], start=1):
         for index in range(num_blocks):

@@ -12,6 +12,7 @@ from components.data.ablation import column_mask
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.models.tokens import kept_indices, visible_tokens
+from tests.unit.networks import scattered
 
 
 def axis_masks(side, band):
@@ -91,13 +92,7 @@ def cifar_model(network, policy):
         token_policy=policy,
         options={**small, **options},
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = PixelModel(spec)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    return model.eval()
+    return scattered(lambda: PixelModel(spec), by=0.2)
 
 
 @settings(max_examples=60, deadline=None)

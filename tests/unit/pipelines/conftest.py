@@ -22,6 +22,8 @@ from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.shards import _Counted, _kept, _missing
 from pipelines.stages.attack import stage as attack
+from pipelines.stages.certify import challenge
+from pipelines.stages.certify import stage as certify
 
 EPS = 0.1
 NUM_ITEMS = 40
@@ -48,19 +50,29 @@ def prepared(tmp_path_factory) -> Path:
     return folder
 
 
-def train(prepared: Path, *, seed: int, eps: float) -> PixelModel:
-    """A few epochs of (FGSM) training: half of the items stand a PGD of `EPS`."""
+def train(
+    prepared: Path,
+    *,
+    seed: int = 0,
+    num_epochs: int,
+    eps: float = 0.0,
+    sigma: float = 0.0,
+    **spec: Any,
+) -> PixelModel:
+    """A few epochs of training, against FGSM or under noise."""
     torch.manual_seed(seed)
-    spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS)
-    model, split = PixelModel(spec), PreparedDataset.open(prepared).load("train")
+    model = PixelModel(ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS, **spec))
+    split = PreparedDataset.open(prepared).load("train")
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for _ in range(10):
+    for _ in range(num_epochs):
         for rows in torch.randperm(len(split)).split(50):
             x, y = split.pixels(rows), split.labels[rows]
             if eps:
                 x = (x + eps * (2 * torch.rand_like(x) - 1)).clamp(0, 1).requires_grad_()
                 (slope,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
                 x = (x + eps * slope.sign()).clamp(0, 1).detach()
+            if sigma:
+                x = x + sigma * torch.randn_like(x)
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
@@ -70,10 +82,11 @@ def train(prepared: Path, *, seed: int, eps: float) -> PixelModel:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory, prepared) -> dict[str, Path]:
-    """Folders as training leaves them: `model/` inside."""
+    """Folders as training leaves them: `model/` inside; half of the items stand a PGD of `EPS`."""
     root = tmp_path_factory.mktemp("models")
     for name, seed, eps in (("main", 0, EPS / 2), ("plain", 1, 0.0)):
-        save_model(root / name / "model", train(prepared, seed=seed, eps=eps), recipe_digest="")
+        model = train(prepared, seed=seed, num_epochs=10, eps=eps)
+        save_model(root / name / "model", model, recipe_digest="")
     return {name: root / name for name in ("main", "plain")}
 
 
@@ -144,3 +157,27 @@ def run_attack(prepared, models, tmp_path_factory):
         return folder
 
     return run
+
+
+def certify_in_process(
+    section: dict[str, Any],
+    inputs: dict[str, Path],
+    place: Path,
+    *,
+    part: str = "p",
+    executor: InProcess | None = None,
+) -> StageDir:
+    """The stage without Ray, for a recipe with one section of certificates called `p`."""
+    recipe = parse(
+        {"name": "x", "seed": 5, "data": {"source": "digits"}, "train": {},
+         "certify": {"p": section}},
+        source="x",
+    )  # fmt: skip
+    out = StageDir(place, f"certify.{part}", "f" * 64, FakeRun(), inputs)
+    work = executor or InProcess()
+    with (
+        mock.patch.object(certify, "run_units", work),
+        mock.patch.object(challenge, "run_units", work),
+    ):
+        certify.run(recipe, inputs, out)
+    return out

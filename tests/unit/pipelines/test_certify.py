@@ -10,27 +10,22 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.nn.functional as F
 
 from components.attacks import patch as patch_attack
 from components.certify.patch import certificate as patch_certificate
 from components.certify.patch import voters as voting
 from components.certify.patch.double_masking import infer
 from components.certify.verify import recertify, verify
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
-from components.models.pixels import PixelModel
-from components.models.spec import ModelSpec
 from components.models.voting import AblationPredictor, VotingBackend
-from pipelines.recipe.load import parse
-from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.certify import challenge
-from pipelines.stages.certify import stage as certify
 from pipelines.stages.certify.resample import resample
-from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
+from tests.unit.pipelines.conftest import InProcess, certify_in_process, train
 
 SIDE, NUM_ITEMS = 8, 10
 CHALLENGE = {"patch_size": 1, "num_items": 4, "num_steps": 1, "num_positions": 2}
@@ -47,20 +42,10 @@ UNSEEN = 65535
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, prepared):
     """Trained on whole digits and told it was on columns: bands of half the image often agree."""
-    torch.manual_seed(0)
     trained = {"kind": "columns", "band": 3}
-    spec = ModelSpec("tiny_vit", 10, 1, SIDE, (0.5,), (0.5,), options=OPTIONS,
-                     token_policy="drop", trained_for=trained)  # fmt: skip
-    model, split = PixelModel(spec), PreparedDataset.open(prepared).load("train")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for _ in range(3):
-        for rows in torch.randperm(len(split)).split(50):
-            loss = F.cross_entropy(model(split.pixels(rows)), split.labels[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    model = train(prepared, num_epochs=3, token_policy="drop", trained_for=trained)
     folder = tmp_path_factory.mktemp("voter")
-    save_model(folder / "model", model.eval(), recipe_digest="")
+    save_model(folder / "model", model, recipe_digest="")
     return folder
 
 
@@ -68,21 +53,9 @@ def model(tmp_path_factory, prepared):
 def run(prepared, model, tmp_path_factory):
     def certified(section, *, executor=None, part="p", inputs=None):
         values = {"patch_sizes": [1], "num_items": NUM_ITEMS, "micro_batch": 4, **section}
-        recipe = parse(
-            {"name": "x", "seed": 5, "data": {"source": "digits"}, "train": {},
-             "certify": {"p": values}},
-            source="x",
-        )  # fmt: skip
         inputs = {"prepare": prepared, "train.main": model, **(inputs or {})}
         place = tmp_path_factory.mktemp("certify")
-        out = StageDir(place, f"certify.{part}", "f" * 64, FakeRun(), inputs)
-        work = executor or InProcess()
-        with (
-            mock.patch.object(certify, "run_units", work),
-            mock.patch.object(challenge, "run_units", work),
-        ):
-            certify.run(recipe, inputs, out)
-        return out
+        return certify_in_process(values, inputs, place, part=part, executor=executor)
 
     return certified
 

@@ -10,7 +10,8 @@ import torch
 
 from components.certify.tasks import VoteTask
 from components.certify.verify import verify
-from components.certify.votes import HEADER_KEY, VOTES_NAME, read_votes, write_table
+from components.certify.vote_rows import VOTES_NAME
+from components.certify.votes import HEADER_KEY, read_votes, write_table
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.seeding import standard_normal

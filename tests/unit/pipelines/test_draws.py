@@ -6,8 +6,6 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
-import torch.nn.functional as F
 
 from components.certify.certificate import write_certificate
 from components.certify.header import VotesHeader
@@ -18,21 +16,17 @@ from components.certify.l2.noise import predict_block
 from components.certify.l2.sequential import anytime_interval, certify_prefix, choose_class
 from components.certify.l2.voters import block_stop
 from components.certify.verify import verify
-from components.certify.votes import VoteRow, read_votes, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import read_votes, write_votes
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl, noise_stream
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
-from components.models.pixels import PixelModel
-from components.models.spec import ModelSpec
 from pipelines.recipe.load import parse
-from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
-from pipelines.stages.certify import challenge
-from pipelines.stages.certify import stage as certify
 from pipelines.stages.certify.resample import resample
-from tests.unit.pipelines.conftest import OPTIONS, FakeRun, InProcess
+from tests.unit.pipelines.conftest import InProcess, certify_in_process, train
 
 SIGMA, NUM_ITEMS, SEED = 0.3, 6, 5
 SECTION = {
@@ -46,40 +40,17 @@ FILES = ("votes.parquet", "certificates.parquet", "certificate.json")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, prepared):
     """Trained under the noise: some items are certified, some given up, some close."""
-    torch.manual_seed(0)
-    spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS)
-    net, split = PixelModel(spec), PreparedDataset.open(prepared).load("train")
-    optimizer = torch.optim.AdamW(net.parameters(), lr=4e-3)
-    for _ in range(7):
-        for rows in torch.randperm(len(split)).split(50):
-            x = split.pixels(rows)
-            loss = F.cross_entropy(net(x + SIGMA * torch.randn_like(x)), split.labels[rows])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
     folder = tmp_path_factory.mktemp("noisy")
-    save_model(folder / "model", net.eval(), recipe_digest="")
+    save_model(folder / "model", train(prepared, num_epochs=7, sigma=SIGMA), recipe_digest="")
     return folder
 
 
 @pytest.fixture(scope="module")
 def run(prepared, model, tmp_path_factory):
     def certified(section, *, executor=None, place=None):
-        recipe = parse(
-            {"name": "x", "seed": SEED, "data": {"source": "digits"}, "train": {},
-             "certify": {"p": section}},
-            source="x",
-        )  # fmt: skip
         inputs = {"prepare": prepared, "train.main": model}
         place = place or tmp_path_factory.mktemp("certify")
-        out = StageDir(place, "certify.p", "f" * 64, FakeRun(), inputs)
-        work = executor or InProcess()
-        with (
-            mock.patch.object(certify, "run_units", work),
-            mock.patch.object(challenge, "run_units", work),
-        ):
-            certify.run(recipe, inputs, out)
-        return out
+        return certify_in_process(section, inputs, place, executor=executor)
 
     return certified
 

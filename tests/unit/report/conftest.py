@@ -16,7 +16,8 @@ import torch
 from PIL import Image
 
 from components.certify.certificate import write_certificate
-from components.certify.votes import VoteRow, image_digest, write_votes
+from components.certify.vote_rows import VoteRow, image_digest
+from components.certify.votes import write_votes
 from components.core.threats import UNIT
 from components.data.shards import FORMAT, SHARD_SCHEMA
 from components.evaluate.accuracy import accuracy
@@ -203,51 +204,52 @@ def _header(kind: str, model: str, settings: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def write_columns(folder: Path) -> Path:
-    """Votes of item i: the label wins all bands but i // 3 of them."""
-    folder.mkdir(parents=True)
-    rows = []
-    for i, image in enumerate(made_images(NUM_ITEMS)):
-        label = i % len(CLASSES)
-        votes = np.full(WIDTH, label, dtype=np.uint16)
-        votes[: i // 3] = (label + 1) % len(CLASSES)
-        digest = image_digest(torch.from_numpy(image)[None])
-        rows.append(VoteRow(f"made-{i:03d}", label, digest, "columns", 0, WIDTH, votes))
-    header = _header("columns", "main", {"band": 3, "stride": 1})
-    votes_file = write_votes(folder / "votes.parquet", rows, header)
-    write_certificate(folder, votes_file, {"patch_sizes": [1, 2, 3, 4], "rule": "count"})
+def _row(i: int, stream: str, num_votes: int, *, num_wrong: int = 0) -> VoteRow:
+    """Votes of item i for its label, the first ones for the next class."""
+    label = i % len(CLASSES)
+    votes = np.full(num_votes, label, dtype=np.uint16)
+    votes[:num_wrong] = (label + 1) % len(CLASSES)
+    digest = image_digest(torch.from_numpy(made_images(NUM_ITEMS)[i])[None])
+    return VoteRow(f"made-{i:03d}", label, digest, stream, 0, num_votes, votes)
+
+
+def _challenged(
+    folder: Path, attack: str, threat: dict[str, object], *, certified: int, standing: int
+) -> Path:
+    """The folder with the outcome of an attack on ten items."""
     challenge = {
-        "attack": "adaptive patch attack", "num_items": 10, "broken_certified": 0,
-        "threat": {"kind": "patch", "unit": UNIT, "patch_sizes": [2]},
-        "certified": share(6, 10), "standing": share(9, 10),
+        "attack": attack, "num_items": 10, "broken_certified": 0,
+        "threat": {**threat, "unit": UNIT},
+        "certified": share(certified, 10), "standing": share(standing, 10),
     }  # fmt: skip
     (folder / "challenge.json").write_text(json.dumps(challenge))
     return folder
+
+
+def write_columns(folder: Path) -> Path:
+    """Votes of item i: the label wins all bands but i // 3 of them."""
+    folder.mkdir(parents=True)
+    rows = [_row(i, "columns", WIDTH, num_wrong=i // 3) for i in range(NUM_ITEMS)]
+    header = _header("columns", "main", {"band": 3, "stride": 1})
+    votes_file = write_votes(folder / "votes.parquet", rows, header)
+    write_certificate(folder, votes_file, {"patch_sizes": [1, 2, 3, 4], "rule": "count"})
+    threat = {"kind": "patch", "patch_sizes": [2]}
+    return _challenged(folder, "adaptive patch attack", threat, certified=6, standing=9)
 
 
 def write_gaussian(folder: Path) -> Path:
     folder.mkdir(parents=True)
     n0, n = 20, 300
-    rows = []
-    for i, image in enumerate(made_images(NUM_ITEMS)):
-        label = i % len(CLASSES)
-        digest = image_digest(torch.from_numpy(image)[None])
-        select = np.full(n0, label, dtype=np.uint16)
-        estimate = np.full(n, label, dtype=np.uint16)
-        estimate[: 4 * i] = (label + 1) % len(CLASSES)
-        for stream, values in (("select", select), ("estimate", estimate)):
-            item = f"made-{i:03d}"
-            rows.append(VoteRow(item, label, digest, stream, 0, len(values), values))
+    rows = [
+        row
+        for i in range(NUM_ITEMS)
+        for row in (_row(i, "select", n0), _row(i, "estimate", n, num_wrong=4 * i))
+    ]
     settings = {"sigma": 0.25, "num_select": n0, "num_estimate": n, "run_seed": 7}
     votes_file = write_votes(folder / "votes.parquet", rows, _header("gaussian", "main", settings))
     write_certificate(folder, votes_file, {"failure_prob": 0.001, "radii": [0.1, 0.25, 0.4]})
-    challenge = {
-        "attack": "l2 attack on the smoothed vote", "num_items": 10, "broken_certified": 0,
-        "threat": {"kind": "l2", "unit": UNIT, "sigma": 0.25, "eps": 0.25},
-        "certified": share(5, 10), "standing": share(8, 10),
-    }  # fmt: skip
-    (folder / "challenge.json").write_text(json.dumps(challenge))
-    return folder
+    threat = {"kind": "l2", "sigma": 0.25, "eps": 0.25}
+    return _challenged(folder, "l2 attack on the smoothed vote", threat, certified=5, standing=8)
 
 
 def write_tune(folder: Path) -> Path:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from components.certify.certificate import write_certificate
-from components.certify.votes import VoteRow, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import write_votes
 from components.report import certified, sweeps
 from components.report.results import read_certify
 

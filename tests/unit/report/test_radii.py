@@ -6,7 +6,8 @@ import pytest
 from components.certify.certificate import write_certificate
 from components.certify.l2.cohen_tsv import CohenRow, write_cohen_tsv
 from components.certify.l2.curves import average_certified_radius
-from components.certify.votes import VoteRow, write_votes
+from components.certify.vote_rows import VoteRow
+from components.certify.votes import write_votes
 from components.report import certified, radii
 from components.report.radius_figures import RadiusLine, envelope_line
 from components.report.results import read_certify

@@ -4,10 +4,21 @@ import pytest
 import torch
 
 from components.data.prepared import ImageSplit
+from components.data.settings import AugmentSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.base import Batch
+from components.train.settings import TrainSettings
 
 SIDE = 8
+SETTINGS = TrainSettings(
+    batch_size=8,
+    learning_rate=5e-3,
+    augment=AugmentSettings(crop="pad", pad=1, flip=True),
+    val_items=6,
+    val_eps=0.1,
+    val_steps=2,
+    stop_on_leak=False,
+)
 
 
 def make_split(num_items: int, *, seed: int, prefix: str) -> ImageSplit:
@@ -33,6 +44,24 @@ def train_split() -> ImageSplit:
 @pytest.fixture
 def val_split() -> ImageSplit:
     return make_split(10, seed=1, prefix="val")
+
+
+class Toy:
+    """A prepared dataset of these splits, as far as training asks for one."""
+
+    classes = ("dark", "bright")
+    channels, height, width = 1, SIDE, SIDE
+
+    def __init__(self, train: ImageSplit, val: ImageSplit) -> None:
+        self.splits = {"train": train, "val": val}
+
+    def open_split(self, split: str, *, memory_mb: int) -> ImageSplit:
+        return self.splits[split]
+
+
+@pytest.fixture
+def toy(train_split, val_split) -> Toy:
+    return Toy(train_split, val_split)
 
 
 @pytest.fixture

@@ -40,22 +40,6 @@ def recipe_of(*overrides: str):
     return loads(TEXT, source="toy", overrides=overrides)
 
 
-class Toy:
-    classes = ("dark", "bright")
-    channels, height, width = 1, 8, 8
-
-    def __init__(self, train, val) -> None:
-        self.splits = {"train": train, "val": val}
-
-    def open_split(self, split, *, memory_mb):
-        return self.splits[split]
-
-
-@pytest.fixture
-def toy(train_split, val_split):
-    return Toy(train_split, val_split)
-
-
 @pytest.fixture
 def trained(toy, tmp_path):
     """The folder of the recipe's denoiser after its training, and the session."""

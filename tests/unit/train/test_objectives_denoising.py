@@ -153,7 +153,7 @@ def test_the_classifier_sees_what_the_denoiser_makes_of_the_noise(toy_spec, new_
     assert model.net.head.weight.grad is not None
     noisy, sigma, *_ = noted[0]
     assert sigma == 0.25
-    assert torch.equal(noisy, GAUSSIAN._noisy(batch, "noise"))
+    assert torch.equal(noisy, GAUSSIAN.shown(batch, "noise"))
     torch.testing.assert_close(out.logits, model(denoiser(noisy)).detach())
     objective.validation_logits(model, batch)
     objective.loss(model, model, new_batch(epoch=1))
@@ -165,21 +165,15 @@ def test_the_classifier_sees_what_the_denoiser_makes_of_the_noise(toy_spec, new_
 
 def test_tuning_behind_real_samplers(toy_spec, new_batch):
     size, channels = toy_spec.image_size, toy_spec.channels
-    spec = ModelSpec(
-        architecture="tiny_unet",
-        num_classes=0,
-        channels=channels,
-        image_size=size,
-        mean=(0.5,) * channels,
-        std=(0.5,) * channels,
-        options={"widths": (4, 4), "norm_groups": 2, "head_width": 4},
-    )
+    half = (0.5,) * channels
+    options = {"widths": (4, 4), "norm_groups": 2, "head_width": 4}
+    spec = ModelSpec("tiny_unet", 0, channels, size, half, half, options=options)
     denoiser = denoiser_of(PixelModel(spec).net, Diffusion.named("linear", 1000))
     batch = new_batch()
     for sampler in (OneShot(denoiser), Ancestral(denoiser, num_steps=2)):
         objective = DenoisedFineTuning(DENOISED, denoise=sampler, label_smoothing=0.0)
-        images = objective.denoised(batch, "noise")
+        images = objective.shown(batch, "noise")
         assert not images.requires_grad
         assert np.isfinite(images.numpy()).all()
-        alone = objective.denoised(new_batch(slice(3, 7)), "noise")
+        alone = objective.shown(new_batch(slice(3, 7)), "noise")
         torch.testing.assert_close(alone, images[3:7], atol=1e-5, rtol=0)

@@ -7,24 +7,17 @@ from functools import partial
 import pytest
 import torch
 
-from components.data.settings import AugmentSettings
 from components.train.epoch import EpochPlan
 from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.make import make_objective
 from components.train.objectives.noise import DenoisedFineTuning
 from components.train.session import Session, initial_model
-from components.train.settings import EmaSettings, SgdSettings, SwaSettings, TrainSettings
+from components.train.settings import EmaSettings, SgdSettings, SwaSettings
+from tests.unit.train.conftest import SETTINGS as TOY_SETTINGS
 
-SETTINGS = TrainSettings(
-    epochs=2,
-    batch_size=6,  # 22 items: three steps per epoch
-    learning_rate=5e-3,
-    augment=AugmentSettings(crop="pad", pad=1, flip=True),
-    val_items=4,
-    val_eps=0.1,
-    val_steps=1,
-    stop_on_leak=False,
+SETTINGS = replace(  # 22 items: three steps per epoch
+    TOY_SETTINGS, epochs=2, batch_size=6, val_items=4, val_steps=1
 )
 ATTACK = {"eps": 0.1, "num_steps": 1, "eps_warmup_epochs": 1, "eps_per": "step"}
 AWP, EVERY = (

@@ -8,24 +8,14 @@ from unittest import mock
 import pytest
 import torch
 
-from components.data.settings import AugmentSettings
 from components.train.epoch import EpochPlan
 from components.train.feed import Feeding, Worker
 from components.train.objectives import settings as s
 from components.train.objectives.base import Objective
 from components.train.objectives.make import make_objective
 from components.train.session import Session, initial_model
-from components.train.settings import TrainSettings
+from tests.unit.train.conftest import SETTINGS
 
-SETTINGS = TrainSettings(
-    batch_size=8,
-    learning_rate=5e-3,
-    augment=AugmentSettings(crop="pad", pad=1, flip=True),
-    val_items=6,
-    val_eps=0.1,
-    val_steps=2,
-    stop_on_leak=False,
-)
 new_objective = partial(make_objective, label_smoothing=0.0)
 STANDARD = new_objective(s.StandardSettings())
 
