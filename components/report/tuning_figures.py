@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from components.report.content import Accuracy, Standing
+from components.report.content import Accuracy, ResultKind
 from components.report.figures import (
     COLOURS,
     INK,
@@ -94,7 +94,7 @@ def parallel_coordinates(
     scores: Sequence[Accuracy],
     finished: Sequence[bool],
     score_label: str,
-    colour: Standing,
+    colour: ResultKind,
     name: str,
     alt: str,
 ) -> str:
@@ -141,7 +141,7 @@ def scores_by_value(
     scores: Sequence[Accuracy],
     finished: Sequence[bool],
     score_label: str,
-    colour: Standing,
+    colour: ResultKind,
     name: str,
     alt: str,
 ) -> str:
@@ -179,7 +179,7 @@ def added_steps(
     *,
     scores: Sequence[Accuracy],
     clean: Sequence[Accuracy | None],  # empty: not shown
-    colour: Standing,
+    colour: ResultKind,
     name: str,
     alt: str,
 ) -> str:

@@ -46,7 +46,7 @@ class Corners(BudgetedAttack, CornersSettings):
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
         for number in range(self.num_corners):
-            rows = search.robust
+            rows = search.robust_rows
             signs = items.normal(f"corner-{number}").sign()[rows]
             x_adv = (items.x[rows] + self.eps * signs).clamp(0, 1)
             logits = logits_of(x_adv)
@@ -79,15 +79,14 @@ from components.train.objectives.settings import FocalSettings
 class Focal(Objective):
     """Cross-entropy weighted by (1 - p)^gamma."""
 
-    def __init__(self, settings: FocalSettings, *, smoothing: float) -> None:
-        self.gamma, self.smoothing = settings.gamma, smoothing
+    settings: FocalSettings
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         logits = wrapped(batch.images)
         losses = F.cross_entropy(
-            logits, batch.labels, reduction="none", label_smoothing=self.smoothing
+            logits, batch.labels, reduction="none", label_smoothing=self.label_smoothing
         )
-        weights = (1 - torch.exp(-losses.detach())) ** self.gamma
+        weights = (1 - torch.exp(-losses.detach())) ** self.settings.gamma
         return LossOut((weights * losses).mean(), logits.detach())
 '''
 
