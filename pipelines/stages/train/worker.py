@@ -36,7 +36,7 @@ def has_checkpoint(scratch: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """What a worker is told."""
+    """The input of a worker."""
 
     recipe: dict[str, Any]  # resolved, with absolute paths
     recipe_digest: str  # of the recipe as it was written

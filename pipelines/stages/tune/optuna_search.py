@@ -1,4 +1,4 @@
-"""Optuna behind Ray Tune; imported only by searches that ask for it."""
+"""Optuna behind Ray Tune; imported only by searches of kind optuna."""
 
 from collections.abc import Mapping
 

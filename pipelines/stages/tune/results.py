@@ -84,16 +84,16 @@ class Comparison:
         return {"value": k / n, "low": low, "high": high, "num_items": n}
 
     def difference(self, trial: Trial, other: Trial) -> dict[str, float]:
-        """The metric of a trial minus that of another; item by item where verdicts are kept."""
+        """The metric of a trial minus that of another; paired where results per item are kept."""
         if self.metric == "val_robust_accuracy":
-            return paired_difference(verdicts(trial), verdicts(other))
+            return paired_difference(robust_items(trial), robust_items(other))
         counts = [round((t.figures[self.metric] or 0) * self.num_items) for t in (trial, other)]
         return difference(*counts, n=self.num_items, n_before=self.num_items)
 
 
-def verdicts(trial: Trial) -> NDArray[np.bool_]:
+def robust_items(trial: Trial) -> NDArray[np.bool_]:
     """Per attacked validation item: right under attack."""
-    return np.array([verdict == "1" for verdict in trial.robust])
+    return np.array([mark == "1" for mark in trial.robust])
 
 
 def trials_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> Json:

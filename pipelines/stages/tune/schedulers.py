@@ -1,4 +1,4 @@
-"""What stops or replaces trials, and what a resumed search must know of it.
+"""Schedulers that stop or replace trials, and their state for a resumed search.
 
 Ray saves trials and proposals of a search, but nothing of its scheduler: `state` and `restore` are
 what a snapshot adds.
@@ -88,7 +88,7 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
             perturbation_interval=pbt.interval,
             burn_in_period=burn_in,
             quantile_fraction=pbt.quantile,
-            hyperparam_mutations={"point": {}},  # what changes is said by `_get_new_config`
+            hyperparam_mutations={"point": {}},  # `_get_new_config` makes the changes
             log_config=False,
             synch=True,
         )
