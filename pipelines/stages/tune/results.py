@@ -21,13 +21,13 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial left: figures are those of the epoch whose weights it would keep."""
+    """Results of one trial, of the epoch whose weights it would keep."""
 
     number: int
     values: Values
     epochs: int
     finished: bool  # trained to its end, not stopped by the scheduler
-    stopped: str | None  # why training cannot go on with these values
+    stopped: str | None  # why training cannot continue with these values
     figures: Mapping[str, float | None]
     robust: str  # per attacked validation item, in order: 1 = right under attack
     schedule: tuple[Json, ...]  # since which epoch it had which values
@@ -97,7 +97,7 @@ def robust_items(trial: Trial) -> NDArray[np.bool_]:
 
 
 def trials_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> Json:
-    """`trials.json`: ranked, with intervals; what noise alone could explain is a tie."""
+    """`trials.json`: ranked, with intervals; differences that are not significant are ties."""
     best, section = trials[0], tuned(recipe)
     rows = []
     for trial in trials:

@@ -82,7 +82,7 @@ def unpack(place: Path) -> str | None:
     except (OSError, zipfile.BadZipFile) as error:
         return f"its snapshot cannot be read ({error})"
     try:
-        tune.ExperimentAnalysis(str(place))  # Ray would log a traceback and go on without values
-    except Exception as error:  # other versions of Ray fail in ways of their own
+        tune.ExperimentAnalysis(str(place))  # Ray would log a traceback and continue without values
+    except Exception as error:  # the error depends on the version of Ray
         return f"this version of Ray cannot read its state ({type(error).__name__})"
     return None
