@@ -1,12 +1,12 @@
-"""Ray and MLflow around the components: who works where, and what is kept."""
+"""Recipes, stages and flows on Ray, tracked in MLflow."""
 
 import os
 import sys
 
-# Ray reads RAY_AUTH_MODE on import; whoever imported it earlier without is told so on connecting.
+# Ray reads RAY_AUTH_MODE on import; if it was imported earlier without, connecting is refused.
 RAY_CAME_FIRST = "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ
 
-# Read by Ray at import or by its child processes: they must stand before `import ray`.
+# Read by Ray at import or by its child processes: must be set before `import ray`.
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")

@@ -8,9 +8,8 @@ from torch import nn
 
 from components.attacks.aas import ScaledAttack
 from components.attacks.interface import Attack, Items
-from components.attacks.registry import ATTACKS
 from components.attacks.scales import Scales, ScaleSearch, global_scales
-from components.attacks.settings import AasSettings, AttackSettings, UserAttackSettings
+from components.attacks.settings import ATTACKS, AasSettings, AttackSettings, UserAttackSettings
 from components.attacks.user import user_attack
 from components.core.errors import CasemateError
 from components.core.settings import values_of

@@ -1,6 +1,7 @@
 """Settings of all attacks; defaults are the published ones, with the paper at each implementation.
 
 An attack is called with these settings and a budget: a norm and an eps in pixels on [0, 1].
+To add one, write its settings class here, registered with its implementation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from annotated_types import Gt, Le
 
+from components.core.registry import Registry
 from components.core.settings import (
     Budget,
     ByKind,
@@ -26,6 +28,7 @@ from components.core.user_code import UserEntry
 Norm = Literal["linf", "l2"]
 Surrogate = Literal["network", "gradient"]
 AutoAttackVersion = Literal["standard", "plus", "rand"]
+ATTACKS = Registry("attack")
 
 
 class AttackSettings(Settings):
@@ -102,6 +105,7 @@ class GradientSettings(AttackSettings):
         raise NotImplementedError
 
 
+@ATTACKS.register("components.attacks.gradient:Fgsm")
 @settings
 class FgsmSettings(GradientSettings):
     """One or few large sign steps from a random start."""
@@ -122,6 +126,7 @@ class FgsmSettings(GradientSettings):
         return 1.5 * eps / self.num_steps if self.step_size is None else self.step_size
 
 
+@ATTACKS.register("components.attacks.gradient:Pgd")
 @settings
 class PgdSettings(GradientSettings):
     """Projected gradient ascent that keeps every misclassified point."""
@@ -165,6 +170,7 @@ class PgdSettings(GradientSettings):
             yield Problem("num_restarts", self.num_restarts, "repeats one fixed start")
 
 
+@ATTACKS.register("components.attacks.gradient:Mim")
 @settings
 class MimSettings(GradientSettings):
     """Steps along an accumulated gradient."""
@@ -185,6 +191,7 @@ class MimSettings(GradientSettings):
         return eps / self.num_steps if self.step_size is None else self.step_size
 
 
+@ATTACKS.register("components.attacks.gradient:GamaPgd")
 @settings
 class GamaSettings(GradientSettings):
     """Margin of probabilities, guided away from a reference prediction first."""
@@ -205,6 +212,7 @@ class GamaSettings(GradientSettings):
         return 2 * eps
 
 
+@ATTACKS.register("components.attacks.apgd:Apgd")
 @settings
 class ApgdSettings(AttackSettings):
     """APGD; AutoAttack starts once, what many papers call APGD-CE starts five times."""
@@ -224,6 +232,7 @@ class ApgdSettings(AttackSettings):
         return 3 if self.kind == "apgd-dlr" else 2  # DLR ranks three logits
 
 
+@ATTACKS.register("components.attacks.apgd:ApgdTargeted")
 @settings
 class ApgdTargetedSettings(AttackSettings):
     """APGD towards one wrong class after the other."""
@@ -237,6 +246,7 @@ class ApgdTargetedSettings(AttackSettings):
         return 4  # the targeted DLR ranks four logits
 
 
+@ATTACKS.register("components.attacks.fab:Fab")
 @settings
 class FabSettings(AttackSettings):
     """The nearest misclassified point."""
@@ -252,6 +262,7 @@ class FabSettings(AttackSettings):
     """The share of a successful change that the next step starts from."""
 
 
+@ATTACKS.register("components.attacks.fab:FabTargeted")
 @settings
 class FabTargetedSettings(FabSettings):
     """The nearest point of one wrong class after the other."""
@@ -260,6 +271,7 @@ class FabTargetedSettings(FabSettings):
     num_targets: Count = 9
 
 
+@ATTACKS.register("components.attacks.square:Square")
 @settings
 class SquareSettings(AttackSettings):
     """Random squares, without a gradient."""
@@ -272,6 +284,7 @@ class SquareSettings(AttackSettings):
     """Share of the pixels that the first squares cover."""
 
 
+@ATTACKS.register("components.attacks.spatial:SpatialGrid")
 @settings
 class SpatialSettings(AttackSettings):
     """The worst rotation and shift of a grid; goes with `norm: spatial`."""
@@ -304,6 +317,7 @@ AUTOATTACK: Mapping[AutoAttackVersion, tuple[Member, ...]] = {
 }
 
 
+@ATTACKS.register("components.attacks.autoattack:AutoAttack")
 @settings
 class AutoAttackSettings(AttackSettings):
     """The published ensemble; fewer steps or queries make it weaker."""
@@ -369,6 +383,7 @@ class ScaleAscentSettings(Settings):
     batch_size: Count = 64
 
 
+@ATTACKS.register("components.attacks.aas:ScaledAttack")
 @settings
 class AasSettings(AttackSettings):
     """Adaptive attention scaling around a gradient attack, always replayed on the model itself."""

@@ -1,1 +1,11 @@
-"""What a model provably withstands: ablation sets, noise blocks, bounds, certificates, verify."""
+"""What a model provably withstands: ablation sets, noise blocks, bounds, certificates, verify.
+
+Importing this package registers the families, in the order of reports: patch, then l2.
+"""
+
+from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
+
+from components.certify.l2.settings import GaussianClaimSettings  # isort: skip
+
+CLAIMS = (GaussianClaimSettings, DoubleMaskingClaimSettings, AblationClaimSettings)
+"""Settings of all claims, in the order of the flags of `casemate recertify`."""

@@ -1,31 +1,14 @@
-"""All certificate families by kind."""
+"""Certificate families by kind."""
 
 from functools import cache
 from typing import TYPE_CHECKING
 
-from components.certify.l2.settings import GaussianClaimSettings, GaussianSettings
-from components.certify.patch.settings import (
-    AblationClaimSettings,
-    AblationSettings,
-    DoubleMaskingClaimSettings,
-    DoubleMaskingSettings,
-)
-from components.certify.settings import ClaimSettings
-from components.core.registry import Registry
+from components.certify.settings import FAMILIES
 
 if TYPE_CHECKING:
     from components.certify.family import AnyFamily
 
-FAMILIES = Registry("certificate")
-FAMILIES.add(AblationSettings, "components.certify.patch.family:AblationFamily")
-FAMILIES.add(DoubleMaskingSettings, "components.certify.patch.family:DoubleMaskingFamily")
-FAMILIES.add(GaussianSettings, "components.certify.l2.family:GaussianFamily")
-
-CLAIMS: tuple[type[ClaimSettings], ...] = (
-    GaussianClaimSettings,
-    DoubleMaskingClaimSettings,
-    AblationClaimSettings,
-)
+__all__ = ["FAMILIES", "family_of"]
 
 
 @cache

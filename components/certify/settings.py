@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
+from components.core.registry import Registry
 from components.core.settings import Problem, Settings, changed_fields, plain
 from components.denoising.settings import is_on_disk
 from components.train.objectives.settings import ObjectiveSettings
+
+FAMILIES = Registry("certificate")
 
 # Keys that recipes did not always have: they count for a fingerprint only where they are used, so
 # that certificates made before keep their fingerprints, and so their bytes.

@@ -1,13 +1,14 @@
-"""Names -> things: one registry for each kind of thing, with its settings class and its code."""
+"""Registries: from the name of a kind to its settings class and its implementation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from components.core.settings import hints_of
 
 KIND = "kind"
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,20 @@ class Registry:
         self._entries: dict[str, Entry] = {}
 
     def add(self, settings: type, implementation: str) -> None:
-        """Register a settings class and where it is implemented."""
+        """Register a settings class and its implementation, `module:attribute`."""
         for name in get_args(hints_of(settings)[KIND]):
             if name in self._entries:
                 raise ValueError(f"{self.what} {name} is registered twice")
             self._entries[name] = Entry(name, settings, implementation)
+
+    def register(self, implementation: str) -> Callable[[type[S]], type[S]]:
+        """Decorator of a settings class: `add` it with this implementation."""
+
+        def added(settings: type[S]) -> type[S]:
+            self.add(settings, implementation)
+            return settings
+
+        return added
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]

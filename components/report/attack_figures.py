@@ -1,4 +1,4 @@
-"""Charts about attacks: accuracy against a budget, and the gaps of attention logits."""
+"""Charts of attacks: accuracy by budget or steps, histograms of attention gaps."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def accuracy_curves(
     name: str,
     alt: str,
 ) -> str:
-    """One line per model with its intervals; `marked` is a budget to point out."""
+    """One line per model with its intervals; `marked` is a highlighted budget."""
     with mpl.rc_context(STYLE):
         figure, (axes,) = new_figure(1, height=3.3)
         for points, colour, dash in zip(series, colours, dashed, strict=True):

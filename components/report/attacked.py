@@ -1,10 +1,18 @@
-"""Lists of attacks on the page: what each left, how it depends on the budget, and our doubts."""
+"""Attack results in the report: accuracy by attack, by budget and steps, and sanity checks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from components.report import attack_figures, figures
-from components.report.content import Accuracy, Cell, Chart, Column, LegendEntry, Table, Verdict
+from components.report.content import (
+    Accuracy,
+    AttackVerdict,
+    Cell,
+    Chart,
+    Column,
+    LegendEntry,
+    Table,
+)
 from components.report.results import AttackedModel, AttackResult
 from components.report.wording import long_threat, pixels, settings_text, short_threat
 
@@ -16,24 +24,26 @@ LINES: tuple[tuple[str, Literal["line", "dash"]], ...] = (
 )  # one per model
 
 
-def falls(model: AttackedModel) -> bool:
-    """Accuracy never rises along the list, and the last figure is the union's."""
+def never_rises(model: AttackedModel) -> bool:
+    """Whether accuracy never rises along the list and ends at the robust accuracy."""
     along = [model.clean, *(step.left for step in model.steps)]
     values = [share.value for share in along]
     return values == sorted(values, reverse=True) and values[-1] == model.robust.value
 
 
-def verdicts(attack: AttackResult) -> tuple[Verdict, ...]:
-    """One per model whose attacks were doubted."""
+def verdicts(attack: AttackResult) -> tuple[AttackVerdict, ...]:
+    """One verdict per model whose attacks were checked."""
     return tuple(
-        Verdict(f"{attack.name}, {name}", model.sanity["verdict"], tuple(model.sanity["reasons"]))
+        AttackVerdict(
+            f"{attack.name}, {name}", model.sanity["verdict"], tuple(model.sanity["reasons"])
+        )
         for name, model in attack.models.items()
         if model.sanity
     )
 
 
 def charts(attack: AttackResult) -> Iterator[Chart]:
-    """Bars of all models, curves against eps and steps, gaps of attention per model."""
+    """Bars of all models, curves over eps and steps, attention gaps per model."""
     yield _bars(attack)
     for key in ("eps", "steps"):
         if any(key in model.curves for model in attack.models.values()):
@@ -44,7 +54,7 @@ def charts(attack: AttackResult) -> Iterator[Chart]:
 
 
 def tables(attack: AttackResult) -> Iterator[Table]:
-    """The list attack by attack, findings of the sanity suite, networks with scaled attention."""
+    """Results by attack, findings of the sanity checks, networks with scaled attention."""
     yield _steps_table(attack)
     if any(model.sanity for model in attack.models.values()):
         yield _findings_table(attack)
@@ -53,10 +63,10 @@ def tables(attack: AttackResult) -> Iterator[Table]:
 
 
 def settings(attack: AttackResult) -> str:
-    """The settings that neither the threat nor the charts state already."""
-    told = {"models", "eps", "norm", "attacks", "curves", "sanity"}
+    """The settings that neither the threat nor the charts show."""
+    shown = {"models", "eps", "norm", "attacks", "curves", "sanity"}
     listed = [_entry(entry) for entry in attack.settings["attacks"]]
-    rest = {key: value for key, value in attack.settings.items() if key not in told}
+    rest = {key: value for key, value in attack.settings.items() if key not in shown}
     return f"Attacks: {'; '.join(listed)}. Further settings: {settings_text(rest)}"
 
 
@@ -69,7 +79,7 @@ def _bars(attack: AttackResult) -> Chart:
     models = list(attack.models)
     clean, robust = list(attack.clean.values()), list(attack.robust.values())
     label = f"{attack.title}, {short_threat(attack.threat)}"
-    said = "; ".join(
+    figures_text = "; ".join(
         f"{m} clean {attack.clean[m].percent('measured')}, "
         f"attacked {attack.robust[m].percent('attacked')}"
         for m in models
@@ -83,7 +93,7 @@ def _bars(attack: AttackResult) -> Chart:
             clean=clean,
             attacked=robust,
             name=attack.name,
-            alt=f"Accuracy of each model: {said}.",
+            alt=f"Accuracy of each model: {figures_text}.",
         ),
         (
             LegendEntry("clean", "measured", "bar"),
@@ -92,7 +102,7 @@ def _bars(attack: AttackResult) -> Chart:
         ),
         (
             f"{long_threat(attack.threat)} {max(a.num_items for a in clean):,} items per model.",
-            *_blindness(attack),
+            *_zero_gradients(attack),
         ),
         Table(
             attack.name,
@@ -103,10 +113,10 @@ def _bars(attack: AttackResult) -> Chart:
 
 
 def _curve(attack: AttackResult, key: str) -> Chart:
-    """PGD with a growing budget or more steps; both must only ever lower accuracy."""
+    """Accuracy under PGD by budget or by steps; it must not rise."""
     shown = {name: m.curves[key] for name, m in attack.models.items() if key in m.curves}
     title = "a growing budget" if key == "eps" else "more steps"
-    said = "; ".join(
+    figures_text = "; ".join(
         f"{name}: " + ", ".join(f"{x:g} {share.percent('attacked')}" for x, share in points)
         for name, points in shown.items()
     )
@@ -134,15 +144,15 @@ def _curve(attack: AttackResult, key: str) -> Chart:
             logarithmic=key == "steps",
             marked=attack.threat["eps"] if key == "eps" else None,
             name=name,
-            alt=f"Accuracy by {key}. {said}.",
+            alt=f"Accuracy by {key}. {figures_text}.",
         ),
         (
             *(LegendEntry(m, *sign) for m, sign in zip(shown, signs, strict=True)),
             *([LegendEntry("the budget of the attack list", "muted", "dash")] * (key == "eps")),
         ),
         (
-            f"{fixed}, on {num_items:,} items; bands are 95% intervals. Accuracy that rises here "
-            "would show that the attack fails.",
+            f"{fixed}, on {num_items:,} items; bands are 95% intervals. Rising "
+            "accuracy shows that the attack fails.",
         ),
         Table(
             name,
@@ -153,25 +163,25 @@ def _curve(attack: AttackResult, key: str) -> Chart:
 
 
 def _gaps(name: str, model: str, gaps: Mapping[str, Any]) -> Chart:
-    """How far the largest attention logit leads the second, block by block."""
+    """Gap between the largest and second largest attention logit, by block."""
     blocks = gaps["blocks"]
     widest = max(blocks, key=lambda block: blocks[block]["q99"])
     limits = gaps["limits"]
     keys = ("q50", "q90", "q99", "max", "cancelled", "underflowed")
     rows: list[tuple[Cell, ...]] = [
-        (block, *(page[key] for key in keys)) for block, page in blocks.items()
+        (block, *(found[key] for key in keys)) for block, found in blocks.items()
     ]
-    said = f"99% of the gaps of {widest} are below {blocks[widest]['q99']:.3g}."
+    figures_text = f"99% of the gaps of {widest} are below {blocks[widest]['q99']:.3g}."
     return Chart(
         name,
         f"{model}: lead of the largest attention logit",
         attack_figures.gap_histogram(
             gaps["edges"],
-            counts=[page["counts"] for page in blocks.values()],
+            counts=[found["counts"] for found in blocks.values()],
             highlighted=list(blocks).index(widest),
             limits=(limits["cancels"], limits["underflows"]),
             name=name,
-            alt=f"Histogram of attention gaps of {model}, one line per block. {said}",
+            alt=f"Histogram of attention gaps of {model}, one line per block. {figures_text}",
         ),
         (
             LegendEntry(f"{widest}, the widest block", "attacked", "line"),
@@ -179,8 +189,9 @@ def _gaps(name: str, model: str, gaps: Mapping[str, Any]) -> Chart:
             LegendEntry("float32 softmax loses its gradient", "ink", "dash"),
         ),
         (
-            f"{said} Beyond {limits['cancels']:g} the gradient of the winning logit is rounded to "
-            f"zero, beyond {limits['underflows']:g} every gradient is: an attack is blind there.",
+            f"{figures_text} Beyond {limits['cancels']:g} the gradient of the winning logit is "
+            f"rounded to zero, beyond {limits['underflows']:g} all gradients are: gradient attacks "
+            "fail there.",
         ),
         Table(name, (Column("block"), *(Column(key, "number") for key in keys)), tuple(rows)),
     )
@@ -221,7 +232,7 @@ def _findings_table(attack: AttackResult) -> Table:
 
 
 def _protocol_table(attack: AttackResult) -> Table:
-    """Figures of networks with scaled attention: other classifiers, never robust accuracy."""
+    """Accuracy of networks with scaled attention: other classifiers, so not robust accuracy."""
     columns = (
         *(Column("Model"), Column("Attack"), Column("attention")),
         Column("this model", "attacked", "candidate alone"),
@@ -230,14 +241,14 @@ def _protocol_table(attack: AttackResult) -> Table:
     )
     rows: list[tuple[Cell, ...]] = []
     for model, found in attack.models.items():
-        for name, page in found.protocols.items():
-            for candidate in page["candidates"]:
+        for name, protocol in found.protocols.items():
+            for candidate in protocol["candidates"]:
                 shares = [
                     Accuracy.parse(candidate[key], source=f"{attack.name} {name}")
                     for key in ("original_accuracy", "scaled_accuracy", "scaled_clean_accuracy")
                 ]
                 rows.append((model, name, _scales(candidate["scales"]), *shares))
-            again = Accuracy.parse(page["restarts_accuracy"], source=f"{attack.name} {name}")
+            again = Accuracy.parse(protocol["restarts_accuracy"], source=f"{attack.name} {name}")
             rows.append((model, name, "unscaled, as many restarts", again, None, None))
     title = f"{attack.name}: networks with scaled attention, which are other classifiers"
     return Table(f"{attack.name}.paper_protocol", columns, tuple(rows), title=title)
@@ -251,11 +262,11 @@ def _scales(scales: list[float] | None) -> str:
     return f"times {min(scales):.2g} to {max(scales):.2g}"
 
 
-def _blindness(attack: AttackResult) -> Iterator[str]:
-    """A vanished gradient hides weakness from the attack, so it is said beside the number."""
+def _zero_gradients(attack: AttackResult) -> Iterator[str]:
+    """A warning for each model whose gradients vanish: its robust accuracy may be overstated."""
     for name, model in attack.models.items():
         if model.zero_gradient_rate > 0:
             yield (
                 f"{100 * model.zero_gradient_rate:.1f}% of the gradients of {name} were exactly "
-                "zero: its accuracy here may be too favourable."
+                "zero: its robust accuracy may be overstated."
             )

@@ -1,4 +1,4 @@
-"""Charts of certificates: what is proven, and what an attack on the same items left standing."""
+"""Charts of certificates: certified accuracy, and robust accuracy under the challenge attack."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +14,7 @@ from components.report.wording import side
 
 
 def share(held: NDArray[np.bool_]) -> Accuracy:
-    """Accuracy of one verdict per item."""
+    """Accuracy from one bool per item."""
     return Accuracy.parse(accuracy(held), source="certificates")
 
 
@@ -38,7 +38,7 @@ def headline_cell(result: CertifyResult) -> tuple[str, str, Accuracy]:
 
 
 def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
-    """Certified accuracy against patch side."""
+    """Certified accuracy by patch side."""
     sizes = sorted(int(m) for m in result.document.claim["patch_sizes"])
     certified, standard = [share(result.certified_at(m)) for m in sizes], share(result.correct)
     steps = _points((f"{side(m)} " for m in sizes), certified)
@@ -78,13 +78,13 @@ def _points(budgets: Iterable[str], certified: Sequence[Accuracy]) -> str:
 
 
 def _attacked(result: CertifyResult) -> tuple[float, Accuracy] | None:
-    """The budget of the challenge and what it left standing."""
+    """The budget of the challenge and the accuracy that it left."""
     challenge = result.challenge
-    return (primary_budget(result), challenge.standing) if challenge else None
+    return (primary_budget(result), challenge.robust) if challenge else None
 
 
 def _patch_table(result: CertifyResult, certified: Sequence[Accuracy], *, image_area: int) -> Table:
-    """One row per patch side: what it touches, and what is proven under each rule."""
+    """One row per patch side: votes it can touch, certified accuracy under each rule."""
     entries = sorted(result.document.summary["certified"], key=lambda e: int(e["patch_size"]))
     sizes = [int(entry["patch_size"]) for entry in entries]
     parts: dict[Column, Sequence[Cell]] = {
@@ -98,33 +98,33 @@ def _patch_table(result: CertifyResult, certified: Sequence[Accuracy], *, image_
             parts[Column(title, "number", "votes")] = [entry[key] for entry in entries]
     parts[proven_column("certified", "", result)] = certified
     if second := result.document.claim.get("second_rule"):
-        verdicts = [share(result.certified_at(m, rule=second)) for m in sizes]
-        parts[Column("certified", "proven", f"rule {second}")] = verdicts
+        second_shares = [share(result.certified_at(m, rule=second)) for m in sizes]
+        parts[Column("certified", "proven", f"rule {second}")] = second_shares
     return Table(result.name, tuple(parts), tuple(zip(*parts.values(), strict=True)))
 
 
 def proven_column(title: str, detail: str, result: CertifyResult) -> Column:
-    """A column of certified accuracies; one that is not sound is never set as proven."""
+    """A column of certified accuracies; not labelled as proven unless the rule is sound."""
     if result.sound:
         return Column(title, "proven", detail)
     return Column(f"{title} (not sound)", "measured", detail)
 
 
 def describe_votes(result: CertifyResult) -> str:
-    """What votes on an item, in words."""
+    """The votes on an item, in words."""
     return result.family.vote_words(result.document.evidence)
 
 
 def describe_kind(result: CertifyResult) -> str:
-    """The votes of a sweep in words, with the token policy where it is not that of training."""
+    """The votes of a sweep in words, with the token policy if it differs from training."""
     settings = result.document.evidence.settings
     shown = result.family.short_vote_words(result.document.evidence)
-    bent = "trained_token_policy" in settings
-    return f"{shown}, tokens {settings['token_policy']} against training" if bent else shown
+    differs = "trained_token_policy" in settings
+    return f"{shown}, tokens {settings['token_policy']} against training" if differs else shown
 
 
 def radius_chart(result: CertifyResult, *, model: str) -> Chart:
-    """Certified accuracy against l2 radius."""
+    """Certified accuracy by l2 radius."""
     radii = sorted({float(r) for r in result.document.claim["radii"]})
     certified, standard = [share(result.certified_at(r)) for r in radii], share(result.correct)
     knots, held, low, high = _steps(result)
@@ -165,7 +165,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
 
 
 def certificate_facts(result: CertifyResult, *, model: str, command: str) -> tuple[Fact, ...]:
-    """How to check a certificate, and which model, data and votes it is about."""
+    """The command that checks a certificate, and the digests of its model, data and votes."""
     evidence, name = result.document.evidence, result.name
     return (
         Fact(f"{name}: check with", command, code=True),
@@ -176,7 +176,7 @@ def certificate_facts(result: CertifyResult, *, model: str, command: str) -> tup
 
 
 def recount_agrees(result: CertifyResult) -> bool:
-    """Whether the stored summary says what the per-item claims add up to."""
+    """Whether the stored summary equals a recount of the claims per item."""
     for entry in result.document.summary["certified"]:
         budget = result.family.budget(entry)
         held = result.certified_at(budget)
@@ -211,25 +211,25 @@ def _doubt(result: CertifyResult) -> tuple[str, ...]:
         return ()
     return (
         "sound: false. These figures use the published count of touched ablations, which ignores "
-        "the seam at the image's edge; they reproduce tables and prove nothing.",
+        "the seam at the image's edge; they reproduce published tables and are not a guarantee.",
     )
 
 
 def _vote_sentences(result: CertifyResult) -> tuple[str, ...]:
-    """How good single votes are, or how many were asked."""
-    summary, said = result.document.summary, []
+    """Accuracy of single votes, and how many were evaluated if voting stopped early."""
+    summary, sentences = result.document.summary, []
     if raw := summary.get("ablation_accuracy"):
         single = Accuracy.parse(raw, source=result.name)
-        said.append(
+        sentences.append(
             f"A single vote is right in {single.percent('measured')} of all cases "
             f"(95% interval over items {single.interval()})."
         )
     if asked := summary.get("votes_asked"):
-        said.append(
-            f"Voting stopped as soon as all verdicts were decided: {100 * asked['value']:.1f}% of "
-            f"the votes were asked, {asked['num_votes']:,}."
+        sentences.append(
+            f"Voting stopped as soon as all claims were decided: {100 * asked['value']:.1f}% of "
+            f"the votes were evaluated, {asked['num_votes']:,}."
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _standard_sentence(result: CertifyResult, standard: Accuracy) -> str:
@@ -242,23 +242,23 @@ def _standard_sentence(result: CertifyResult, standard: Accuracy) -> str:
 
 
 def _draws_sentences(result: CertifyResult) -> tuple[str, ...]:
-    """What the radii rest on."""
+    """Number of draws behind the radii, and their failure probability."""
     claim, settings = result.document.claim, result.document.evidence.settings
     fails = f"fails with a probability of at most {claim['failure_prob']:g}"
     if settings.get("method") != "sequential":
         draws = int(max(result.columns["n"]))
-        return (f"Each radius rests on {draws:,} noisy draws of its item and {fails}.",)
+        return (f"Each radius is computed from {draws:,} noisy draws of its item and {fails}.",)
     asked = ", ".join(f"{radius:g}" for radius in settings["declared"]["radii"])
     mean, most = float(np.mean(result.columns["n"])), int(settings["num_estimate"])
-    said = (
+    sentences = (
         f"Each item was drawn until the radii {asked} were decided: {mean:,.0f} draws on average, "
         f"at most {most:,}. Each radius {fails}; between and beyond these radii the curve is a "
-        "lower limit that more draws could raise."
+        "lower bound that more draws could raise."
     )
     if 0 in settings["declared"]["radii"]:
-        return (said,)
+        return (sentences,)
     return (
-        said,
+        sentences,
         "An item whose radii were given up early counts as an abstention here; with radius 0 "
         "among the declared ones its label would have been decided too.",
     )
@@ -267,18 +267,18 @@ def _draws_sentences(result: CertifyResult) -> tuple[str, ...]:
 def _attack_sign(result: CertifyResult) -> tuple[LegendEntry, ...]:
     if not result.challenge:
         return ()
-    count = result.challenge.standing.num_items
-    return (LegendEntry(f"left standing by the attack on {count} items", "attacked", "diamond"),)
+    count = result.challenge.robust.num_items
+    return (LegendEntry(f"correct after the attack on {count} items", "attacked", "diamond"),)
 
 
 def _bracket(result: CertifyResult, budget: str) -> tuple[str, ...]:
-    """Certified <= truly robust <= standing: all three shares are of the challenged items."""
+    """Certified <= true robust accuracy <= accuracy under attack, all on the challenged items."""
     challenge = result.challenge
     if not challenge:
         return ("This certificate was not challenged by an attack in this run.",)
     return (
-        f"Challenge: {challenge.attack} with {budget} on {challenge.standing.num_items} items. "
-        f"{challenge.certified.percent('proven')} of them are proven to hold and "
-        f"{challenge.standing.percent('attacked')} were still right after the attack: "
+        f"Challenge: {challenge.attack} with {budget} on {challenge.robust.num_items} items. "
+        f"{challenge.certified.percent('proven')} of them are certified and "
+        f"{challenge.robust.percent('attacked')} are still correct after the attack: "
         "the true robust accuracy on these items lies between the two.",
     )

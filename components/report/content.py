@@ -1,8 +1,7 @@
-"""What the page is made of: plain frozen values, ready to be set in type.
+"""Content of the report page: plain frozen values, ready to be rendered.
 
-Every number about robustness has a standing, and the page never lets a reader guess which one:
-*measured* (accuracy on the items as they are), *attacked* (what was left after an attack, so an
-upper limit of what holds) and *proven* (a certificate, so a lower limit that no attack undercuts).
+Every accuracy is labelled with its kind: *measured* (on unmodified items), *attacked* (after an
+attack, so an upper bound of robust accuracy) or *proven* (certified, so a lower bound).
 """
 
 import math
@@ -13,9 +12,9 @@ from typing import Any, Literal
 
 from components.core.errors import CasemateError
 
-Standing = Literal["measured", "attacked", "proven"]
+ResultKind = Literal["measured", "attacked", "proven"]
 ColumnKind = Literal["text", "number", "measured", "attacked", "proven"]
-STANDINGS: tuple[Standing, ...] = ("measured", "attacked", "proven")
+RESULT_KINDS: tuple[ResultKind, ...] = ("measured", "attacked", "proven")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,12 @@ class Accuracy:
             result = cls(value, low, high, int(raw["num_items"]))
         except (KeyError, TypeError, ValueError) as error:
             raise CasemateError(
-                source, raw, "is no accuracy {value, low, high, num_items}"
+                source, raw, "is not an accuracy {value, low, high, num_items}"
             ) from error
         if result.num_items < 1 or not 0 <= result.low <= result.value <= result.high <= 1:
-            raise CasemateError(source, raw, "is no accuracy: needs 0 <= low <= value <= high <= 1")
+            raise CasemateError(
+                source, raw, "is not an accuracy: needs 0 <= low <= value <= high <= 1"
+            )
         return result
 
     @property
@@ -46,12 +47,12 @@ class Accuracy:
         """The integer count behind the share."""
         return round(self.value * self.num_items)
 
-    def percent(self, standing: Standing) -> str:
-        """One decimal; a proven share is rounded down, so that the text never promises more.
+    def percent(self, kind: ResultKind) -> str:
+        """One decimal; a proven share is rounded down, so that the text never claims too much.
 
         Division of the counts matters: 0.57 * 1000 is 569.99... in binary, and would print as 56.9.
         """
-        if standing == "proven":
+        if kind == "proven":
             tenths = self.num_correct * 1000 // self.num_items
             return f"{tenths // 10}.{tenths % 10}%"
         return f"{100 * self.value:.1f}%"
@@ -67,7 +68,7 @@ Cell = str | int | float | bool | Accuracy | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table column; the three standings hold accuracies, the other two plain values."""
+    """A table column; the three kinds of results hold accuracies, the other two plain values."""
 
     title: str
     kind: ColumnKind = "text"
@@ -76,12 +77,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows for the page and, under `name`, for a CSV file."""
+    """Rows of a table on the page and of the CSV file `name`."""
 
     name: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    marked: int | None = None  # the row that the page points out
+    marked: int | None = None  # the highlighted row
     mark: str = ""
     title: str = ""  # above the table, where the chapter holds several
 
@@ -97,7 +98,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A sign in a chart and its meaning; set in HTML, where it stays legible on a phone."""
+    """A sign in a chart and its meaning; rendered in HTML, so that it is legible on a phone."""
 
     label: str
     colour: str  # name of a page colour: measured, attacked, proven, muted
@@ -106,7 +107,7 @@ class LegendEntry:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """An inline SVG with everything needed to understand it without seeing it."""
+    """An inline SVG with title, legend, caption and its numbers as a table."""
 
     name: str
     title: str
@@ -123,12 +124,12 @@ class Picture:
     uri: str
     alt: str
     caption: str
-    verdict: Literal["", "right", "wrong"] = ""
+    outcome: Literal["", "right", "wrong"] = ""  # of a prediction
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Pictures of one item, side by side."""
+    """Pictures of one item in a row."""
 
     title: str
     pictures: tuple[Picture, ...]
@@ -145,7 +146,7 @@ class Gallery:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A term and its value; `code` values are set in a fixed-width face."""
+    """A term and its value; `code` values are shown in a fixed-width font."""
 
     term: str
     value: str
@@ -154,15 +155,15 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A statement that the page tested against its own inputs."""
+    """A consistency check of the results and whether it holds."""
 
     holds: bool
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether attacked accuracy can be believed, and if not, why."""
+class AttackVerdict:
+    """Result of the sanity checks of one attack on one model."""
 
     subject: str
     label: Literal["reliable", "suspect"]
@@ -170,8 +171,8 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A chapter of the page; empty parts are not shown."""
+class Chapter:
+    """A chapter of the report; empty parts are not shown."""
 
     anchor: str
     title: str
@@ -184,24 +185,24 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The whole page."""
+    """The whole report."""
 
     title: str
     subtitle: str
     identity: tuple[Fact, ...]
     headline: Table
     checks: tuple[Check, ...]
-    sections: tuple[Section, ...]
+    chapters: tuple[Chapter, ...]
     recipe_text: str
     provenance: tuple[Fact, ...] = field(default=())
-    verdicts: tuple[Verdict, ...] = field(default=())
+    verdicts: tuple[AttackVerdict, ...] = field(default=())
 
     def tables(self) -> tuple[Table, ...]:
-        """Every table of the page, each name once."""
+        """All tables of the report; names must be unique."""
         found = [self.headline]
-        for section in self.sections:
-            found += [chart.table for chart in section.charts if chart.table]
-            found += section.tables
+        for chapter in self.chapters:
+            found += [chart.table for chart in chapter.charts if chart.table]
+            found += chapter.tables
         names = [table.name for table in found]
         if len(set(names)) != len(names):
             raise ValueError(f"two tables share a name: {sorted(names)}")

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: equal data, equal bytes; colours are the page's, so dark mode reaches them.
+"""Charts as deterministic inline SVG; colours are CSS variables of the page, for dark mode.
 
 Colours are drawn as fixed stand-ins and then replaced by CSS variables. Text stays text (small and
 selectable), and is never parsed as mathematics, because labels may be names that a user chose.
@@ -118,7 +118,7 @@ def radius_curve(
 
 
 def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -> str:
-    """Loss, accuracies, a denoiser's error and epsilon by epoch; absent series leave no panel."""
+    """Loss, accuracies, a denoiser's error and epsilon by epoch; empty panels are left out."""
     panels: list[tuple[str, list[tuple[str, str, Any]]]] = [
         ("loss", [("loss", INK, "-")]),
         (

@@ -1,4 +1,4 @@
-"""Pictures of single items: what an attack changed, and what a vote gets to see."""
+"""Pictures of single items: adversarial changes, and the visible part of ablations."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -52,36 +52,36 @@ def ablation_gallery(
     votes: dict[str, list[int]],
     classes: Sequence[str],
 ) -> Gallery:
-    """What single votes of a patch certificate see; `images` are (C, H, W) in [0, 1] by item."""
+    """Inputs of single votes of a patch certificate; `images` are (C, H, W) in [0, 1] by item."""
     visible = _visible(result)
     rows = {item: i for i, item in enumerate(result.columns["item_id"])}
     strips, num_votes = [], len(next(iter(votes.values())))
     for item, image in images.items():
         label = int(result.columns["label"][rows[item]])
         seen = [Picture(png_uri(image.numpy()), f"item {item}", "whole item")]
-        asked = tuple(k for k, vote in enumerate(votes[item]) if vote < len(classes))
-        for index in (asked[i] for i in spread_starts(asked, count=NUM_ABLATIONS)):
+        evaluated = tuple(k for k, vote in enumerate(votes[item]) if vote < len(classes))
+        for index in (evaluated[i] for i in spread_starts(evaluated, count=NUM_ABLATIONS)):
             vote = votes[item][index]
             uri = png_uri(_shown(image, visible[index]))
             alt = f"item {item}, vote {index}: {classes[vote]}"
-            seen.append(Picture(uri, alt, f"vote {classes[vote]}", _verdict(vote, label)))
+            seen.append(Picture(uri, alt, f"vote {classes[vote]}", _outcome(vote, label)))
         strips.append(Strip(_claim(result, rows[item], classes=classes), tuple(seen)))
     caption = (
-        f"Votes: {describe_votes(result)}. The blue-grey part is hidden (the model sees black "
-        f"there). Shown are a few of the {num_votes} votes on each item."
+        f"Votes: {describe_votes(result)}. The blue-grey part is hidden (black in the "
+        f"model's input). A few of the {num_votes} votes on each item are shown."
     )
-    return Gallery("What the votes see", caption, tuple(strips))
+    return Gallery("Inputs of single votes", caption, tuple(strips))
 
 
 def _visible(result: CertifyResult) -> Tensor:
-    """(K, H, W) bool: what each vote sees, in the order of votes."""
+    """(K, H, W) bool: the visible pixels of each vote, in the order of votes."""
     visible = result.family.visible(result.document.evidence)
     assert visible is not None, f"votes of {result.name} see whole images"
     return visible
 
 
 def _shown(image: Tensor, visible: Tensor) -> Array:
-    """A (C, H, W) image whose hidden pixels have a flat tint; the model itself sees black there."""
+    """A (C, H, W) image with a flat tint on hidden pixels, which are black for the model."""
     colour = image if image.shape[0] == 3 else image.expand(3, -1, -1)
     tint = (torch.tensor(HIDDEN_TINT, dtype=torch.float32) / 255).view(3, 1, 1)
     return np.asarray(torch.where(visible, colour, tint).numpy())
@@ -111,7 +111,7 @@ def _attack_strip(examples: Examples, i: int, *, classes: Sequence[str], factor:
         f"label {name}",
         (
             Picture(
-                png_uri(clean), f"clean {name}", f"says {classes[before]}", _verdict(before, label)
+                png_uri(clean), f"clean {name}", f"says {classes[before]}", _outcome(before, label)
             ),
             Picture(
                 png_uri(change), f"perturbation, largest change {largest:.3f}", f"{TIMES} {factor}"
@@ -120,13 +120,13 @@ def _attack_strip(examples: Examples, i: int, *, classes: Sequence[str], factor:
                 png_uri(adversarial),
                 f"{name} after the attack",
                 f"says {classes[after]}",
-                _verdict(after, label),
+                _outcome(after, label),
             ),
         ),
     )
 
 
-def _verdict(prediction: int, label: int) -> Literal["right", "wrong"]:
+def _outcome(prediction: int, label: int) -> Literal["right", "wrong"]:
     return "right" if prediction == label else "wrong"
 
 

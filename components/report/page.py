@@ -1,4 +1,4 @@
-"""Content to one self-contained HTML file: no script, no request; equal content, equal bytes."""
+"""Renders content as one self-contained HTML file: no scripts, no requests, deterministic."""
 
 import base64
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from components.report.content import STANDINGS, Accuracy, Cell, Column, Content, Table
+from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Content, Table
 from components.report.palette import COLOURS
 from components.report.tables import to_csv
 
@@ -14,7 +14,7 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def render(content: Content) -> str:
-    """The page as text; every value is escaped, only our own charts enter as markup."""
+    """The page as HTML; all values are escaped except our own charts."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -23,16 +23,16 @@ def render(content: Content) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"cell": cell_text, "csv_uri": csv_uri, "chart": Markup}
-    environment.tests["standing"] = lambda column: column.kind in STANDINGS
+    environment.tests["accuracy_column"] = lambda column: column.kind in RESULT_KINDS
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     failed = [check for check in content.checks if not check.holds]
     return template.render(page=content, failed=failed, colours=COLOURS)
 
 
 def cell_text(value: Cell, column: Column) -> str:
-    """A table cell in words; the three standings have a rounding of their own."""
+    """The text of a table cell; accuracies are rounded by the kind of their column."""
     if value is None:
-        return "not run" if column.kind in STANDINGS else "-"
+        return "not run" if column.kind in RESULT_KINDS else "-"
     if isinstance(value, Accuracy):
         if column.kind not in ("measured", "attacked", "proven"):
             raise ValueError(
@@ -45,5 +45,5 @@ def cell_text(value: Cell, column: Column) -> str:
 
 
 def csv_uri(table: Table) -> str:
-    """The table as a download that needs no second file."""
+    """The table as a data URI, a download inside the page."""
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(to_csv(table).encode()).decode()

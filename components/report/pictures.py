@@ -1,4 +1,4 @@
-"""Small images as PNG data URIs; at native size, the page enlarges them without smoothing."""
+"""Small images as PNG data URIs at native size; the page enlarges them without smoothing."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""l2 certificates side by side: figures, one curve per sigma, the envelope, tables of others."""
+"""Comparison of l2 certificates: figures, one curve per sigma, envelope, published tables."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ ModelOf = Callable[[CertifyResult], str]
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """Radii that somebody else published, image by image, and what cannot be true of them."""
+    """Published radii of another work, image by image, and the rows that cannot be true."""
 
     name: str
     correct: NDArray[np.bool_]
@@ -70,30 +70,33 @@ def _figures_row(result: CertifyResult, model: str) -> tuple[Cell, ...]:
 
 
 def predicted_rightly(result: CertifyResult) -> Accuracy | None:
-    """Accuracy of PREDICT; None where draws stopped early, which it does not allow."""
+    """Accuracy of PREDICT; None if draws stopped early: PREDICT needs a fixed number of draws."""
     if "predicted" not in result.columns:
         return None
     return share(np.asarray(result.columns["predicted"]) == np.asarray(result.columns["label"]))
 
 
 def bound_chart(result: CertifyResult, *, model: str) -> Chart:
-    """How sure the vote is: the spread of the lower bounds over the items."""
+    """Histogram of the lower bounds of the class probability over the items."""
     spread = bound_distribution(result.columns["p_lower"])
     quantiles = ", ".join(f"{100 * q:g}%: {value:.4f}" for q, value in spread.quantiles.items())
     below = int((np.asarray(result.columns["p_lower"]) <= 0.5).sum())
-    said = f"{below} of {spread.num_items} items have a bound of 1/2 or less and abstain."
+    abstained = f"{below} of {spread.num_items} items have a bound of 1/2 or less and abstain."
     name = f"{result.name}.bounds"
     return Chart(
         name,
-        f"{model}: how sure the vote under noise is",
+        f"{model}: lower bounds of the class probability under noise",
         radius_figures.bound_bars(
-            spread.edges, spread.counts, name=name, alt=f"Lower bounds of {result.name}. {said}"
+            spread.edges,
+            spread.counts,
+            name=name,
+            alt=f"Lower bounds of {result.name}. {abstained}",
         ),
         (
             LegendEntry("items with a lower bound in this range", "proven", "bar"),
-            LegendEntry("1/2: at or below it an item abstains", "muted", "dash"),
+            LegendEntry("1/2: at or below it the prediction abstains", "muted", "dash"),
         ),
-        (said, f"Quantiles over items (lower bound at each share): {quantiles}."),
+        (abstained, f"Quantiles over items (lower bound at each share): {quantiles}."),
         _bound_table(name, spread),
     )
 
@@ -109,7 +112,7 @@ def _bound_table(name: str, spread: BoundDistribution) -> Table:
 def curves_charts(
     results: Sequence[CertifyResult], *, model_of: ModelOf, compared: Sequence[ComparedTable]
 ) -> tuple[Chart, ...]:
-    """Certificates of the same items in one chart, with their envelope, beside others' tables."""
+    """Certificates of the same items in one chart, with their envelope and published tables."""
     groups: dict[tuple[str, ...], list[CertifyResult]] = {}
     for result in results:
         groups.setdefault(tuple(result.columns["item_id"]), []).append(result)
@@ -141,26 +144,26 @@ def _curves(
         alt=f"Certified accuracy by l2 radius of {shown}.",
     )
     signs = [LegendEntry("proven, one line per certificate", "proven", "line")]
-    said = []
+    sentences = []
     if several:
         signs.append(LegendEntry("envelope: the best line at each radius", "ink", "line"))
-        said.append(
-            "The envelope is the convention of the literature and optimistic: it chooses sigma per "
-            "radius on these very items, and no single classifier attains it."
+        sentences.append(
+            "The envelope is the convention of the literature. It is optimistic: sigma is chosen "
+            "per radius on the same items, and no single classifier attains it."
         )
     if compared:
-        signs.append(LegendEntry("read from tables of others", "muted", "dash"))
-        said.append(
-            "Radii of others count as the smallest number that prints like theirs; their items, "
-            "models and budgets are their own, and nothing here checks their votes."
+        signs.append(LegendEntry("from published tables", "muted", "dash"))
+        sentences.append(
+            "Published radii are taken as the smallest number that rounds to the printed one. "
+            "Their items, models and budgets may differ, and their votes are not checked."
         )
-        said += [_doubts(table) for table in compared if table.problems]
+        sentences += [_first_problem(table) for table in compared if table.problems]
     table = _curves_table(name, radii, group, compared, with_envelope=several)
     title = "Certified accuracy by l2 radius, side by side"
-    return Chart(name, title, svg, tuple(signs), tuple(said), table)
+    return Chart(name, title, svg, tuple(signs), tuple(sentences), table)
 
 
-def _doubts(table: ComparedTable) -> str:
+def _first_problem(table: ComparedTable) -> str:
     more = f" and {len(table.problems) - 1} more" if len(table.problems) > 1 else ""
     return f"{table.name}: {table.problems[0]}{more}."
 
@@ -179,7 +182,7 @@ def _curves_table(
     *,
     with_envelope: bool,
 ) -> Table:
-    """Certified accuracy at the declared radii; 0 is a right answer without a distance."""
+    """Certified accuracy at the declared radii; at radius 0 the label alone must be right."""
     curves = [certified_curve(r.correct, _radius(r), sigma=_sigma(r), radii=radii) for r in group]
     parts: dict[Column, Sequence[Cell]] = {Column("radius", "number"): radii.tolist()}
     for result in group:

@@ -1,4 +1,4 @@
-"""Charts of l2 certificates side by side, drawn like those of `figures`."""
+"""Charts that compare l2 certificates, in the style of `figures`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from components.core.types import FloatArray, IntArray
 from components.report.figures import new_figure, percent_axis, to_svg
 from components.report.palette import INK, MUTED, PROVEN, STYLE
 
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # curves are told apart by these
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # one per curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def envelope_line(lines: Sequence[RadiusLine]) -> RadiusLine:
 
 def _draw(axes: object, line: RadiusLine, right: float, **style: object) -> None:
     x = np.concatenate([[0.0], line.radii, [line.radii[-1], right]])
-    y = 100 * np.concatenate([line.share[:1], line.share, [0, 0]])  # beyond nothing is proven
+    y = 100 * np.concatenate([line.share[:1], line.share, [0, 0]])  # nothing is proven beyond
     axes.step(x, y, where="pre", **style)  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""The finished folders of a run, read into plain values; the page is made from these alone."""
+"""Reads the finished folders of a run into plain values, the only input of the report."""
 
 import json
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class TunedTrial:
-    """One trial of a search; one that failed has no score."""
+    """One trial of a search; a failed trial has no score."""
 
     number: int
     name: str | None  # of a step of an additive ablation
@@ -42,7 +42,7 @@ class TunedTrial:
     clean: Accuracy | None
     epochs: int
     status: str
-    tied: bool  # its distance to the best one may be noise
+    tied: bool  # not significantly different from the best trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AddedStep:
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """The trials of a search, best first, and where it was one the steps of an ablation."""
+    """The trials of a search, best first, and the steps of an additive ablation, if it is one."""
 
     metric: str
     scheduler: str
@@ -81,7 +81,7 @@ class Examples:
 
 @dataclass(frozen=True, slots=True)
 class AttackStep:
-    """One attack of a list: whom it was given, and what it and all before it left."""
+    """One attack of a list: the items it was given, and the accuracy after it and all before it."""
 
     name: str
     entry: str  # the line of the recipe, e.g. the ensemble it belongs to
@@ -95,7 +95,7 @@ class AttackStep:
 
 @dataclass(frozen=True, slots=True)
 class AttackedModel:
-    """What a list of attacks did to one model."""
+    """The results of a list of attacks on one model."""
 
     clean: Accuracy
     robust: Accuracy
@@ -119,7 +119,7 @@ class AttackResult:
 
     @property
     def title(self) -> str:
-        """The one attack by its name, several by their number."""
+        """The name of a single attack, or the number of attacks."""
         steps = next(iter(self.models.values())).steps
         entries = list(dict.fromkeys(step.entry for step in steps))
         return entries[0] if len(entries) == 1 else f"{len(entries)} attacks"
@@ -135,18 +135,18 @@ class AttackResult:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """An attack on certified items: `certified` and `standing` are about the same items."""
+    """An attack on certified items: `certified` and `robust` are shares of the same items."""
 
     attack: str
     threat: Json
     certified: Accuracy
-    standing: Accuracy
+    robust: Accuracy
     broken_certified: int
 
 
 @dataclass(frozen=True, slots=True)
 class CertifyResult:
-    """One certificate, its per-item claims and, where it was tried, the attack on it."""
+    """One certificate with its claims per item and the attack that challenged it, if any."""
 
     name: str
     folder: Path
@@ -161,7 +161,7 @@ class CertifyResult:
 
     @property
     def family(self) -> AnyFamily:
-        """What knows certificates of this kind."""
+        """The certificate family."""
         return family_of(self.kind)
 
     @property
@@ -185,7 +185,7 @@ class CertifyResult:
 
 
 def read_json(path: Path, *, step: str) -> Json:
-    """A JSON object; what is wrong with the file is said with the step's name."""
+    """Read a JSON object; errors name the step."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -210,19 +210,19 @@ def read_train(step: str, folder: Path) -> TrainResult:
 def read_tune(step: str, folder: Path) -> TuneResult:
     """`tune`: the ranked trials, and `additive.json` where the recipe lists changes."""
     path = folder / "trials.json"
-    page = read_json(path, step=step)
-    _need(page, ("metric", "scheduler", "attack", "space", "rows"), path=path, step=step)
-    metric, steps = str(page["metric"]), []
+    document = read_json(path, step=step)
+    _need(document, ("metric", "scheduler", "attack", "space", "rows"), path=path, step=step)
+    metric, steps = str(document["metric"]), []
     if (added := folder / "additive.json").exists():
         rows = read_json(added, step=step)
         _need(rows, ("rows",), path=added, step=step)
         steps = [_added_step(row, metric, path=added, step=step) for row in rows["rows"]]
     return TuneResult(
         metric,
-        str(page["scheduler"]),
-        page["attack"],
-        page["space"],
-        tuple(_tuned_trial(row, metric, path=path, step=step) for row in page["rows"]),
+        str(document["scheduler"]),
+        document["attack"],
+        document["space"],
+        tuple(_tuned_trial(row, metric, path=path, step=step) for row in document["rows"]),
         tuple(steps),
     )
 
@@ -259,41 +259,41 @@ def _share(raw: Json | None, *, source: str) -> Accuracy | None:
 
 
 def read_model(step: str, folder: Path) -> TrainResult:
-    """`model.<name>`: a model that nobody trained here, so it has no history."""
+    """`model.<name>`: a model that was not trained here and has no history."""
     header = read_json(folder / "model.json", step=step)
     _need(header, ("digest", "spec"), path=folder / "model.json", step=step)
     return TrainResult(step.removeprefix("model."), str(header["digest"]), header["spec"], ())
 
 
 def read_attack(step: str, folder: Path) -> AttackResult:
-    """`attack.<name>`: accuracies, curves, doubts and example images of every attacked model."""
+    """`attack.<name>`: accuracies, curves, sanity checks and examples of every attacked model."""
     path = folder / "summary.json"
     summary = read_json(path, step=step)
     _need(summary, ("threat", "settings", "models"), path=path, step=step)
     examples = _read_examples(folder / "examples.npz", models=list(summary["models"]), step=step)
     models = {
-        model: _attacked_model(page, examples[model], path=path, step=f"{step} {model}")
-        for model, page in summary["models"].items()
+        model: _attacked_model(entry, examples[model], path=path, step=f"{step} {model}")
+        for model, entry in summary["models"].items()
     }
     return AttackResult(step, summary["threat"], summary["settings"], models)
 
 
-def _attacked_model(page: Json, examples: Examples, *, path: Path, step: str) -> AttackedModel:
+def _attacked_model(summary: Json, examples: Examples, *, path: Path, step: str) -> AttackedModel:
     keys = ("clean_accuracy", "robust_accuracy", "attacks", "num_evaluations", "zero_gradient_rate")
-    _need(page, keys, path=path, step=step)
+    _need(summary, keys, path=path, step=step)
     curves = {
         key: tuple((float(p[key]), Accuracy.parse(p["accuracy"], source=step)) for p in points)
-        for key, points in page.get("curves", {}).items()
+        for key, points in summary.get("curves", {}).items()
     }
     return AttackedModel(
-        Accuracy.parse(page["clean_accuracy"], source=f"{step} clean_accuracy"),
-        Accuracy.parse(page["robust_accuracy"], source=f"{step} robust_accuracy"),
-        int(page["num_evaluations"]),
-        float(page["zero_gradient_rate"]),
-        tuple(_attack_step(entry, path=path, step=step) for entry in page["attacks"]),
+        Accuracy.parse(summary["clean_accuracy"], source=f"{step} clean_accuracy"),
+        Accuracy.parse(summary["robust_accuracy"], source=f"{step} robust_accuracy"),
+        int(summary["num_evaluations"]),
+        float(summary["zero_gradient_rate"]),
+        tuple(_attack_step(entry, path=path, step=step) for entry in summary["attacks"]),
         curves,
-        page.get("sanity"),
-        page.get("paper_protocol", {}),
+        summary.get("sanity"),
+        summary.get("paper_protocol", {}),
         examples,
     )
 
@@ -314,7 +314,7 @@ def _attack_step(entry: Json, *, path: Path, step: str) -> AttackStep:
 
 
 def read_certify(step: str, folder: Path) -> CertifyResult:
-    """`certify.<name>`: the claims; `challenge.json` exists only where the recipe asked for it."""
+    """`certify.<name>`: the claims; `challenge.json` exists only with `challenge` in the recipe."""
     path = folder / "certificate.json"
     raw = read_json(path, step=step)
     keys = ("kind", "threat", "claim", "evidence", "votes_sha256", "sound", "summary")

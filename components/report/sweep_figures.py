@@ -1,4 +1,4 @@
-"""Lines over ablation size or stride, as inline SVG: certified accuracy above, standard below."""
+"""Accuracy by ablation size or stride as inline SVG: certified above, standard below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from components.report.content import Accuracy
 from components.report.figures import new_figure, percent_axis, to_svg
 from components.report.palette import MEASURED, PROVEN, STYLE
 
-MARKERS = ("o", "s", "^", "D", "v", "P")  # told apart without colour; more lines are not drawn
+MARKERS = ("o", "s", "^", "D", "v", "P")  # distinguishable without colour; more lines are not drawn
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), "-", (0, (5, 2)))
 
 
@@ -33,9 +33,9 @@ def sweep_curves(
     name: str,
     alt: str,
 ) -> str:
-    """Two panels over one axis; figures that are not sound never have the colour of proof."""
+    """Two panels over one axis; unsound figures are not drawn in the colour of proofs."""
     if max(len(certified), len(standard)) > len(MARKERS):
-        raise ValueError(f"at most {len(MARKERS)} lines can be told apart")
+        raise ValueError(f"at most {len(MARKERS)} lines can be drawn")
     with mpl.rc_context(STYLE):
         figure, (upper, lower) = new_figure(2, height=5.2)
         for axes, lines, colour in (

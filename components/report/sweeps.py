@@ -1,4 +1,4 @@
-"""Certificates that differ in ablation size and stride alone: one table and two charts for all.
+"""Certificates that differ only in ablation size and stride: one table and two charts for all.
 
 Table in the layout of Salman et al. 2022, Table 8; charts as in their Figures 5, 9, 12, 14 and 15.
 """
@@ -51,10 +51,10 @@ def find_sweeps(results: Sequence[CertifyResult], model_of: ModelOf) -> tuple[Sw
 
 
 def _shared(result: CertifyResult) -> list[object]:
-    """What the entries of a sweep have in common; one bent to other tokens is no entry of it."""
+    """What the certificates of a sweep have in common, a token policy that differs included."""
     settings = result.document.evidence.settings
-    bent = settings["token_policy"] if "trained_token_policy" in settings else ""
-    return [result.kind, result.document.claim, result.document.evidence.num_items, bent]
+    policy = settings["token_policy"] if "trained_token_policy" in settings else ""
+    return [result.kind, result.document.claim, result.document.evidence.num_items, policy]
 
 
 def geometry(result: CertifyResult) -> tuple[int, int]:
@@ -87,9 +87,9 @@ def sweep_table(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> Table:
 
 
 def sweep_charts(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> tuple[Chart, ...]:
-    """Certified and standard accuracy against size, and against stride, where there are several.
+    """Certified and standard accuracy by size and by stride, where there are several values.
 
-    Several models are compared at one patch; of a single one all patches are drawn.
+    Several models are compared at one patch size; a single model is shown at all sizes.
     """
     charts = []
     for place, axis in enumerate(AXES):
@@ -101,7 +101,7 @@ def sweep_charts(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> tuple[C
 
 
 def _fixed(sweep: Sweep, place: int) -> int:
-    """The value of the other axis with the most points along this one, the smallest of several."""
+    """The value of the other axis with the most points along this one; ties: the smallest."""
     points: dict[int, set[int]] = {}
     for result in sweep.results:
         points.setdefault(geometry(result)[1 - place], set()).add(geometry(result)[place])
@@ -178,28 +178,29 @@ def _caption(
     image_area: int,
     num_hidden: int,
 ) -> tuple[str, ...]:
-    said = []
+    sentences = []
     if not sweep.first.sound:
-        said.append(
+        sentences.append(
             "sound: false. These figures use the published count of touched ablations, which "
-            "ignores the seam at the image's edge; they reproduce tables and prove nothing."
+            "ignores the seam at the image's edge; they reproduce published tables and are not "
+            "a guarantee."
         )
     about = f"model {models[0]}" if len(models) == 1 else f"{len(models)} models"
     sizes = ", ".join(patch_with_area(m, image_area) for m in patches)
-    said.append(f"{about.capitalize()}; patches of {sizes}; {_num_items(sweep)} items each.")
+    sentences.append(f"{about.capitalize()}; patches of {sizes}; {_num_items(sweep)} items each.")
     thinned = [r for r in sweep.results if "asked_stride" in r.document.evidence.settings]
     if thinned:
-        said.append(
-            f"{len(thinned)} of {len(sweep.results)} certificates rest on votes of a finer stride, "
-            "of which they use every ablation that their own stride has; no pass was repeated."
+        sentences.append(
+            f"{len(thinned)} of {len(sweep.results)} certificates use a subset of the votes of a "
+            "finer stride; no forward pass was repeated."
         )
     if num_hidden:
-        said.append(f"{num_hidden} more lines are in the table only.")
-    said.append(
-        "Whoever picks a size or a stride by these figures should pick it on other items: the best "
-        "of several on the same items looks better than it is."
+        sentences.append(f"{num_hidden} more lines are shown in the table only.")
+    sentences.append(
+        "Choose a size or stride on other items than these: the best of several on the same items "
+        "is optimistically biased."
     )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _num_items(sweep: Sweep) -> int:
@@ -212,10 +213,10 @@ def own_charts(results: Sequence[CertifyResult], sweeps: Sequence[Sweep]) -> lis
     return [r for r in results if r.name not in swept or r.challenge]
 
 
-def headliners(
+def headline_results(
     results: Sequence[CertifyResult], sweeps: Sequence[Sweep], model_of: ModelOf
 ) -> list[CertifyResult]:
-    """Certificates for the page's first table: of a sweep the first one of each model."""
+    """Certificates of the headline table: of a sweep only the first of each model."""
     hidden = set()
     for sweep in sweeps:
         seen: set[str] = set()
@@ -227,7 +228,7 @@ def headliners(
 
 
 def headline_detail(result: CertifyResult, detail: str, sweeps: Sequence[Sweep]) -> str:
-    """The heading's detail; of an entry of a sweep with its size and stride."""
+    """The detail of a heading, with size and stride for a certificate of a sweep."""
     if not any(result.name == r.name for sweep in sweeps for r in sweep.results):
         return detail
     size, stride = geometry(result)

@@ -1,16 +1,16 @@
-"""Tables as CSV text: full precision, because the rounded page is for reading only."""
+"""Tables as CSV text in full precision; the page shows rounded values."""
 
 import csv
 import io
 
-from components.report.content import STANDINGS, Accuracy, Cell, Column, Table
+from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Table
 
 _PARTS = ("value", "low", "high", "num_items")
 
 
 def _header(column: Column) -> list[str]:
     name = f"{column.title} ({column.detail})" if column.detail else column.title
-    return [f"{name} {part}" for part in _PARTS] if column.kind in STANDINGS else [name]
+    return [f"{name} {part}" for part in _PARTS] if column.kind in RESULT_KINDS else [name]
 
 
 def _plain(value: Cell) -> str:
@@ -20,7 +20,7 @@ def _plain(value: Cell) -> str:
 
 
 def _fields(column: Column, value: Cell) -> list[str]:
-    if column.kind not in STANDINGS:
+    if column.kind not in RESULT_KINDS:
         return [_plain(value)]
     if value is None:
         return [""] * len(_PARTS)

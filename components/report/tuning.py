@@ -1,4 +1,4 @@
-"""The chapter on tuning: which values were tried, what they did, what noise could explain."""
+"""The chapter on tuning: trials, scores by value, ties with the best trial."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,11 +7,11 @@ from components.report import tuning_figures
 from components.report.content import (
     Accuracy,
     Cell,
+    Chapter,
     Chart,
     Column,
     LegendEntry,
-    Section,
-    Standing,
+    ResultKind,
     Table,
 )
 from components.report.results import AddedStep, TunedTrial, TuneResult
@@ -20,13 +20,13 @@ from components.report.wording import settings_text
 NAMES = {"val_robust_accuracy": "robust accuracy", "val_accuracy": "accuracy"}
 
 
-def section(tuned: TuneResult) -> Section:
-    """The trials as pictures and a table, best first; of an ablation also its steps."""
+def chapter(tuned: TuneResult) -> Chapter:
+    """Charts and a table of the trials, best first; for an additive ablation also its steps."""
     charts = _step_charts(tuned) if tuned.steps else _search_charts(tuned)
     tables = [trials_table(tuned)]
     if tuned.steps:
         tables.insert(0, steps_table(tuned))
-    return Section("tuning", "Tuning", _intro(tuned), charts=tuple(charts), tables=tuple(tables))
+    return Chapter("tuning", "Tuning", _intro(tuned), charts=tuple(charts), tables=tuple(tables))
 
 
 def _intro(tuned: TuneResult) -> str:
@@ -37,13 +37,13 @@ def _intro(tuned: TuneResult) -> str:
         words.append(f"The attack: {settings_text(tuned.attack)}, at the full epsilon.")
     if tied:
         words.append(
-            f"{tied} of them cannot be told from the best one: on these items, the 95% interval "
-            "of their difference holds 0."
+            f"Ties with the best: {tied}; the 95% interval of the difference on these items "
+            "contains 0."
         )
     if tuned.scheduler == "pbt":
         words.append(
-            "Values changed while trials trained, so the best one is a schedule; train it anew "
-            "before its figure is quoted."
+            "Values changed during training, so the best trial is a schedule; train it again "
+            "before quoting its figure."
         )
     return " ".join(words)
 
@@ -69,7 +69,7 @@ def trials_table(tuned: TuneResult) -> Table:
             *_score_cells(tuned, trial),
             trial.epochs,
             trial.status,
-            _verdict(trial, is_best=trial is tuned.trials[0]),
+            _comparison(trial, is_best=trial is tuned.trials[0]),
         )
         for trial in tuned.trials
     )
@@ -102,19 +102,19 @@ def _score_columns(tuned: TuneResult) -> tuple[Column, ...]:
     clean = Column("clean", "measured", "validation")
     if tuned.metric == "val_accuracy":
         return (clean,)
-    return Column("under attack", standing(tuned), "validation"), clean
+    return Column("under attack", result_kind(tuned), "validation"), clean
 
 
 def _score_cells(tuned: TuneResult, row: TunedTrial | AddedStep) -> tuple[Cell, ...]:
     return (row.clean,) if tuned.metric == "val_accuracy" else (row.score, row.clean)
 
 
-def standing(tuned: TuneResult) -> Standing:
-    """What the metric's numbers are."""
+def result_kind(tuned: TuneResult) -> ResultKind:
+    """The kind of result that the metric is."""
     return "attacked" if tuned.metric == "val_robust_accuracy" else "measured"
 
 
-def _verdict(trial: TunedTrial, *, is_best: bool) -> str:
+def _comparison(trial: TunedTrial, *, is_best: bool) -> str:
     if is_best:
         return "-"
     if trial.status != "finished":
@@ -123,7 +123,7 @@ def _verdict(trial: TunedTrial, *, is_best: bool) -> str:
 
 
 def _search_charts(tuned: TuneResult) -> list[Chart]:
-    """All trials across all keys, then one chart per key."""
+    """Parallel coordinates of all trials, then one chart per key."""
     shown = [trial for trial in tuned.trials if trial.score]
     keys = [key for key in tuned.space if any(key in trial.values for trial in shown)]
     if not shown or not keys:
@@ -138,27 +138,27 @@ def _scored(tuned: TuneResult, shown: Sequence[TunedTrial]) -> tuning_figures.Sc
         _scores(shown),
         [trial.status == "finished" for trial in shown],
         label=f"{NAMES[tuned.metric]}, %",
-        colour=standing(tuned),
+        colour=result_kind(tuned),
     )
 
 
 def _parallel_chart(
     tuned: TuneResult, axes: Sequence[tuning_figures.PlotAxis], shown: Sequence[TunedTrial]
 ) -> Chart:
-    said = f"The best trial: {settings_text(shown[0].values)}; {_score_text(shown[0], tuned)}."
+    best_text = f"The best trial: {settings_text(shown[0].values)}; {_score_text(shown[0], tuned)}."
     svg = tuning_figures.parallel_coordinates(
         axes,
         _scored(tuned, shown),
         name="tune.parallel",
-        alt=f"Every trial as a line through its values. {said}",
+        alt=f"Every trial as a line through its values. {best_text}",
     )
     legend = [
-        LegendEntry("best trial", standing(tuned), "line"),
+        LegendEntry("best trial", result_kind(tuned), "line"),
         LegendEntry("other trials", "muted", "line"),
     ]
     if any(trial.status != "finished" for trial in shown):
         legend.append(LegendEntry("stopped early", "muted", "dash"))
-    return Chart("tune.parallel", "All trials", svg, tuple(legend), (said,))
+    return Chart("tune.parallel", "All trials", svg, tuple(legend), (best_text,))
 
 
 def _axis_chart(
@@ -171,7 +171,7 @@ def _axis_chart(
         name=name,
         alt=f"{NAMES[tuned.metric]} of every trial by {axis.key}.",
     )
-    legend = [LegendEntry("a trial and its 95% interval", standing(tuned), "dot")]
+    legend = [LegendEntry("a trial and its 95% interval", result_kind(tuned), "dot")]
     if not all(scored.finished):
         legend.append(LegendEntry("stopped early: another epoch's figure", "muted", "dot"))
     caption = "Trials above one value differ in their other values."
@@ -186,11 +186,11 @@ def _step_charts(tuned: TuneResult) -> list[Chart]:
         [step.name for step in shown],
         scores=_scores(shown),
         clean=[step.clean for step in shown] if tuned.metric != "val_accuracy" else [],
-        colour=standing(tuned),
+        colour=result_kind(tuned),
         name="tune.additive",
         alt="; ".join(f"{step.name}: {_score_text(step, tuned)}" for step in shown),
     )
-    legend = [LegendEntry(f"{NAMES[tuned.metric]}, 95% interval", standing(tuned), "dot")]
+    legend = [LegendEntry(f"{NAMES[tuned.metric]}, 95% interval", result_kind(tuned), "dot")]
     if tuned.metric != "val_accuracy":
         legend.append(LegendEntry("clean accuracy", "measured", "dot"))
     caption = "Each step keeps the changes of all steps above it."
@@ -203,7 +203,7 @@ def _scores(rows: Sequence[TunedTrial] | Sequence[AddedStep]) -> list[Accuracy]:
 
 def _score_text(row: TunedTrial | AddedStep, tuned: TuneResult) -> str:
     assert row.score is not None
-    return f"{NAMES[tuned.metric]} {row.score.percent(standing(tuned))} [{row.score.interval()}]"
+    return f"{NAMES[tuned.metric]} {row.score.percent(result_kind(tuned))} [{row.score.interval()}]"
 
 
 def _value(value: Any) -> Cell:

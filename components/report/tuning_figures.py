@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from components.report.content import Accuracy, Standing
+from components.report.content import Accuracy, ResultKind
 from components.report.figures import new_figure, percent_axis, to_svg
 from components.report.palette import COLOURS, INK, MEASURED, MUTED, STYLE
 from components.report.results import TunedTrial
@@ -33,7 +33,7 @@ class ScoredTrials:
     scores: Sequence[Accuracy]
     finished: Sequence[bool]
     label: str  # of the score
-    colour: Standing
+    colour: ResultKind
 
 
 def axis_of(key: str, space: Any, trials: Sequence[TunedTrial]) -> PlotAxis:
@@ -167,7 +167,7 @@ def added_steps(
     *,
     scores: Sequence[Accuracy],
     clean: Sequence[Accuracy | None],  # empty: not shown
-    colour: Standing,
+    colour: ResultKind,
     name: str,
     alt: str,
 ) -> str:

@@ -1,4 +1,4 @@
-"""Threats and sizes in words, always with their unit."""
+"""Threat models and sizes in words, with units."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def pixels(value: float) -> str:
-    """A pixel quantity in [0, 1]; as k/255 where it is one."""
+    """A pixel quantity in [0, 1]; as k/255 if it is a multiple of 1/255."""
     levels = value * 255
     if value and abs(levels - round(levels)) < 1e-6:
         return f"{round(levels)}/255"
@@ -22,7 +22,7 @@ def side(patch: int) -> str:
 
 
 def patch_with_area(patch: int, image_area: int) -> str:
-    """A square patch by its side and its share of the image, as the papers count it."""
+    """A square patch by its side and its share of the image, as in the papers."""
     return f"{side(patch)}, {100 * patch * patch / image_area:.2g}%"
 
 
@@ -37,7 +37,7 @@ def short_threat(threat: Mapping[str, Any]) -> str:
 
 
 def long_threat(threat: Mapping[str, Any]) -> str:
-    """What the adversary may do, as a sentence."""
+    """The threat model as a sentence."""
     kind = threat["kind"]
     if kind == "linf":
         return f"Every pixel of every channel may move by at most {pixels(threat['eps'])}."
@@ -48,7 +48,7 @@ def long_threat(threat: Mapping[str, Any]) -> str:
             f"its edge), may take any values in every channel; m = {sides}."
         )
     if kind == "spatial":
-        return "The image may be turned and shifted as far as the settings say."
+        return "The image may be rotated and shifted within the limits of the settings."
     if kind == "l2" and "eps" in threat:
         return f"The whole image may move by an l2 distance of at most {threat['eps']:g}."
     if kind == "l2":

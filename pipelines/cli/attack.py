@@ -179,7 +179,7 @@ def listed(text: str) -> list[dict[str, object]]:
 
 def _entry(text: str) -> dict[str, object]:
     """A kind alone, or followed by a value that its settings accept: a count, a version."""
-    from components.attacks.registry import ATTACKS
+    from components.attacks.settings import ATTACKS
 
     kinds: dict[str, type[AttackSettings]] = {kind: ATTACKS[kind].settings for kind in ATTACKS}
     short = {kind: own for kind, own in kinds.items() if own.has_short_form()}

@@ -34,7 +34,7 @@ def estimate(
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Say what a recipe's certificates cost: passes, FLOPs, hours and memory."""
+    """Estimate the cost of a recipe's certificates: passes, FLOPs, hours and memory."""
     from pipelines.recipe.check import check
     from pipelines.stages.certify.cost import estimates_of
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from components.certify.registry import CLAIMS
+from components.certify import CLAIMS
 from components.certify.settings import ClaimSettings
 from components.core.errors import CasemateError
 

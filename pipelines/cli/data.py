@@ -1,4 +1,4 @@
-"""The command that says which datasets are known."""
+"""`casemate data`: lists datasets."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def data(
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """List the datasets that recipes can use, show what one wants, or what a prepared one holds."""
+    """List the datasets that recipes can use, show one, or show the contents of a prepared one."""
     from components.data.sources import all_sources, find_source
 
     if name and (Path(name) / "dataset.json").is_file():
@@ -46,9 +46,9 @@ def _page(facts: dict[str, Any]) -> str:
     lines = {
         "source": facts["name"],
         "title": facts["title"],
-        "classes": facts["classes"] or "as the files say",
+        "classes": facts["classes"] or "as in the files",
         "image size": facts["image_size"],
-        "items": counts or "as the files say",
+        "items": counts or "as in the files",
         "use": "evaluation only: all items are test items" if facts["test_only"] else "",
         "data.path": facts["path"] or "none: the data come with an installed package",
         "used by": ", ".join(facts["used_by"]),
@@ -59,7 +59,7 @@ def _page(facts: dict[str, Any]) -> str:
 
 
 def _prepared(folder: Path) -> dict[str, Any]:
-    """What a prepared dataset holds: every shard is read, by Ray, with bounded memory."""
+    """Contents of a prepared dataset: every shard is read by Ray, with bounded memory."""
     from components.data.prepared import PreparedDataset
     from pipelines.recipe.schema.place import ClusterSection
     from pipelines.runtime.cluster import ray_cluster

@@ -1,4 +1,4 @@
-"""The command that brings weights of other projects into our model format."""
+"""`casemate import-weights`: converts weights of other projects to a model folder."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ DENOISER = "unet"  # the architecture of files that hold denoisers
 def import_weights(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=".safetensors, .pth, .pt or .tar.")],
     architecture: Annotated[
-        str, typer.Option(help="What the weights are of; a name of timm's, or unet.")
+        str, typer.Option(help="Architecture of the weights: a timm name, or unet.")
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Model folder to write.")],
     layout: Annotated[
@@ -108,7 +108,7 @@ def import_weights(
     }
     if architecture == DENOISER:
         _refuse_options(
-            "has no meaning for a denoiser, whose file and schedule say it all",
+            "is not used for a denoiser: its file and schedule define it",
             layout=None if layout == "auto" else layout,
             classes=classes,
             upsample=upsample,
@@ -169,9 +169,9 @@ def _import_denoiser(
         {"channels": width, "num_heads": number, "head_width": width // number}
         for width, number in attention_heads(model).items()
     ]
-    told = bool({"head_width", "num_heads"} & given.keys())
+    given_heads = bool({"head_width", "num_heads"} & given.keys())
     origin = {"file": str(file), "layout": "guided-diffusion", "entry": entry}
-    attention = {"attention": heads, "attention_assumed": not told}
+    attention = {"attention": heads, "attention_assumed": not given_heads}
     _show(report, {**_save(out, model), **origin, **attention}, as_json)
 
 
@@ -195,7 +195,7 @@ def _refuse_options(remedy: str, **options: Any) -> None:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a place that no folder can be made at, before minutes of work; nothing is made yet."""
+    """Refuse a path where no folder can be created, before minutes of work; creates nothing."""
     if (out / "model.json").exists():
         raise CasemateError("--out", out, "holds a model already; choose another folder")
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
@@ -219,11 +219,11 @@ def _show(report: "ImportReport", head: dict[str, Any], as_json: bool) -> None:
 
 
 def _heads_line(attention: list[dict[str, int]], *, assumed: bool) -> str:
-    """How many heads a denoiser was given: its file does not say, and others give wrong images."""
+    """Attention heads in words: the file does not hold them, and wrong ones give wrong images."""
     listed = "; ".join(
         f"{a['num_heads']} x {a['head_width']} at {a['channels']} channels" for a in attention
     )
-    doubt = " (assumed: were others trained, say --head-width or --num-heads)"
+    doubt = " (assumed; if trained otherwise, set --head-width or --num-heads)"
     return f"attention  heads x width: {listed}{doubt if assumed else ''}"
 
 

@@ -1,4 +1,4 @@
-"""The commands that talk to a cluster: submit, status, logs, stop, and what its jobs run."""
+"""Commands of the Ray Jobs API: submit, status, logs, stop, and the entry points of jobs."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def logs(
     stage: Annotated[str | None, typer.Option(help="Only this stage.")] = None,
     address: JobsOpt = DASHBOARD,
 ) -> None:
-    """Print what the jobs of a flow wrote."""
+    """Print the logs of a flow's jobs."""
     from pipelines.runtime import jobs
 
     for job_id, text in jobs.logs(jobs.connect(address), flow, stage=stage):

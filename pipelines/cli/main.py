@@ -72,7 +72,7 @@ def _train(
     smoke: SmokeOpt = False,
     force: ForceOpt = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Only go on with an unfinished training.")
+        bool, typer.Option("--resume", help="Only continue an unfinished training.")
     ] = False,
     address: AddressOpt = None,
     as_json: JsonOpt = False,

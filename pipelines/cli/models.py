@@ -19,7 +19,7 @@ def models(
     ] = None,
     everywhere: Annotated[
         str | None,
-        typer.Option("--all", metavar="PATTERN", help="A glob over all that timm knows as well."),
+        typer.Option("--all", metavar="PATTERN", help="A glob over all names of timm."),
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -27,7 +27,7 @@ def models(
     from components.models import catalog
 
     if name and everywhere:
-        raise CasemateError("--all", everywhere, f"stands alone; leave out {name}")
+        raise CasemateError("--all", everywhere, f"takes no NAME; leave out {name}")
     found = catalog.find_everywhere(everywhere) if everywhere else catalog.find(name or "*")
     rows = [catalog.describe(entry) for entry in found]
     if as_json:

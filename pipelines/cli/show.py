@@ -1,4 +1,4 @@
-"""What every command that runs a flow does: load, run, and say where everything is."""
+"""Shared by all commands that run a flow: load, run, print figures and folders."""
 
 import json
 import shlex
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_recipe(name: str, overrides: list[str] | None, smoke: bool) -> "Recipe":
-    """The recipe that a command line means."""
+    """The recipe of a command line."""
     from pipelines.recipe.load import load
 
     return load(name, overrides=overrides or [], smoke=smoke)
@@ -29,7 +29,7 @@ def run_and_show(
     until: str | None,
     prepared: Path | None = None,
 ) -> None:
-    """Run a flow or a part of it and print its figures and places."""
+    """Run a flow or a part of it and print its figures and folders."""
     from pipelines.flow.run import run_flow
     from pipelines.flow.summary import folder_of, summary
 
@@ -49,7 +49,7 @@ def run_and_show(
 
 
 def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> None:
-    """Refuse `--resume` where a training would begin anew, or where none is left to do."""
+    """Refuse `--resume` if a training would start from scratch, or if none is left."""
     from pipelines.flow.plan import plan, select
     from pipelines.runtime.artifacts import SCRATCH
     from pipelines.stages.train.worker import has_checkpoint

@@ -25,7 +25,7 @@ class PlannedStep:
 
     @property
     def given(self) -> bool:
-        """Whether it was made elsewhere: its content is its fingerprint, no flow writes there."""
+        """Whether it was made elsewhere: flows do not write it, its fingerprint is its content."""
         return self.step.given is not None
 
     @property
@@ -34,7 +34,7 @@ class PlannedStep:
 
 
 def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
-    """The steps of a recipe, every one after what it needs."""
+    """The steps of a recipe, each after the steps it needs."""
     found: list[Step] = []
     for stage in STAGES.values():
         found += stage.steps().steps(Planning(recipe, prepared, tuple(found)))
@@ -44,7 +44,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
 def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list[PlannedStep]:
     """Every step with fingerprint and folder: sections + inputs' fingerprints + formula version.
 
-    `prepared` is a finished dataset that stands in for the recipe's own.
+    `prepared` is a finished dataset to use in place of the recipe's own.
     """
     prints: dict[str, str] = {}
     planned = []

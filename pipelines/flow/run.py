@@ -1,4 +1,4 @@
-"""The flow: what of a recipe's plan is not done yet, run stage after stage.
+"""Runs the unfinished steps of a recipe's plan, stage after stage.
 
 Tracking and Ray are connected once: Ray starts while a thread loads torch, timm and MLflow.
 """
@@ -68,7 +68,7 @@ def run_flow(
 
 
 def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[PlannedStep], set[str]]:
-    """The steps to run, and those of them that start anew: forced, or made from replaced inputs."""
+    """The steps to run, and those to run again: forced, or made from replaced inputs."""
     folders = {step.name: step.folder for step in steps}
     todo: list[PlannedStep] = []
     again = set(forced)
@@ -93,7 +93,7 @@ def _execute(
     address: str | None,
     again: set[str],
 ) -> None:
-    """Run the steps `todo`; `inputs` are all planned steps, `again` those to be made anew."""
+    """Run the steps `todo`; `inputs` are all planned steps, `again` those to run again."""
     if place := address or recipe.cluster.address:
         check_reachable(place)  # before a tracking store is made for a flow that cannot start
     with ThreadPoolExecutor(1) as pool:
@@ -153,7 +153,7 @@ def _give_memory_back() -> None:
 
 
 class _Runner:
-    """Runs steps of one flow; a step's MLflow run tells how it ended."""
+    """Runs the steps of one flow, each with its MLflow run."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What came of a flow: the headline figures of its finished steps."""
+"""The headline figures of a flow's finished steps."""
 
 from collections.abc import Sequence
 from pathlib import Path

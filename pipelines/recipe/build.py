@@ -77,10 +77,10 @@ def with_absolute_paths(
     for model in recipe.model_names() if recipe.train else []:
         key = objective_key(model)
         if behind := recipe.objective_of(model).denoiser_name:
-            changes[f"{key}.objective.denoiser"] = denoisers.placed(behind, inputs)
+            changes[f"{key}.objective.denoiser"] = denoisers.with_absolute_path(behind, inputs)
     for key, section in model_sections(recipe):
         if section.pretrained and is_on_disk(section.pretrained):
-            changes[f"{key}.pretrained"] = denoisers.placed(section.pretrained, {})
+            changes[f"{key}.pretrained"] = denoisers.with_absolute_path(section.pretrained, {})
         elif section.pretrained not in (None, TIMM):
             start = Path(section.pretrained).expanduser().absolute()
             changes[f"{key}.pretrained"] = str(start)

@@ -1,7 +1,7 @@
 """The one gate: refuses recipes that cannot work, before anything starts.
 
-`run`, `submit`, `lint`, `estimate` and every trial of a search ask the same function, once with
-what the recipe says and once more with what is known after preparation. Checks come in groups. A
+`run`, `submit`, `lint`, `estimate` and every trial of a search call the same function, first with
+the recipe alone and again with what is known after preparation. Checks come in groups. A
 group reports everything that it finds; later groups build on it, so they are not asked then.
 """
 
@@ -74,7 +74,7 @@ def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None 
             with problems.at(""):
                 one(recipe, known, problems)
         problems.refuse(source or recipe.source)
-        if group is REGISTRIES:  # the source exists: ask it
+        if group is REGISTRIES:  # the source exists: use its facts
             known = facts_of(recipe).updated(facts)
 
 
@@ -362,12 +362,12 @@ def has_droppable_tokens(section: ModelSettings, facts: Facts) -> bool:
 
 
 def _network(model: ModelSettings, facts: Facts) -> "nn.Module":
-    """The network of a section, without values: to be asked what it is."""
+    """The network of a section on the meta device, to inspect its layers."""
     from pipelines.recipe import denoisers
 
     assert facts.side is not None
     architecture, options = denoisers.network_of(model)
-    channels = facts.channels or 3  # any number will do to ask
+    channels = facts.channels or 3  # any number will do here
     return _shapes(architecture, canonical_json(options), channels, model.upsample or facts.side)
 
 
@@ -419,7 +419,7 @@ def _starting_weights(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     for name in recipe.model_names():
         start = recipe.model_of(name).pretrained
         if start is None or is_on_disk(start):
-            continue  # random weights, and denoisers, which are asked above
+            continue  # random weights, and denoisers, which are checked above
         if start == TIMM or Path(start).expanduser().is_dir():
             from pipelines.recipe import build
 
@@ -428,7 +428,7 @@ def _starting_weights(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _as_prepared(facts: Facts) -> Any:
-    """What the spec of a model needs to know of a prepared dataset."""
+    """The facts of a prepared dataset that the spec of a model needs."""
     return SimpleNamespace(
         height=facts.height,
         width=facts.width,
@@ -490,7 +490,7 @@ def _objectives(recipe: Recipe) -> list[tuple[str, ObjectiveSettings]]:
 
 
 def _model_sections(recipe: Recipe) -> list[tuple[str, ModelSettings]]:
-    """What stands above each `model` section of networks that are trained, and the section."""
+    """The key prefix of each `model` section of a trained network, and the section."""
     if recipe.train is None:
         return []
     variants = recipe.train.variants.items()

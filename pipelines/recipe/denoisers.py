@@ -1,4 +1,4 @@
-"""Denoisers of a recipe: their noise levels, their places, and what models remember of them."""
+"""Denoisers of a recipe: noise levels, folders, and what models record of them."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -42,7 +42,7 @@ def network_of(section: ModelSettings) -> tuple[str, Mapping[str, Any]]:
     return section.architecture, section.options
 
 
-def placed(name: str, inputs: Mapping[str, Path]) -> str:
+def with_absolute_path(name: str, inputs: Mapping[str, Path]) -> str:
     """A denoiser by the absolute path of its folder, if it is on disk or among the inputs."""
     if is_on_disk(name):
         kind, _, path = name.partition(":")
@@ -59,11 +59,11 @@ def of_certificate(
         return None
     if is_on_disk(section.denoiser):
         return source_of(inputs[f"denoiser.{part}"])
-    return placed(section.denoiser, inputs)
+    return with_absolute_path(section.denoiser, inputs)
 
 
 def folder_behind(recipe: Recipe, name: str) -> str | None:
-    """What must be on disk to know a denoiser: itself, or the weights that it starts from."""
+    """The folder that describes a denoiser: itself, or the weights that it starts from."""
     return name if is_on_disk(name) else start_of(recipe, name)
 
 
@@ -76,7 +76,7 @@ def describe(recipe: Recipe, name: str) -> Description | None:
         return describe_source(name)
     objective = recipe.objective_of(name)
     assert isinstance(objective, DenoiserTrainingSettings)
-    channels = recipe.data.channels or 0  # 0: the data will tell, and the denoiser has as many
+    channels = recipe.data.channels or 0  # 0: known from the data; the denoiser has as many
     start, (architecture, options) = start_of(recipe, name), network_of(recipe.model_of(name))
     return Description(diffusion_of(objective, start), channels, architecture, options)
 
@@ -104,7 +104,7 @@ def check_use(
     channels: int | None,
     side: int | None,
 ) -> Description | None:
-    """Refuse noise and images that the denoiser of a section does not know, as far as it is here.
+    """Refuse noise and images that a section's denoiser does not support, as far as it is here.
 
     Networks that the recipe trains itself are asked for their side where they are described.
     """

@@ -1,8 +1,8 @@
-"""What is wrong in a recipe, in words of its keys: pydantic knows neither files nor hints.
+"""Errors of a recipe in terms of its keys: pydantic has neither file names nor hints.
 
 A pydantic error has a location (keys, list positions and union tags). It is followed here through
-the type hints of the schema and the values of the file together, so that tags are told from keys
-and every place knows which keys and kinds it may hold.
+the type hints of the schema and the values of the file together, so that tags are distinguished
+from keys and every place has its valid keys and kinds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def _problems(place: "Place", error: Any) -> Iterator[Problem]:
             above, place = place, place.below(part)
             path.append(str(part))
     key, cause = ".".join(path), error.get("ctx", {}).get("error")
-    if isinstance(cause, SettingError):  # raised by the settings, which know the field
+    if isinstance(cause, SettingError):  # raised by the settings, which name the field
         for p in cause.problems:
             yield Problem(".".join(filter(None, [key, p.field])), p.value, p.remedy)
     elif error["type"] in UNKNOWN:
@@ -64,7 +64,7 @@ def _problems(place: "Place", error: Any) -> Iterator[Problem]:
 
 
 def _shown(value: Any) -> str:
-    """A value of the file, cut where it is long: one line is read, a page is not."""
+    """A value of the file, cut to fit one line."""
     text = repr(value[:MOST_SHOWN] if isinstance(value, list | str) else value)
     longer = len(text) > MOST_SHOWN or (isinstance(value, list | str) and len(value) > MOST_SHOWN)
     return f"{text[:MOST_SHOWN]}..." if longer else text
@@ -87,20 +87,20 @@ def _wrong_section(place: "Place", key: str, given: Any) -> Problem:
 
 
 def _in_words(place: "Place", error: Any, cause: Exception | None) -> str:
-    """What pydantic says, or what the settings say of values out of their range."""
+    """The message of pydantic, or the hint of the settings for values out of range."""
     text = str(cause) if cause else error["msg"][0].lower() + error["msg"][1:]
     text = (error["type"] in RANGES and place.remedy()) or text
     return text if text.startswith(("is ", "names ", "lists ")) else f"is wrong: {text}"
 
 
 class Place(NamedTuple):
-    """A type hint of the schema and the value that stands there."""
+    """A type hint of the schema and the value at this place."""
 
     hint: Any
     value: Any
 
     def remedy(self) -> str | None:
-        """What the settings say of values outside their range."""
+        """The hint of the settings for values out of range."""
         hints = (self.hint, *get_args(self.hint))
         marks = [mark for hint in hints for mark in getattr(hint, "__metadata__", ())]
         return next((mark.remedy for mark in marks if isinstance(mark, Hint)), None)
@@ -142,7 +142,7 @@ class Place(NamedTuple):
         return self._replace(hint=self.kinds().get(part, self.hint))
 
     def keys(self) -> list[str]:
-        """The keys that may stand here."""
+        """The valid keys of this place."""
         return [k for m in self.members() for k in (*_hints(m), *getattr(m, "further_keys", ()))]
 
     def below(self, part: Any) -> "Place":

@@ -36,13 +36,13 @@ class Facts:
         return min(self.height, self.width) if self.height and self.width else None
 
     def updated(self, other: "Facts | None") -> "Facts":
-        """These facts, replaced by what `other` knows."""
+        """These facts, updated by those that `other` has."""
         found = {f.name: getattr(other, f.name) for f in fields(self)} if other else {}
         return replace(self, **{name: value for name, value in found.items() if value is not None})
 
 
 def facts_of(recipe: Recipe) -> Facts:
-    """What the recipe and the registry of sources say about the dataset."""
+    """The facts of the dataset from the recipe and the registry of sources."""
     data, info = recipe.data, find_source(recipe.data.source)
     side = known_side(data)
     return Facts(
@@ -104,7 +104,7 @@ def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:
 
 
 def trained_model(recipe: Recipe, section: CertificateSettings) -> TrainedModel | None:
-    """How the model of a certificate is trained: by this recipe, or as its folder says."""
+    """How the model of a certificate is trained: by this recipe, or as recorded in its folder."""
     name = section.model
     if recipe.train:
         behind, objective = recipe.certified_behind(section), recipe.objective_of(name)

@@ -1,4 +1,4 @@
-"""Warnings about recipes that are valid but probably not meant."""
+"""Warnings about recipes that are valid but probably not intended."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ FEWEST_STEPS: dict[type, int] = {
 
 @dataclass(frozen=True, slots=True)
 class LintWarning:
-    """A key that deserves a second look, and why."""
+    """A suspicious key, and why."""
 
     key: str
     message: str
@@ -160,7 +160,7 @@ def _steps(key: str, entry: AttackSettings | UserEntry, eps: float | None) -> It
 def _certificates(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.certify.items():
         model = trained_model(recipe, section)
-        if recipe.train is None or model is None:  # the folder of a given model says how to use it
+        if recipe.train is None or model is None:  # the folder of a given model has its policy
             continue
         for field, message in section.warnings(model):
             yield LintWarning(f"certify.{name}.{field}", message)

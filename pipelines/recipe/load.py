@@ -1,4 +1,4 @@
-"""Recipes: the only door for YAML. One file says everything about a result."""
+"""Reads recipes from YAML; the only module that does."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -231,7 +231,7 @@ def parse(
 
 
 def with_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with dotted keys replaced, validated anew."""
+    """The recipe with dotted keys replaced, validated again."""
     values = recipe.resolved()
     for key, value in changes.items():
         set_key(values, key, value)
@@ -260,7 +260,7 @@ def set_key(values: dict[str, Any], key: str, value: object) -> None:
 
 
 def shrink(recipe: Recipe) -> Recipe:
-    """`--smoke`: the same chain in seconds; says what it put in the place of something else."""
+    """`--smoke`: the same chain in seconds; logs what it replaced."""
     values = recipe.resolved()
     if notes := smoking.shrink(values):
         logger.warning("smoke: %s", "; ".join(notes))

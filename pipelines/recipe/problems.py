@@ -1,4 +1,4 @@
-"""What is wrong with a recipe: collected first, then refused all at once, a line each."""
+"""Problems of a recipe, collected and then raised together, one line each."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,12 +27,12 @@ class Problems:
         self.found: list[Problem] = []
 
     def add(self, key: str, value: object, remedy: str) -> None:
-        """Note one problem; `remedy` continues the sentence that key and value begin."""
+        """Add a problem; `remedy` completes the sentence `key: value ...`."""
         self.found.append(Problem(key, value, remedy))
 
     @contextmanager
     def at(self, key: str) -> Iterator[None]:
-        """Note what a component raises about its arguments, with `key` in front of its field."""
+        """Add errors that are raised inside the block, with `key` in front of the field."""
         try:
             yield
         except SettingError as error:

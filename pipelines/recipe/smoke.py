@@ -51,7 +51,7 @@ CAPS = {
 OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
 LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "mask_patch", "pad")  # pixels
 
-SIDE = 64  # of images and of what a network sees: 16-pixel patches still leave 4 x 4 tokens
+SIDE = 64  # of images and network inputs: 16-pixel patches still give 4 x 4 tokens
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
 MADE_BATCH, MADE_DENOISER = 16, "made-denoiser"
 MAX_TRIALS, MAX_CHANGES = 4, 3
@@ -87,7 +87,7 @@ def shrink(values: Values) -> list[str]:
     before = data["image_size"]
     made = trains and _stand_in(data, notes)
     data["limits"] = _limits(data)
-    if trains:  # a given model is what it is, and so is what it looks at
+    if trains:  # a given model and its input size cannot be changed
         _shrink_images(values, made=made, before=before)
         own = [variant["model"] for variant in values["train"]["variants"].values()]
         for model in filter(None, [values["model"], *own]):
@@ -103,7 +103,7 @@ def shrink(values: Values) -> list[str]:
 
 
 def _stand_in(data: Values, notes: list[str]) -> bool:
-    """Images made on the spot in place of files that are not here."""
+    """Generated images in place of missing files."""
     missing = [part for part in (data, data["synthetic"]) if part and _lacks_files(part)]
     for seed, part in enumerate(missing):
         notes.append(f"made images in place of {part['source']}: no {part['path']} here")
@@ -172,7 +172,7 @@ def _shrink_model(model: Values, notes: list[str]) -> None:
 
 
 def _train_denoiser(values: Values, notes: list[str]) -> None:
-    """A denoiser trained on the spot in place of one that is not on disk."""
+    """A denoiser trained by the recipe in place of one that is not on disk."""
     train = values["train"]
     users = [train["objective"], *(v["objective"] for v in train["variants"].values())]
     for user in [*users, *values["certify"].values()]:
@@ -203,7 +203,7 @@ def _each(values: Any, change: Callable[[str, Any], Any]) -> None:
 
 
 def _capped(key: str, value: Any, caps: Mapping[str, int]) -> Any:
-    """A listed number at its cap at most; what was left open gets it."""
+    """A number limited to its cap; an open one becomes the cap."""
     if key in OPEN and value is None:
         return caps[key]
     if key in caps and isinstance(value, int) and not isinstance(value, bool):
@@ -212,8 +212,8 @@ def _capped(key: str, value: Any, caps: Mapping[str, int]) -> Any:
 
 
 def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
-    """Numbers that must agree with each other still do."""
-    if train := values["train"]:  # all copies of an item share a batch, and mixing wants pairs
+    """Restore the relations between numbers that must agree."""
+    if train := values["train"]:  # all copies of an item share a batch, and mixing needs pairs
         unit = 2 * train["augment"]["copies"]
         if train["batch_size"] > unit:
             train["batch_size"] -= train["batch_size"] % unit
@@ -232,7 +232,7 @@ def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
 
 
 def _keep_reachable(certify: Values) -> None:
-    """Draws enough for the smallest radius; those that so few cannot certify are left out."""
+    """Enough draws for the smallest radius; radii that they cannot certify are left out."""
     setting = {
         "sigma": certify["sigma"], "alpha": certify["failure_prob"], "method": certify["method"]
     }  # fmt: skip
@@ -262,7 +262,7 @@ def _shrink_tune(values: Values, caps: Mapping[str, int], notes: list[str]) -> N
 
 
 def _same_family(architectures: list[str], own: str, notes: list[str]) -> list[str]:
-    """Those that the recipe's own shrunk options fit; it alone where there are none."""
+    """The architectures that accept the recipe's shrunk options; its own if there are none."""
     options = _small_options(own)
     fits = [name for name in architectures if _small_options(name) == options]
     if left := [name for name in architectures if name not in fits]:

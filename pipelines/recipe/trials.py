@@ -162,7 +162,7 @@ def mutated(
 
 
 def probes(recipe: Recipe) -> Iterator[Values]:
-    """Points that stand for all: all of them where they are few, else every value of every axis."""
+    """Points to check: all if they are few, else every value of every axis."""
     points = fixed_points(recipe)
     if points is not None and (len(points) <= MAX_CHECKED or not tuned(recipe).space):
         yield from points
@@ -179,16 +179,16 @@ def probes(recipe: Recipe) -> Iterator[Values]:
 
 
 def variants(recipe: Recipe) -> Iterator[Recipe]:
-    """The recipes of trials that stand for all."""
+    """The recipes of the trials to check."""
     return (trial_recipe(recipe, values) for values in probes(recipe))
 
 
 class _TrialProblems:
-    """Problems of trials, each at the place of the tune section that asked for it."""
+    """Problems of trials, each at its key of the tune section."""
 
     def __init__(self, section: TuneSection) -> None:
         self.section, self.num_trials = section, 0
-        self.placed: dict[str, Problem] = {}
+        self.by_key: dict[str, Problem] = {}
         self.others: dict[str, tuple[Problem, list[Values]]] = {}  # of several values together
 
     def add(self, values: Values, problem: Problem) -> None:
@@ -201,12 +201,12 @@ class _TrialProblems:
         for number, change in enumerate(self.section.changes):
             if own in change.set and change.set[own] == values[own]:
                 place = f"tune.changes.{number}.set"
-        self.placed[f"{place}.{problem}"] = problem._replace(field=f"{place}.{key}")
+        self.by_key[f"{place}.{problem}"] = problem._replace(field=f"{place}.{key}")
 
     def all(self) -> list[Problem]:
         """Each once; what all trials have in common is a problem of the recipe itself."""
         place = "tune.changes" if self.section.changes else "tune.space"
-        found = list(self.placed.values())
+        found = list(self.by_key.values())
         for problem, trials in self.others.values():
             if len(trials) < self.num_trials:
                 problem = Problem(place, trials[0], f"cannot be trained: {problem}")
@@ -237,7 +237,7 @@ def check(recipe: Recipe, *, gate: Callable[[Recipe], None]) -> int:
         except CasemateError as error:
             key = error.key.removeprefix("--set ")
             found.add(values, Problem(key, error.value, error.remedy))
-        if len(found.placed) >= MAX_SHOWN:
+        if len(found.by_key) >= MAX_SHOWN:
             break
     if problems := found.all() or list(_metric_problems(tuned(recipe), budgets)):
         raise RecipeError(recipe.source, problems[:MAX_SHOWN])
@@ -288,7 +288,7 @@ def _warmup(trial: Recipe) -> int:
 
 
 def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
-    """(key, message) of what a valid tune section asks for but probably does not mean."""
+    """(key, message) of settings of a valid tune section that are probably not intended."""
     if recipe.tune is None or recipe.train is None:
         return []
     trials = list(variants(recipe))
@@ -310,7 +310,7 @@ def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def _plain_warnings(section: TuneSection, trials: list[Recipe]) -> Iterator[tuple[str, str]]:
-    """Trials without adversarial training are most robust while they have hardly learned."""
+    """Warn of trials without adversarial training: untrained models look most robust."""
     plain = {not isinstance(trial.objective_of(MAIN), AdversarialSettings) for trial in trials}
     if section.metric != "val_robust_accuracy" or plain == {False}:
         return

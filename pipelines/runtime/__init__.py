@@ -1,1 +1,1 @@
-"""What every stage stands on: cluster, sharded executor, jobs, tracking, artifacts, progress."""
+"""Shared by all stages: cluster, sharded executor, jobs, tracking, artifacts, progress."""

@@ -1,4 +1,4 @@
-"""Folders of finished steps: every file there whole or not at all, `manifest.json` last."""
+"""Folders of finished steps: files are written atomically, `manifest.json` last."""
 
 import fcntl
 import json
@@ -41,7 +41,7 @@ class InputEntry(TypedDict):
 
 
 class Provenance(TypedDict):
-    """What a result was made by and from."""
+    """Code, software and inputs of a result."""
 
     git_revision: str | None
     software: dict[str, str]
@@ -52,7 +52,7 @@ class Provenance(TypedDict):
 
 @cache
 def software() -> dict[str, str]:
-    """Versions that can move a number; part of every certificate's provenance."""
+    """Versions of packages that can change a number; part of every certificate's provenance."""
     names = (
         "casemate",
         "torch",
@@ -99,7 +99,7 @@ class StageDir:
 
     @property
     def part(self) -> str:
-        """Which of its kind this step is: `standard` of `train.standard`."""
+        """The part of the name after the stage: `standard` of `train.standard`."""
         return self.step.partition(".")[2]
 
     @property
@@ -110,7 +110,7 @@ class StageDir:
         return folder
 
     def write_bytes(self, name: str, content: bytes) -> Path:
-        """A file that is there whole or not at all; `name` may begin with folders."""
+        """Write a file atomically; `name` may begin with folders."""
         target = self.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         return files.write_atomic(target, content)
@@ -122,7 +122,7 @@ class StageDir:
         return self.write_text(name, files.json_text(value))
 
     def provenance(self) -> Provenance:
-        """What this was made by and from: revision, versions, runs and contents of inputs."""
+        """Code revision, software versions, MLflow run, and contents of the inputs."""
         manifests = {name: read_manifest(path) for name, path in sorted(self.inputs.items())}
         return {
             "git_revision": git_revision(),
@@ -133,7 +133,7 @@ class StageDir:
         }
 
     def finish(self) -> None:
-        """Seal the step: scratch files go, the manifest with every file's digest comes last."""
+        """Finish the step: remove scratch files, then write the manifest with all digests."""
         shutil.rmtree(self.path / SCRATCH, ignore_errors=True)
         for stale in files.leftovers(self.path):
             stale.unlink()
@@ -166,11 +166,11 @@ class Manifest:
 
     @property
     def content(self) -> str:
-        """A digest of what the step holds, whatever made it."""
+        """A digest of the step's files."""
         return digest_json(dict(self.files))
 
     def as_input(self) -> InputEntry:
-        """What the manifest of a step that reads this one says about it."""
+        """This step as an input in the manifest of another."""
         return {
             "fingerprint": self.fingerprint,
             "mlflow_run_id": self.mlflow_run_id,
@@ -224,7 +224,7 @@ def changed_files(folder: Path) -> list[str]:
 
 
 def is_made_from(folder: Path, inputs: Mapping[str, Path]) -> bool:
-    """Whether a finished step was made from what its inputs hold now, not from a former state."""
+    """Whether a finished step was made from the current contents of its inputs."""
     manifest = read_manifest(folder)
     if manifest is None:
         return False
@@ -236,7 +236,7 @@ def is_made_from(folder: Path, inputs: Mapping[str, Path]) -> bool:
 
 
 def prepare_storage(place: str | Path) -> Path:
-    """The storage folder, made and shown to be writable."""
+    """The storage folder; created, and checked to be writable."""
     root = Path(place)
     if ":/" in str(place):  # a path would quietly become a local folder of that name
         raise CasemateError(

@@ -85,7 +85,7 @@ def connect(section: ClusterSection, *, address: str | None, user_code: Sequence
 
 
 def end_idle_actors() -> None:
-    """End what Ray Data leaves behind: two processes of a hundred megabytes that wait for more.
+    """End the two idle actors that Ray Data leaves behind, a hundred megabytes each.
 
     It starts them again when it needs them. On a shared cluster they may be serving others.
     """
@@ -97,7 +97,7 @@ def end_idle_actors() -> None:
 
 
 def code_env(user_code: Sequence[str] = ()) -> dict[str, Any]:
-    """From a checkout the code travels along; an installed wheel must be in the cluster's image.
+    """A checkout is sent to the cluster; an installed wheel must be in the cluster's image.
 
     Copies of the user's own code travel in either case, each as a folder named by its digest; a
     local Ray finds them where this process does.
@@ -116,12 +116,12 @@ def _refuse_excluded(copy: Path) -> None:
     """Refuse user code in folders that Ray leaves out: `excludes` hold for all that it packs."""
     for path in code_files(copy):
         if found := set(path.relative_to(copy).parts) & set(NOT_CODE):
-            remedy = "is a folder name that does not travel to clusters; rename it"
+            remedy = "is a folder name that is not sent to clusters; rename it"
             raise CasemateError("user code", found.pop(), remedy)
 
 
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
-    """Inside a job its own environment holds already; a driver from outside brings the code."""
+    """Inside a job its environment is set already; a driver from outside sends the code."""
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
         return {}
     return {**code_env(user_code), "env_vars": WORKER_ENV}
@@ -143,7 +143,7 @@ def check_reachable(address: str, *, key: str = "cluster.address") -> None:
             pass
     except OSError as error:
         raise CasemateError(
-            key, address, f"does not answer ({error.strerror or error}); is the cluster up?"
+            key, address, f"cannot be reached ({error.strerror or error}); is the cluster up?"
         ) from error
 
 

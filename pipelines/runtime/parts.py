@@ -1,4 +1,4 @@
-"""Durable results of work units: one checksummed Parquet part per unit, whole or not there."""
+"""Durable results of work units: one checksummed Parquet part per unit, written atomically."""
 
 import json
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class PartStore:
         return self.folder / f"{unit}.parquet"
 
     def has(self, unit: str) -> bool:
-        """True for a finished part that reads back whole; a damaged or foreign one is an error."""
+        """True for a finished, intact part; a damaged part or one of other work is an error."""
         return self.find(unit) is not None
 
     def find(self, unit: str) -> pa.Table | None:

@@ -111,7 +111,7 @@ def run_units(
 ) -> None:
     """Compute every unit that has no part yet. `make` is a module-level function of `config`.
 
-    With a `source`, also the units that it asks for as results come in.
+    With a `source`, also the units that it adds as results come in.
     """
     source = source or _Counted(units)
     todo = [unit for unit in units if not _kept(unit, parts, source)]
@@ -158,7 +158,7 @@ def _kept(unit: Unit, parts: PartStore, source: UnitSource) -> bool:
 
 
 def _missing(source: UnitSource, parts: PartStore, *, room: int) -> list[Unit]:
-    """Up to `room` units that the source asks for and that no earlier start has finished."""
+    """Up to `room` further units of the source that no earlier start has finished."""
     found: list[Unit] = []
     while len(found) < room and (asked := source.next(room - len(found))):
         found += [unit for unit in asked if not _kept(unit, parts, source)]
@@ -166,7 +166,7 @@ def _missing(source: UnitSource, parts: PartStore, *, room: int) -> list[Unit]:
 
 
 def num_actors(cluster: ClusterSection) -> int:
-    """As many actors as the recipe asks for, or as fit."""
+    """The number of actors in the recipe, else as many as fit."""
     fit = max(1, total_cpus() // cluster.cpus_per_actor)
     if cluster.gpus_per_worker:
         gpus = ray.cluster_resources().get("GPU", 0)
@@ -197,7 +197,7 @@ class _Driver:
         self.parts = parts
         self.source = source
         self.bar = bar
-        self.idle: deque[ActorHandle] = deque()  # one entry per free place of a worker
+        self.idle: deque[ActorHandle] = deque()  # one entry per free slot of a worker
         self.busy: dict[Any, tuple[ActorHandle, Unit]] = {}
         self.probes: dict[Any, ActorHandle] = {}
         self.tries: Counter[str] = Counter()
@@ -215,12 +215,12 @@ class _Driver:
             for ref in done:
                 self._collect_probe(ref) if ref in self.probes else self._collect(ref)
             if time.monotonic() - self.last_alive > GIVE_UP_SECONDS and not self.busy:
-                raise ShardFailedError("no worker answers; start again to continue")
+                raise ShardFailedError("all workers are lost; start again to continue")
         if self.failed:
             self._raise_failures()
 
     def _feed(self) -> None:
-        """Give units to free places, asking the source where none are left."""
+        """Give units to free workers; when the queue is empty, take more from the source."""
         if (room := len(self.idle) - len(self.todo)) > 0:
             self.todo.extend(_missing(self.source, self.parts, room=room))
         while self.todo and self.idle:

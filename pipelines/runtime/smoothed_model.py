@@ -57,7 +57,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         asked = {"seconds_per_image": 0.0, "num_estimate": 0, "seed": FRESH, **(params or {})}
         seconds = float(asked["seconds_per_image"])
         if not 0 <= seconds < math.inf:
-            remedy = "is not a number of seconds; 0 stands for no limit"
+            remedy = "is not a number of seconds; 0 means no limit"
             raise CasemateError("seconds_per_image", seconds, remedy)
         settings = dict(self.settings)
         if asked["num_estimate"]:

@@ -65,7 +65,7 @@ class StepRun:
         self.client.log_batch(self.run_id, tags=[RunTag(k, str(v)) for k, v in values.items()])
 
     def metrics(self, values: Mapping[str, float | None], *, step: int = 0) -> None:
-        """Log what is new at this step, in one call."""
+        """Log the metrics that are new at this step, in one call."""
         now = get_current_time_millis()
         fresh = [
             Metric(key, float(value), now, step)
@@ -162,7 +162,7 @@ class StepRun:
             warnings.catch_warnings(),
             mlflow.start_run(run_id=self.run_id),
         ):
-            # MLflow asks for an input example, but would run all draws on it
+            # MLflow recommends an input example, but would run all draws on it
             warnings.simplefilter("ignore", UserWarning)
             networks = Path(place) / "networks"
             shutil.copytree(classifier, networks / "classifier")
@@ -281,7 +281,7 @@ class Tracker:
         return _find_or_create(self.client, self.experiment_id, step, identity, {})
 
     def supersede(self, step: str, fingerprint: str) -> None:
-        """Mark runs of a step that is about to be made anew (`--force`)."""
+        """Mark the runs of a step that will run again (`--force`)."""
         terms = f"tags.`{STEP_TAG}` = '{step}' and tags.`{PRINT_TAG}` = '{fingerprint}'"
         for run in self.client.search_runs([self.experiment_id], terms):
             self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")

@@ -1,1 +1,1 @@
-"""One file per stage: `run(recipe, inputs, out)` reads finished folders and writes its own."""
+"""One folder per stage: `run(recipe, inputs, out)` reads finished folders and writes its own."""

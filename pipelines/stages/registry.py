@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Planning:
-    """What the steps of a stage follow from."""
+    """Input of a stage's plan."""
 
     recipe: "Recipe"
     prepared: Path | None = None  # a finished dataset in place of the recipe's own
@@ -58,7 +58,7 @@ class Share(TypedDict):
 
 
 class Headline(Share, total=False):
-    """A row of a flow's summary; the verdict on the attacks stands with a model's last row."""
+    """A row of a flow's summary; the last row of a model has the verdict on its attacks."""
 
     what: Required[str]
     model: Required[str]
@@ -67,10 +67,10 @@ class Headline(Share, total=False):
 
 
 class StageSteps(Protocol):
-    """`steps.py` of a stage; `headlines` only where the registry says that it has some."""
+    """`steps.py` of a stage; `headlines` only if `Stage.headlines` is set."""
 
     def steps(self, planning: Planning) -> list[Step]:
-        """What the stage adds to the plan, every step after what it needs."""
+        """The steps of the stage, each after the steps it needs."""
 
     def headlines(self, steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
         """The figures of its steps, each with its folder if it is finished."""
@@ -85,7 +85,7 @@ class StageRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is known about a stage before any of its code is loaded."""
+    """Properties of a stage that are known before its code is loaded."""
 
     name: str
     section: str  # of the recipe; without it the stage has nothing to do
@@ -95,7 +95,7 @@ class Stage:
     in_lanes: bool = False  # whether its steps run side by side, each on workers of its own
     needs_cpus: bool = False  # that idle actors of other stages would hold
     headlines: bool = False  # whether its steps have figures for the summary
-    logged: tuple[str, ...] = ()  # files that the flow logs for a stage that knows no tracking
+    logged: tuple[str, ...] = ()  # files that the flow logs, for a stage that does not use tracking
 
     def steps(self) -> StageSteps:
         return cast(StageSteps, self._module("steps"))
@@ -162,7 +162,7 @@ STAGES = {
 
 
 def stages_of(recipe: "Recipe") -> list[Stage]:
-    """The stages that a recipe has work for; needs no look at the data."""
+    """The stages with work for a recipe; the data are not read."""
     return [stage for stage in STAGES.values() if getattr(recipe, stage.section)]
 
 

@@ -127,10 +127,13 @@ class Result:
 class Cli:
     """Runs `python -m pipelines.cli` in a fresh process, as a user's shell would."""
 
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+
     def start(self, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-m", "pipelines.cli", *map(str, arguments)],
-            cwd=ROOT,
+            cwd=self.root,
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

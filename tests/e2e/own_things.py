@@ -54,7 +54,7 @@ class SignNoise:
             x_adv = (items.x + self.eps * signs).clamp(0, 1)
             with torch.no_grad():
                 logits = logits_of(x_adv)
-            left = search.standing if hasattr(search, "standing") else search.robust
+            left = search.robust_rows
             scores = F.cross_entropy(logits, items.y, reduction="none")
             search.visit(left, x_adv[left], logits[left], scores[left])
         return search.result()

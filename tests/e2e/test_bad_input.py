@@ -123,7 +123,7 @@ def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:1", ["127.0.0.1:1 does not answer", "is the cluster up?"]),
+        ("127.0.0.1:1", ["127.0.0.1:1 cannot be reached", "is the cluster up?"]),
         ("localhost", ["localhost is not host:port", "write e.g. "]),
         ("127.0.0.1:many", ["127.0.0.1:many is not host:port", "write e.g. "]),
     ],
@@ -138,16 +138,16 @@ def test_clusters_that_cannot_be_joined(cli, tmp_path, recipe, address, words):
 def test_an_address_in_the_recipe_is_tried_like_one_on_the_command_line(cli, tmp_path):
     recipe = tiny_recipe(tmp_path / "tiny.yaml", cluster={"address": "127.0.0.1:1"})
     result = cli("run", recipe, "--storage", tmp_path / "storage")
-    assert_refused(result, "cluster.address: 127.0.0.1:1 does not answer")
+    assert_refused(result, "cluster.address: 127.0.0.1:1 cannot be reached")
 
 
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        (ANYWHERE, [f"{ANYWHERE} does not answer", "is the cluster up?"]),
+        (ANYWHERE, [f"{ANYWHERE} cannot be reached", "is the cluster up?"]),
         ("127.0.0.1:8265", ["127.0.0.1:8265 is not an http address", "write e.g. http://"]),
         ("http://127.0.0.1:many", ["http://127.0.0.1:many is not host:port", "write e.g. "]),
-        ("https://127.0.0.2", ["https://127.0.0.2 does not answer", "is the cluster up?"]),  # 443
+        ("https://127.0.0.2", ["https://127.0.0.2 cannot be reached", "is the cluster up?"]),  # 443
     ],
 )
 def test_clusters_that_take_no_jobs(cli, tmp_path, recipe, address, words):

@@ -7,8 +7,7 @@ import pytest
 from components.attacks.autoattack import AutoAttack
 from components.attacks.interface import Attack
 from components.attacks.listing import attack_list
-from components.attacks.registry import ATTACKS
-from components.attacks.settings import AttackSettings
+from components.attacks.settings import ATTACKS, AttackSettings
 from components.core.settings import values_of
 from pipelines.recipe.schema.attack import AttackSection
 

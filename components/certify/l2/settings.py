@@ -12,6 +12,7 @@ from components.certify.l2.radius import (
     max_certifiable_radius,
 )
 from components.certify.settings import (
+    FAMILIES,
     CertificateSettings,
     ChallengeSettings,
     ClaimSettings,
@@ -60,6 +61,7 @@ class L2ChallengeSettings(ChallengeSettings):
     num_predict: Count = 1000
 
 
+@FAMILIES.register("components.certify.l2.family:GaussianFamily")
 @settings
 class GaussianSettings(CertificateSettings):
     """Randomized smoothing; defaults are the setting of Cohen et al. 2019, sec. 4."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, MinLen
 
 from components.certify.settings import (
+    FAMILIES,
     CertificateEntry,
     CertificateSettings,
     ChallengeSettings,
@@ -92,6 +93,7 @@ class SweepSettings(Settings):
                 yield Problem(name, list(values), "lists a value twice; keep one")
 
 
+@FAMILIES.register("components.certify.patch.family:AblationFamily")
 @settings
 class AblationSettings(PatchSettings):
     """Patch certificates from votes over ablations (Levine & Feizi 2020, Salman et al. 2022)."""
@@ -225,6 +227,7 @@ class AblationSettings(PatchSettings):
         return "-".join([name, *swept])
 
 
+@FAMILIES.register("components.certify.patch.family:DoubleMaskingFamily")
 @settings
 class DoubleMaskingSettings(PatchSettings):
     """Patch certificates by pairs of masks, for a patch of known size (Xiang et al. 2022)."""

@@ -3,8 +3,11 @@
 from typing import Any
 
 from components.train.objectives.base import Objective
-from components.train.objectives.registry import OBJECTIVES
-from components.train.objectives.settings import ObjectiveSettings, UserObjectiveSettings
+from components.train.objectives.settings import (
+    OBJECTIVES,
+    ObjectiveSettings,
+    UserObjectiveSettings,
+)
 from components.train.objectives.user import user_objective
 
 

@@ -1,11 +1,15 @@
-"""Settings of the training objectives: what the loss is computed on, and how."""
+"""Settings of the training objectives: what the loss is computed on, and how.
+
+To add one, write its settings class here, registered with its implementation.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, Union
 
 from annotated_types import Ge, Le
 
+from components.core.registry import Registry
 from components.core.settings import (
     ByKind,
     Count,
@@ -25,15 +29,18 @@ if TYPE_CHECKING:
     from components.train.settings import TrainSettings
 
 Epochs = Annotated[int, Ge(0)]
+OBJECTIVES = Registry("objective")
 
 
 class TrainingObjectiveSettings(Settings):
-    """Base of all objectives' settings: what other parts of a recipe may ask of an objective.
+    """Base of all objective settings: the features that other parts of a recipe depend on.
 
-    Every question has a default answer, that of an objective without the feature.
+    Every property defaults to an objective without the feature.
     """
 
     __slots__ = ()
+
+    kind: str
 
     @property
     def attack_eps(self) -> float | None:
@@ -74,6 +81,7 @@ class TrainingObjectiveSettings(Settings):
         return iter(())
 
 
+@OBJECTIVES.register("components.train.objectives.standard:Standard")
 @settings
 class StandardSettings(TrainingObjectiveSettings):
     """Cross-entropy, or binary cross-entropy per class, on clean images."""
@@ -180,6 +188,7 @@ class AttackedSettings(AdversarialSettings):
     """Steps between measurements of clean accuracy."""
 
 
+@OBJECTIVES.register("components.train.objectives.adversarial:AdversarialTraining")
 @settings
 class FgsmTrainingSettings(AttackedSettings):
     """Adversarial training with 1 or 2 FGSM steps (Debenedetti et al. 2022, sec. 4)."""
@@ -188,6 +197,7 @@ class FgsmTrainingSettings(AttackedSettings):
     num_steps: Annotated[int, Ge(1), Le(10)] = 1
 
 
+@OBJECTIVES.register("components.train.objectives.adversarial:AdversarialTraining")
 @settings
 class PgdTrainingSettings(AttackedSettings):
     """Adversarial training with many small steps (Madry et al. 2018)."""
@@ -195,6 +205,7 @@ class PgdTrainingSettings(AttackedSettings):
     kind: Literal["pgd"] = "pgd"  # type: ignore[assignment]
 
 
+@OBJECTIVES.register("components.train.objectives.trades:Trades")
 @settings
 class TradesSettings(AdversarialSettings):
     """Clean loss plus divergence between clean and attacked predictions (Zhang et al. 2019)."""
@@ -204,6 +215,7 @@ class TradesSettings(AdversarialSettings):
     passes: Literal["auto", "joint", "separate"] = "auto"
 
 
+@OBJECTIVES.register("components.train.objectives.mart:Mart")
 @settings
 class MartSettings(AdversarialSettings):
     """Adversarial training that up-weights misclassified examples (Wang et al. 2020)."""
@@ -221,6 +233,7 @@ class MartSettings(AdversarialSettings):
         yield from AdversarialSettings.training_problems(self, train)
 
 
+@OBJECTIVES.register("components.train.objectives.ablation:AblationTraining")
 @settings
 class ColumnsTrainingSettings(TrainingObjectiveSettings):
     """Training on column ablations (Salman et al. 2022, sec. 2)."""
@@ -240,6 +253,7 @@ class ColumnsTrainingSettings(TrainingObjectiveSettings):
         yield "band", self.band
 
 
+@OBJECTIVES.register("components.train.objectives.ablation:AblationTraining")
 @settings
 class AblationTrainingSettings(TrainingObjectiveSettings):
     """Training on ablations of any shape, at one place per batch or per image."""
@@ -261,6 +275,7 @@ class AblationTrainingSettings(TrainingObjectiveSettings):
         yield "size", self.size
 
 
+@OBJECTIVES.register("components.train.objectives.noise:GaussianNoise")
 @settings
 class GaussianTrainingSettings(TrainingObjectiveSettings):
     """Training on Gaussian noise (Cohen et al. 2019, sec. 3.3)."""
@@ -273,6 +288,7 @@ class GaussianTrainingSettings(TrainingObjectiveSettings):
         return self.sigma
 
 
+@OBJECTIVES.register("components.train.objectives.denoiser:DenoiserTraining")
 @settings
 class DenoiserTrainingSettings(TrainingObjectiveSettings):
     """Noise prediction at the levels that certification will meet (Carlini et al. 2023, 5.2)."""
@@ -306,6 +322,7 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
             yield Problem("augment", "", remedy)
 
 
+@OBJECTIVES.register("components.train.objectives.noise:DenoisedFineTuning")
 @settings
 class DenoisedTrainingSettings(TrainingObjectiveSettings):
     """Cross-entropy on images that were noised and denoised (Carlini et al. 2023, 4.1)."""
@@ -328,17 +345,7 @@ class UserObjectiveSettings(UserEntry, TrainingObjectiveSettings):
     """An objective of the user's own, `kind: python:file.py:Name`."""
 
 
-ObjectiveSettings = Annotated[
-    StandardSettings
-    | FgsmTrainingSettings
-    | PgdTrainingSettings
-    | TradesSettings
-    | MartSettings
-    | ColumnsTrainingSettings
-    | AblationTrainingSettings
-    | GaussianTrainingSettings
-    | DenoiserTrainingSettings
-    | DenoisedTrainingSettings
-    | UserObjectiveSettings,
-    ByKind(),
-]
+if TYPE_CHECKING:
+    ObjectiveSettings = TrainingObjectiveSettings
+else:
+    ObjectiveSettings = Annotated[Union[(*OBJECTIVES.classes(), UserObjectiveSettings)], ByKind()]

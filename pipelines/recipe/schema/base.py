@@ -1,7 +1,7 @@
 """The recipe's schema is built from the settings classes of the components.
 
 pydantic reads those frozen dataclasses as they are. Their markers are given a meaning here:
-fractions such as `8/255`, unions told apart by `kind`, names. `Section` is for what only
+fractions such as `8/255`, unions discriminated by `kind`, names. `Section` is for what only
 pipelines know: which models, how many items, where the work runs.
 """
 
@@ -68,7 +68,7 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
 
 
 def _union(members: tuple[Any, ...], users_own: type[UserEntry] | None) -> Any:
-    """Settings told apart by their `kind`, which may also name code of the user's own."""
+    """A union of settings discriminated by `kind`, which may also name code of the user's own."""
     known: Any = Annotated[Union[members], Field(discriminator=KIND)]  # type: ignore[valid-type]  # noqa: UP007
     if users_own is None:
         return known
@@ -77,7 +77,7 @@ def _union(members: tuple[Any, ...], users_own: type[UserEntry] | None) -> Any:
 
 
 def _read_users_own(entry: type[UserEntry], value: Any, known: ValidatorFunctionWrapHandler) -> Any:
-    """An entry of kind `python:...` by the settings class of its own; others as they are known."""
+    """Validate kind `python:...` with the user's settings class, other kinds with `known`."""
     if isinstance(value, UserEntry):
         return value
     kind = value.get(KIND) if isinstance(value, Mapping) else None
@@ -97,7 +97,7 @@ def _write_users_own(value: Any, known: SerializerFunctionWrapHandler) -> Any:
     return plain(value) if isinstance(value, UserEntry) else known(value)
 
 
-# The markers are bare classes in components, which know nothing of pydantic.
+# The markers are bare classes in components, which do not import pydantic.
 Fractional.__get_pydantic_core_schema__ = _read_fraction  # type: ignore[attr-defined]
 DenoiserReference.__get_pydantic_core_schema__ = _read_reference  # type: ignore[attr-defined]
 Named.__get_pydantic_core_schema__ = _read_name  # type: ignore[attr-defined]
@@ -110,10 +110,10 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
-    further_keys: ClassVar[tuple[str, ...]] = ()  # understood before a section is made of the rest
+    further_keys: ClassVar[tuple[str, ...]] = ()  # handled before the section is validated
 
     def problems(self) -> Iterator[Problem]:
-        """Rules between fields that are broken; asked only when every field is in range."""
+        """Broken rules between fields; evaluated only if every field is in range."""
         return iter(())
 
     @model_validator(mode="after")
@@ -124,7 +124,7 @@ class Section(BaseModel):
 
 
 def union_of(registry: Registry, *, users_own: type[UserEntry] | None = None) -> Any:
-    """The type of a section of any kind that the registry knows, or of the user's own."""
+    """The type of a section of any registered kind, or of the user's own."""
     return _union(registry.classes(), users_own)
 
 

@@ -1,4 +1,4 @@
-"""The page at the end, and where the work runs and is kept: never part of a result's identity."""
+"""Report, cluster, storage and tracking: not part of a result's identity."""
 
 from typing import Literal
 
@@ -22,7 +22,7 @@ class CompareSection(Section):
 
 
 class ReportSection(Section):
-    """The page at the end."""
+    """The HTML report."""
 
     title: str | None = None
     num_examples: int = Field(default=4, ge=0)
@@ -30,7 +30,7 @@ class ReportSection(Section):
 
 
 class ClusterSection(Section):
-    """Where the work runs; never part of a result's identity."""
+    """Where the work runs; not part of a result's identity."""
 
     address: str | None = None  # None: a local Ray of this process
     num_cpus: Count | None = None  # of the local Ray; None: all cores

@@ -1,4 +1,4 @@
-"""The recipe: one file says everything about a result."""
+"""The recipe: one file that describes a result completely."""
 
 from functools import cached_property
 from pathlib import Path
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 else:
     CertifySettings = union_of(FAMILIES)
 
-EXTENDS = "extends"  # a recipe whose values hold where this one says nothing
+EXTENDS = "extends"  # a recipe whose values are used where this one has none
 MAIN = "main"  # the model of `train.objective`; variants have names of their own
 
 
 class Recipe(Section):
-    """Everything about a result; `cluster`, `storage` and `tracking` only say where it is made."""
+    """All settings of a result; its identity excludes `cluster`, `storage` and `tracking`."""
 
     further_keys: ClassVar[tuple[str, ...]] = (EXTENDS,)
 
@@ -58,7 +58,7 @@ class Recipe(Section):
 
     @cached_property
     def source(self) -> str:
-        """The file that errors name. Set by whoever reads it; no part of the recipe's values."""
+        """The file that errors name. Set on reading; not part of the recipe's values."""
         return self.name
 
     def model_names(self) -> list[str]:
@@ -68,12 +68,12 @@ class Recipe(Section):
         return [MAIN] if self.given_model() else []
 
     def given_model(self) -> Path | None:
-        """The folder of a model that is used as it is: pretrained, and nothing trains it."""
+        """The folder of a given model: pretrained, and not trained by this recipe."""
         start = self.model.pretrained
         return None if self.train or start in (None, "timm") else Path(start).expanduser()
 
     def certificates(self) -> dict[str, CertificateEntry]:
-        """Every certificate that is asked for: sections as they are, sweeps entry by entry."""
+        """All certificates: one per section, or one per entry of a sweep."""
         return {n: e for k, c in self.certify.items() for n, e in c.entries(k).items()}
 
     def objective_of(self, model: str) -> ObjectiveSettings:

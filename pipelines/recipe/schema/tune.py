@@ -16,7 +16,7 @@ MAX_VALUES = 1_000  # of one axis
 MAX_TRIALS = 10_000  # of one search: a longer list is a mistake, and takes minutes to check
 TrialCount = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 
-# Keys that decide how trials are measured, or that trials do not look at.
+# Keys that decide how trials are measured, or that trials do not use.
 FIXED = {
     "train.variants": "belongs to other models; trials train `main`",
     "train.val_": "decides how trials are measured, so it is the same for all",
@@ -255,7 +255,7 @@ class TuneSection(Section):
 
     @property
     def mutable(self) -> list[str]:
-        """Keys of the space that may change while a model trains."""
+        """Keys of the space that may change during training."""
         return [key for key, axis in self.space.items() if key in MUTABLE and _is_numeric(axis)]
 
     @property

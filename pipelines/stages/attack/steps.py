@@ -1,4 +1,4 @@
-"""What the plan says about attacks: a step for each entry, and the headline figures of one."""
+"""Plan of the attack stage: one step per entry, and its headline figures."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,14 +21,14 @@ def steps(planning: Planning) -> list[Step]:
 
 
 def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
-    """Clean accuracy of each model, and what each line of the attack list left."""
+    """Clean accuracy of each model, and accuracy after each line of the attack list."""
     folders = [folder for _, folder in steps if folder]
     rows = [_headlines(json.loads((folder / "summary.json").read_text())) for folder in folders]
     return [row for found in rows for row in found]
 
 
 def _headlines(result: Mapping[str, Any]) -> list[Headline]:
-    """The rows of one entry; a model's verdict stands with its last row."""
+    """The rows of one entry; the last row of a model has its verdict."""
     norm, eps = result["threat"]["kind"], result["threat"]["eps"]
     budget = norm if eps is None else f"{norm} {eps:g}"
     rows: list[Headline] = []

@@ -1,4 +1,4 @@
-"""Attacks on a finished certificate: a certified item that falls refutes it."""
+"""Attacks on a finished certificate: a certified item that is broken refutes it."""
 
 from collections.abc import Sequence
 from functools import partial

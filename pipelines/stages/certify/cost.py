@@ -1,4 +1,4 @@
-"""What the certificates of a recipe will cost; shapes alone, no data and no weights are read."""
+"""Cost estimates of a recipe's certificates, from shapes alone: no data or weights are read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from components.models.costs import Costs, costs_of_shapes, network_of_shapes
 from pipelines.recipe import denoisers
 from pipelines.recipe.schema.recipe import Recipe
 
-NUM_CLASSES = 1000  # where the files will say; the head is a small share of all FLOPs
+NUM_CLASSES = 1000  # while the files are not read; the head is a small share of all FLOPs
 Row = dict[str, Any]  # of the estimate, as JSON has it
 
 
@@ -136,7 +136,7 @@ def _trained_ablation(recipe: Recipe, model: str) -> tuple[str, int] | None:
 def _denoiser(
     recipe: Recipe, settings: CertificateSettings, *, key: str, channels: int, side: int
 ) -> tuple[Costs, int]:
-    """What the denoiser of a certificate costs, and how often it is asked for each draw."""
+    """Cost of a certificate's denoiser, and its passes per draw."""
     if (name := settings.denoiser_name) is None:
         return NO_DENOISER, 0
     assert isinstance(settings, GaussianSettings)  # the others have no denoiser
@@ -194,7 +194,7 @@ def _rates(
         }
     width = int(getattr(model.net, "num_features", 0))
     names = accelerators or [n for n, a in ACCELERATORS.items() if dtype in a.peak_tflops]
-    # An unknown dtype leaves no name: let the first accelerator say what there is.
+    # No accelerator has this dtype: the error of the first one lists those it has.
     return {
         name: nominal_rate(name, dtype=dtype, width=width)
         for name in names or list(ACCELERATORS)[:1]
@@ -214,5 +214,5 @@ def _num_items(
     published = find_source(recipe.data.source).splits or {}
     known = [n for n in (settings.num_items, given, recipe.data.limits.get("test")) if n]
     if not known and not published.get("test"):
-        raise CasemateError(f"{key}.num_items", None, "is open; say --items N")
+        raise CasemateError(f"{key}.num_items", None, "is open; give --items N")
     return min(known) if known else int(published["test"])

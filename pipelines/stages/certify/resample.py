@@ -78,7 +78,7 @@ def _known_items(split: Split, number: int) -> dict[str, int]:
 
 
 def _wrong_labels(items: Sequence[ItemVotes], known: Mapping[str, int]) -> list[str]:
-    """Of all items, drawn or not: asking for labels needs no votes."""
+    """Wrong labels of all items, resampled or not: labels need no votes."""
     return [
         f"item {item.item_id}: label {item.label}, dataset says {known[item.item_id]}"
         for item in items
@@ -87,7 +87,7 @@ def _wrong_labels(items: Sequence[ItemVotes], known: Mapping[str, int]) -> list[
 
 
 def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -> tuple[Path, Path]:
-    """Where model and data are: as named, else what the step's manifest says it read."""
+    """The folders of model and data: as given, else those in the step's manifest."""
     inputs = _inputs(folder)
     model, data = (
         model or _find(inputs, folder, votes.header.model_digest),
@@ -95,7 +95,9 @@ def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -
     )
     if model is None or data is None:
         raise CasemateError(
-            "verify", folder, "does not say which model and data voted; use --model and --data"
+            "verify",
+            folder,
+            "does not name the model and data of its votes; use --model and --data",
         )
     return model, data
 
@@ -107,7 +109,7 @@ def _inputs(folder: Path) -> Mapping[str, str]:
 
 
 def _find(inputs: Mapping[str, str], folder: Path, digest: str) -> Path | None:
-    """The model among a step's inputs: the one with this digest, else any, to be told apart."""
+    """The model among a step's inputs: the one with this digest, else any (refused later)."""
     places = [folder / p / "model" for n, p in inputs.items() if n.startswith("train.")]
     places += [folder / p for n, p in inputs.items() if n.startswith("model.")]
     known = [place for place in places if (place / "model.json").is_file()]
@@ -123,7 +125,7 @@ def _denoiser(folder: Path, votes: Votes, given: Path | None) -> str | None:
     on_disk = [folder / p for n, p in inputs.items() if n.startswith("denoiser.")]
     place = given or next(iter(on_disk), None) or _find(inputs, folder, recorded["digest"])
     if place is None:
-        remedy = "does not say which denoiser stood in front of the model; use --denoiser"
+        remedy = "does not name the denoiser of its votes; use --denoiser"
         raise CasemateError("verify", folder, remedy)
     digest = source_digest(source_of(place))
     if digest != recorded["digest"]:

@@ -1,4 +1,4 @@
-"""What the certify stage writes, tracks and publishes."""
+"""Files, metrics and registered models of the certify stage."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def record_challenge(out: StageDir, result: Mapping[str, Any]) -> None:
         claim = out.path / CERTIFICATE_NAME
         rename(claim, REFUTED_NAME)  # not to be taken for valid
         raise RuntimeError(
-            f"{result['broken_certified']} certified item(s) of {out.step} fell to "
+            f"{result['broken_certified']} certified item(s) of {out.step} were broken by "
             f"{result['attack']}: {', '.join(result['broken_items'])}; "
             "the certificate is wrong, do not use it"
         )

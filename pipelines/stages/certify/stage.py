@@ -32,7 +32,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Collect the missing votes, derive the certificate, challenge it."""
     entry = recipe.certificates()[out.part]
     settings, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
-    for name, other in recipe.certificates().items():  # all before the first votes are paid for
+    for name, other in recipe.certificates().items():  # all, before the first votes are computed
         _check_sizes(other.section, dataset, key=f"certify.{name}")
     family, request = family_of(settings.kind), _request(recipe, settings, inputs, out)
     family.check_model(request, dataset)
@@ -59,7 +59,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
 def _request(
     recipe: Recipe, settings: CertificateSettings, inputs: Mapping[str, Path], out: StageDir
 ) -> VoteRequest[CertificateSettings]:
-    """What is asked for, with the places of its inputs."""
+    """The settings of the certificate with the folders of its inputs."""
     return VoteRequest(
         settings=settings,
         key=f"certify.{out.part}",

@@ -1,4 +1,4 @@
-"""What the plan says about certificates: a step for each, and the headline figures of one."""
+"""Plan of the certify stage: one step per certificate, and its headline figures."""
 
 import json
 from collections.abc import Mapping, Sequence

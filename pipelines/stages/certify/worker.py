@@ -1,4 +1,4 @@
-"""What runs on an actor: the family's own workers, loaded from what a task says."""
+"""Workers of the certify stage: those of the certificate's family, built from a task."""
 
 from components.certify.challenge import ChallengeTask
 from components.certify.registry import family_of
@@ -8,12 +8,12 @@ from components.core.units import WorkFn
 
 
 def make_voter(task: VoteTask[VoteSettings]) -> WorkFn:
-    """What computes the votes of a unit."""
+    """The worker that computes the votes of a unit."""
     return family_of(task.votes.kind).worker(task)
 
 
 def make_challenger(
     challenge: ChallengeTask[VoteSettings, ChallengeSettings, ClaimSettings],
 ) -> WorkFn:
-    """What attacks a certified item."""
+    """The worker that attacks a certified item."""
     return family_of(challenge.task.votes.kind).challenger(challenge)

@@ -74,7 +74,7 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
         },
     )
     out.write_text("dataset.json", text)
-    _remove(record_path(folder, plan.file) for plan in plans)  # dataset.json says it all now
+    _remove(record_path(folder, plan.file) for plan in plans)  # dataset.json holds all of it
 
 
 def open_sources(data: "DataSettings") -> tuple[Source, Source | None]:

@@ -1,4 +1,4 @@
-"""What the plan says about the images: one step, known by the content of the data's files."""
+"""Plan of the prepare stage: one step, identified by the content of the data files."""
 
 from pathlib import Path
 from typing import Any

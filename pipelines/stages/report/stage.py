@@ -14,9 +14,9 @@ from torch import Tensor
 from components.certify.l2.cohen_tsv import audit, read_cohen_tsv
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
-from components.report import attacked, galleries, results, sections
+from components.report import attacked, chapters, galleries, results
 from components.report.certified import certificate_facts
-from components.report.content import Content, Fact, Gallery, Section
+from components.report.content import Chapter, Content, Fact, Gallery
 from components.report.page import render
 from components.report.radii import ComparedTable
 from components.report.sweeps import own_charts
@@ -38,7 +38,7 @@ class ReportSettings(Protocol):
 
 
 class ReportRecipe(Protocol):
-    """What this stage asks of a recipe."""
+    """The parts of a recipe that this stage uses."""
 
     @property
     def name(self) -> str: ...
@@ -51,7 +51,7 @@ class ReportRecipe(Protocol):
 
 
 class ReportOutput(Protocol):
-    """What this stage asks of its output folder."""
+    """The parts of the output folder that this stage uses."""
 
     @property
     def path(self) -> Path: ...
@@ -62,14 +62,14 @@ class ReportOutput(Protocol):
 
 def run(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> None:
     """Read what the run has finished, write `tables/*.csv` and, last, `report.html`."""
-    page = build_content(recipe, inputs, out)
-    for table in page.tables():
+    content = build_content(recipe, inputs, out)
+    for table in content.tables():
         out.write_text(f"tables/{table.name}.csv", to_csv(table))
-    out.write_text("report.html", render(page))
+    out.write_text("report.html", render(content))
 
 
 def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> Content:
-    """The page's content from the folders of finished steps; only `prepare` must be there."""
+    """The page's content from the folders of finished steps; only `prepare` is required."""
     if "prepare" not in inputs:
         raise CasemateError(
             "report", "prepare", "is not finished; the report needs the prepared dataset"
@@ -83,23 +83,23 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         if result.family.visible(result.document.evidence) is not None
         for gallery in _ablations(result, dataset, num_examples=recipe.report.num_examples)
     ]
-    chapters = (
-        sections.attack_section(found.attacks),
-        sections.patch_section(found, pictures=pictures),
-        sections.radius_section(found),
-        sections.example_section(found, num_examples=recipe.report.num_examples),
-        sections.training_section(found.trained),
-        sections.tuning_section(found.tuned),
-        sections.threat_section(found),
-        _verify_section(found, beside=out.path),
+    shown = (
+        chapters.attack_chapter(found.attacks),
+        chapters.patch_chapter(found, pictures=pictures),
+        chapters.radius_chapter(found),
+        chapters.example_chapter(found, num_examples=recipe.report.num_examples),
+        chapters.training_chapter(found.trained),
+        chapters.tuning_chapter(found.tuned),
+        chapters.threat_chapter(found),
+        _verify_chapter(found, beside=out.path),
     )
     return Content(
         recipe.report.title or recipe.name,
         f"Recipe {recipe.name}, seed {recipe.seed}",
-        sections.identity(found),
-        sections.headline(found),
-        sections.checks(found),
-        tuple(chapter for chapter in chapters if chapter),
+        chapters.identity(found),
+        chapters.headline(found),
+        chapters.checks(found),
+        tuple(chapter for chapter in shown if chapter),
         yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True),
         (
             Fact("dataset digest", dataset.digest, code=True),
@@ -110,9 +110,9 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
     )
 
 
-def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> sections.Results:
+def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> chapters.Results:
     """Every finished folder of the run, in the flow's order."""
-    facts = sections.Dataset(
+    facts = chapters.Dataset(
         tuple(dataset.classes),
         dataset.channels,
         dataset.height,
@@ -126,7 +126,7 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> sectio
     }
     given = [results.read_model(step, inputs[step]) for step in steps["model"]]
     trained = [results.read_train(step, inputs[step]) for step in steps["train"]]
-    return sections.Results(
+    return chapters.Results(
         facts,
         (*given, *trained),
         results.read_tune("tune", inputs["tune"]) if "tune" in inputs else None,
@@ -136,7 +136,7 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> sectio
 
 
 def _compared(name: str, entry: CompareSection) -> ComparedTable:
-    """A table of somebody else's radii, and what cannot be true of it."""
+    """Published radii of another work, and the rows that cannot be true."""
     rows = read_cohen_tsv(Path(entry.path).expanduser())
     problems = (
         audit(rows, sigma=entry.sigma, n=entry.num_estimate, alpha=entry.failure_prob)
@@ -163,8 +163,8 @@ def _ablations(
     return [galleries.ablation_gallery(result, images=images, votes=votes, classes=dataset.classes)]
 
 
-def _verify_section(found: sections.Results, *, beside: Path) -> Section | None:
-    """How a reader checks each certificate; relative paths, so that the page can travel."""
+def _verify_chapter(found: chapters.Results, *, beside: Path) -> Chapter | None:
+    """Commands that check each certificate; paths are relative, so that the page can be moved."""
     if not found.certificates:
         return None
     facts: list[Fact] = []
@@ -176,10 +176,10 @@ def _verify_section(found: sections.Results, *, beside: Path) -> Section | None:
         "Each command recomputes every claim of a certificate from its stored votes and needs no "
         "model and no GPU. Run it in the folder that holds this report's own folder."
     )
-    return Section("verify", "Check the certificates", intro, facts=tuple(facts))
+    return Chapter("verify", "Check the certificates", intro, facts=tuple(facts))
 
 
-def _model_facts(found: sections.Results) -> tuple[Fact, ...]:
+def _model_facts(found: chapters.Results) -> tuple[Fact, ...]:
     return tuple(Fact(f"model {t.model}", t.digest, code=True) for t in found.trained)
 
 

@@ -1,4 +1,4 @@
-"""What the plan says about the report: one step, after everything else."""
+"""Plan of the report stage: one step, after all others."""
 
 from pathlib import Path
 

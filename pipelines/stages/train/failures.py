@@ -1,4 +1,4 @@
-"""Which failures of training workers are worth another try.
+"""Failure policy of training: which failures of workers are retried.
 
 Light to import: Ray's controller, which decides, loads this module without torch and timm.
 """
@@ -13,13 +13,13 @@ from components.core.errors import CasemateError
 
 
 def mistake_in(error: TrainingFailedError) -> CasemateError | None:
-    """What a user can mend among the errors of the workers; others may only follow from it."""
+    """The user's mistake among the errors of the workers; other errors may follow from it."""
     failures = error.worker_failures.values() if isinstance(error, WorkerGroupError) else ()
     return next((failure for failure in failures if isinstance(failure, CasemateError)), None)
 
 
 class MistakesEndTraining(DefaultFailurePolicy):  # type: ignore[misc]  # Ray has no types
-    """Ray's tries after lost workers, and none after a mistake: it would be made again."""
+    """Ray's retries after lost workers, but none after a user's mistake."""
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         if mistake_in(training_failed_error):

@@ -1,4 +1,4 @@
-"""What training writes and logs: progress and epochs while it runs, figures and the model after."""
+"""Files and metrics of training: progress and epochs while it runs, then figures and the model."""
 
 import json
 from collections.abc import Mapping, Sequence

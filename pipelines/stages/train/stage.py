@@ -89,7 +89,7 @@ class FailFastTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
     """Ray's trainer that does not retry after a user's mistake, and starts two processes fewer.
 
     The first of these hands out datasets, of which we pass none. The second frees the CPUs of a
-    lost controller; it asks the dashboard whether the controller lives, and a local Ray has none.
+    lost controller; it queries the dashboard for the controller, and a local Ray has no dashboard.
     """
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:

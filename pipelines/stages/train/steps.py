@@ -1,4 +1,4 @@
-"""What the plan says about models: a step for each training, or the model that is given."""
+"""Plan of the train stage: one step per model, or the given model."""
 
 from pathlib import Path
 

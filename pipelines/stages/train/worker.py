@@ -1,4 +1,4 @@
-"""What every Ray Train worker runs.
+"""The function that every Ray Train worker runs.
 
 Rank 0 keeps `live.json` (finished epochs, position inside the running one) on the storage. Light to
 import: Ray's controller loads this module too, without torch and timm.
@@ -36,14 +36,14 @@ def has_checkpoint(scratch: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """What a worker is told."""
+    """The input of a worker."""
 
     recipe: dict[str, Any]  # resolved, with absolute paths
     recipe_digest: str  # of the recipe as it was written
     model: str
     dataset: Path
     live: Path  # what rank 0 reports while it trains
-    stopped: Path  # why training cannot go on; only then it exists
+    stopped: Path  # why training cannot continue; exists only then
     out: Path
     num_threads: int
 

@@ -1,4 +1,4 @@
-"""Optuna behind Ray Tune; imported only by searches that ask for it."""
+"""Optuna behind Ray Tune; imported only by searches of kind optuna."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ except ImportError as error:
 
 
 class NumberedSearch(OptunaSearch):  # type: ignore[misc]
-    """Optuna's proposals as numbered points; of a list it chooses places, which may hold anything.
+    """Numbered points of Optuna; from a list it chooses indices, so values may be of any type.
 
     Its state, random numbers and past trials included, is saved and restored with the experiment.
     """
@@ -47,7 +47,7 @@ class NumberedSearch(OptunaSearch):  # type: ignore[misc]
 
 
 def distribution(axis: Axis) -> BaseDistribution:
-    """An axis in Optuna's words."""
+    """An axis as a distribution of Optuna."""
     match axis:
         case UniformAxis():
             return FloatDistribution(axis.low, axis.high, step=axis.step)

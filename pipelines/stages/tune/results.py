@@ -21,13 +21,13 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial left: figures are those of the epoch whose weights it would keep."""
+    """Results of one trial, of the epoch whose weights it would keep."""
 
     number: int
     values: Values
     epochs: int
     finished: bool  # trained to its end, not stopped by the scheduler
-    stopped: str | None  # why training cannot go on with these values
+    stopped: str | None  # why training cannot continue with these values
     figures: Mapping[str, float | None]
     robust: str  # per attacked validation item, in order: 1 = right under attack
     schedule: tuple[Json, ...]  # since which epoch it had which values
@@ -84,20 +84,20 @@ class Comparison:
         return {"value": k / n, "low": low, "high": high, "num_items": n}
 
     def difference(self, trial: Trial, other: Trial) -> dict[str, float]:
-        """The metric of a trial minus that of another; item by item where verdicts are kept."""
+        """The metric of a trial minus that of another; paired where results per item are kept."""
         if self.metric == "val_robust_accuracy":
-            return paired_difference(verdicts(trial), verdicts(other))
+            return paired_difference(robust_items(trial), robust_items(other))
         counts = [round((t.figures[self.metric] or 0) * self.num_items) for t in (trial, other)]
         return difference(*counts, n=self.num_items, n_before=self.num_items)
 
 
-def verdicts(trial: Trial) -> NDArray[np.bool_]:
+def robust_items(trial: Trial) -> NDArray[np.bool_]:
     """Per attacked validation item: right under attack."""
-    return np.array([verdict == "1" for verdict in trial.robust])
+    return np.array([mark == "1" for mark in trial.robust])
 
 
 def trials_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -> Json:
-    """`trials.json`: ranked, with intervals; what noise alone could explain is a tie."""
+    """`trials.json`: ranked, with intervals; differences that are not significant are ties."""
     best, section = trials[0], tuned(recipe)
     rows = []
     for trial in trials:

@@ -1,4 +1,4 @@
-"""What stops or replaces trials, and what a resumed search must know of it.
+"""Schedulers that stop or replace trials, and their state for a resumed search.
 
 Ray saves trials and proposals of a search, but nothing of its scheduler: `state` and `restore` are
 what a snapshot adds.
@@ -51,7 +51,7 @@ def scheduler(recipe: Recipe, *, epochs: int) -> TrialScheduler:
 
 
 class KeptAsha(ASHAScheduler):  # type: ignore[misc]
-    """Successive halving that goes on with the rungs of an interrupted search.
+    """Successive halving that resumes with the rungs of an interrupted search.
 
     A trial repeats the epoch that a kill took from it; the rung has seen that epoch before and
     would let it pass, so the stopped trials are kept, too.
@@ -88,7 +88,7 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
             perturbation_interval=pbt.interval,
             burn_in_period=burn_in,
             quantile_fraction=pbt.quantile,
-            hyperparam_mutations={"point": {}},  # what changes is said by `_get_new_config`
+            hyperparam_mutations={"point": {}},  # `_get_new_config` makes the changes
             log_config=False,
             synch=True,
         )
@@ -96,7 +96,7 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
         self.known: dict[str, dict[str, object]] = {}  # of the trials of an interrupted search
 
     def on_trial_add(self, tune_controller: TuneController, trial: Trial) -> None:
-        """Go on with what is known of a trial: it is back after a failure, or after a restart.
+        """Restore the state of a trial that is back after a failure or a restart.
 
         Ray starts every pending trial at once; one that waits for the others is paused.
         """
@@ -136,7 +136,7 @@ class SeededPbt(PopulationBasedTraining):  # type: ignore[misc]
         return {**trial_to_clone.config, "point": {"trial": number, "values": values}}, {}
 
     def state(self) -> dict[str, object]:
-        """What is known of the trials; checkpoints to copy are chosen anew at every change."""
+        """The state of the trials; checkpoints to copy are chosen again at every change."""
         known = {trial.trial_id: dict(vars(own)) for trial, own in self._trial_state.items()}
         return {
             "known": {i: own | {"last_checkpoint": None} for i, own in known.items()},

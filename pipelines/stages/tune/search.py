@@ -36,7 +36,7 @@ class Ending(tune.Stopper):  # type: ignore[misc]
 def fit(
     recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int
 ) -> tune.ResultGrid:
-    """Run the trials, or those that an interrupted run left; Ray Tune's result grid."""
+    """Run the trials, or the unfinished ones of an interrupted run; Ray Tune's result grid."""
     cluster = recipe.cluster
     resources = {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_worker}
     trainable = tune.with_resources(trial, resources)

@@ -1,4 +1,4 @@
-"""What a killed search goes on from: one file with its whole state, replaced at once.
+"""Snapshots of a search: one file with its whole state, replaced atomically.
 
 Ray copies its state to the storage file by file and in place, so that a kill leaves empty ones, or
 some that are older than others.
@@ -48,7 +48,7 @@ class Snapshots(tune.Callback):  # type: ignore[misc]
         self._take(trials)
 
     def _take(self, trials: Sequence[Trial]) -> None:
-        """Ray writes in this same thread: what it has written is whole, and of one moment."""
+        """Ray writes in this thread, so its files are complete and consistent."""
         if not trials or self.ended_by_mistake:
             return
         place = Path(trials[0].storage.experiment_fs_path)
@@ -62,14 +62,14 @@ class Snapshots(tune.Callback):  # type: ignore[misc]
 
 
 def pack(files: Iterable[Path], target: Path) -> None:
-    """One archive of some files, there whole or not at all; it outlasts a power failure."""
+    """Write one archive of some files atomically; it survives a power failure."""
     with atomic(target) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for file in files:
             archive.write(file, file.name)
 
 
 def unpack(place: Path) -> str | None:
-    """Put the last snapshot where Ray looks for it; else why there is nothing to go on from."""
+    """Unpack the last snapshot for Ray; else return why the search cannot be resumed."""
     try:
         with zipfile.ZipFile(place / SNAPSHOT) as archive:
             if archive.testzip():
@@ -82,7 +82,7 @@ def unpack(place: Path) -> str | None:
     except (OSError, zipfile.BadZipFile) as error:
         return f"its snapshot cannot be read ({error})"
     try:
-        tune.ExperimentAnalysis(str(place))  # Ray would log a traceback and go on without values
-    except Exception as error:  # other versions of Ray fail in ways of their own
+        tune.ExperimentAnalysis(str(place))  # Ray would log a traceback and continue without values
+    except Exception as error:  # the error depends on the version of Ray
         return f"this version of Ray cannot read its state ({type(error).__name__})"
     return None

@@ -22,7 +22,7 @@ from pipelines.stages.tune.worker import MISTAKE
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
-    """Run or resume the trials, rank them, write tables, verdicts and the best recipe."""
+    """Run or resume the trials, rank them, write tables, results per item and the best recipe."""
     epochs = tune_points.longest_epochs(recipe)
     results = tune_search.fit(recipe, inputs, out, epochs=epochs)
     trials = _finished(results, metric=tune_points.tuned(recipe).metric)
@@ -81,7 +81,7 @@ def _write_verdicts(trials: Sequence[Trial], prepared: Path, out: StageDir) -> P
     columns: dict[str, object] = {"item_id": list(attacked.item_ids)}
     for trial in sorted(trials, key=lambda trial: trial.number):
         if trial.robust:
-            columns[f"trial_{trial.number}"] = tune_results.verdicts(trial)
+            columns[f"trial_{trial.number}"] = tune_results.robust_items(trial)
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     return out.write_bytes("verdicts.parquet", sink.getvalue().to_pybytes())

@@ -1,4 +1,4 @@
-"""What the plan says about a search: one step for all its trials."""
+"""Plan of the tune stage: one step for all trials."""
 
 from components.core.settings import plain
 from pipelines.stages.registry import DATASET, Planning, Step

@@ -52,7 +52,7 @@ class Point(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialJob:
-    """What all trials of a search are told."""
+    """The input that all trials of a search share."""
 
     recipe: dict[str, Any]  # resolved, with absolute paths
     dataset: Path
@@ -79,7 +79,7 @@ def trial(config: TrialConfig) -> None:
 def train(job: TrialJob, values: Values) -> None:
     """Train to the last epoch; every epoch is a report with its checkpoint.
 
-    The checkpoint knows which values trained which epochs: a scheduler that copies trials and
+    The checkpoint records which values trained which epochs: a scheduler that copies trials and
     changes their values leaves a schedule, and it is read from there.
     """
     torch.set_num_threads(job.num_threads)

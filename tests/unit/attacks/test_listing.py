@@ -14,8 +14,8 @@ from components.attacks.gradient import Pgd, in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.listing import attack_list, check_class_count, make_attack
-from components.attacks.registry import ATTACKS
 from components.attacks.settings import (
+    ATTACKS,
     AasSettings,
     ApgdSettings,
     ApgdTargetedSettings,

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from components.certify import CLAIMS
 from components.certify.certificate import CertificateDocument, check_claim, write_certificate
 from components.certify.family import CertificateFamily
 from components.certify.header import VotesHeader
-from components.certify.registry import CLAIMS, FAMILIES, family_of
+from components.certify.registry import FAMILIES, family_of
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import HEADER_KEY, read_table, read_votes, write_votes
 from components.core.digests import canonical_json

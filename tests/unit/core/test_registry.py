@@ -4,11 +4,11 @@ from typing import Literal
 
 import pytest
 
-from components.attacks.registry import ATTACKS
+from components.attacks.settings import ATTACKS
 from components.certify.registry import FAMILIES
 from components.core.registry import Registry
 from components.core.settings import Settings, settings
-from components.train.objectives.registry import OBJECTIVES
+from components.train.objectives.settings import OBJECTIVES
 
 ALL = [ATTACKS, OBJECTIVES, FAMILIES]
 

@@ -157,5 +157,5 @@ def test_the_command_says_what_it_left_out():
 
 
 def test_the_command_takes_one_pattern():
-    with pytest.raises(CasemateError, match="--all: vit_\\* stands alone"):
+    with pytest.raises(CasemateError, match="--all: vit_\\* takes no NAME"):
         CliRunner().invoke(commands, ["resnet18", "--all", "vit_*"], catch_exceptions=False)

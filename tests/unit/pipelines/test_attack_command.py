@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.attacks.registry import ATTACKS
+from components.attacks.settings import ATTACKS
 from components.core.errors import CasemateError
 from pipelines.cli.attack import listed
 from pipelines.recipe.schema.attack import AttackSection

@@ -6,6 +6,7 @@ import pytest
 
 from components.report.content import (
     Accuracy,
+    Chapter,
     Chart,
     Check,
     Column,
@@ -14,7 +15,6 @@ from components.report.content import (
     Gallery,
     LegendEntry,
     Picture,
-    Section,
     Strip,
     Table,
 )
@@ -50,7 +50,7 @@ def test_long_names_and_many_columns_do_not_push_the_page_wide(width, tmp_path):
     headline = Table("headline", (Column("Model"), *proven), ((name, *[half] * 9),))
     svg = attack_bars([name], clean=[half], attacked=[half], name="bars", alt=name)
     legend = (LegendEntry(name, "attacked", "bar"),)
-    chapter = Section(
+    chapter = Chapter(
         "s", name, name, charts=(Chart("c", name, svg, legend, (name,), headline),),
         galleries=(Gallery(name, name, (Strip(name, (Picture("data:,", name, name),)),)),),
         tables=(replace(headline, name="wide"),), facts=(Fact(name, name), Fact(name, name, True)),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from components.evaluate.accuracy import accuracy
-from components.report.content import Accuracy, Column, Content, Section, Table
+from components.report.content import Accuracy, Chapter, Column, Content, Table
 
 
 def counted(held: int, num_items: int) -> Accuracy:
@@ -61,6 +61,6 @@ def test_a_ragged_table_and_two_tables_of_one_name_are_refused():
     with pytest.raises(ValueError, match="2 cells, 1 columns"):
         Table("t", (Column("a"),), ((1, 2),))
     table = Table("t", (Column("a"),), ((1,),))
-    page = Content("", "", (), table, (), (Section("s", "S", tables=(table,)),), "")
+    page = Content("", "", (), table, (), (Chapter("s", "S", tables=(table,)),), "")
     with pytest.raises(ValueError, match="share a name"):
         page.tables()

@@ -75,7 +75,7 @@ def test_other_claims_kinds_and_tokens_are_other_sweeps(tmp_path):
     assert [r.name for r in sweeps.own_charts(results, [sweep])] == [
         "certify.c", "certify.d", "certify.e"
     ]  # fmt: skip
-    shown = sweeps.headliners(results, [sweep], lambda _: "main")
+    shown = sweeps.headline_results(results, [sweep], lambda _: "main")
     assert [r.name for r in shown] == ["certify.a", "certify.c", "certify.d", "certify.e"]
     assert sweeps.headline_detail(results[0], "3 px", [sweep]) == "3 px, size 3, stride 1"
     assert sweeps.headline_detail(results[2], "3 px", [sweep]) == "3 px"
@@ -88,7 +88,7 @@ def test_charts_follow_size_and_stride_where_there_are_several(tmp_path):
     assert "by stride, size 2 px" in by_stride.title
     assert 'aria-label="Certified accuracy by size. ' in by_size.svg
     assert "var(--proven" in by_size.svg
-    assert any("pick it on other items" in line for line in by_size.caption)
+    assert any("on other items than these" in line for line in by_size.caption)
     _, (only,) = swept(tmp_path / "sizes", [(2, 1), (3, 1)])
     assert len(sweeps.sweep_charts(only, lambda _: "main", image_area=AREA)) == 1
 

@@ -14,9 +14,9 @@ import pytest
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
+from components.report.chapters import checks
 from components.report.content import Check, Column, Content, Table
 from components.report.page import render
-from components.report.sections import checks
 from pipelines.stages.report import stage as report
 
 CHAPTERS = {
@@ -195,7 +195,7 @@ def test_contradictions_fail_exactly_one_check(step, name, change, finished, tmp
 def test_a_failed_check_raises_the_alarm_on_the_page(page):
     table = Table("headline", (Column("Model"),), (("main",),))
     alarmed = render(Content("t", "s", (), table, (Check(True, "a"), Check(False, "b")), (), ""))
-    assert "1 of 2 checks" in alarmed
+    assert "1 of 2 consistency checks" in alarmed
     assert alarmed.count('<li class="failed">') == 1
     assert 'role="alert"' not in page
 

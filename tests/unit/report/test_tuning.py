@@ -62,9 +62,9 @@ def texts(svg: str) -> set[str]:
     return {(node.text or "").strip() for node in parsed(svg).iter() if node.tag.endswith("text")}
 
 
-def test_the_first_trial_is_the_best_and_ties_are_told():
-    section = tuning.section(FOUND)
-    (table,) = section.tables
+def test_the_first_trial_is_the_best_and_ties_are_named():
+    chapter = tuning.chapter(FOUND)
+    (table,) = chapter.tables
     assert (table.marked, table.rows[0][0]) == (0, 3)
     assert [row[-1] for row in table.rows] == [
         "-", "no: a tie", "yes", "not compared", "not compared",
@@ -73,22 +73,22 @@ def test_the_first_trial_is_the_best_and_ties_are_told():
     assert table.rows[0][titles.index("under attack")] == share(40)
     assert table.rows[4][titles.index("under attack")] is None
     assert "kind = pgd" in table.rows[1][titles.index("train.objective")]
-    assert "5 trials, compared by val_robust_accuracy on 50 validation items." in section.intro
-    assert "1 of them cannot be told from the best one" in section.intro
-    assert "schedule" not in section.intro
+    assert "5 trials, compared by val_robust_accuracy on 50 validation items." in chapter.intro
+    assert "Ties with the best: 1;" in chapter.intro
+    assert "schedule" not in chapter.intro
 
 
 def test_one_chart_for_all_keys_and_one_for_each():
-    charts = tuning.section(FOUND).charts
+    charts = tuning.chapter(FOUND).charts
     assert [chart.name for chart in charts] == ["tune.parallel", *(f"tune.{key}" for key in SPACE)]
     assert {"fgsm", "pgd", "0", "0.05", "0.5", "0.0001", "0.001", "0.01"} <= texts(charts[0].svg)
     assert {"0", "0.05", "0.5"} <= texts(charts[2].svg)
-    assert all(chart.svg == again.svg for chart, again in zip(charts, tuning.section(FOUND).charts,
+    assert all(chart.svg == again.svg for chart, again in zip(charts, tuning.chapter(FOUND).charts,
                                                               strict=True))  # fmt: skip
 
 
-def test_every_trial_with_a_score_is_a_line_and_the_best_one_stands_out():
-    svg = tuning.section(FOUND).charts[0].svg
+def test_every_trial_with_a_score_is_a_line_and_the_best_one_is_highlighted():
+    svg = tuning.chapter(FOUND).charts[0].svg
     strokes = re.findall(r"stroke: var\(--(\w+),[^)]*\)(?:[^\"]*)\"", svg)
     lines = [s for s in re.findall(r'style="([^"]*)"', svg) if "stroke-width: 2.4" in s]
     assert len(lines) == 1
@@ -107,31 +107,31 @@ def test_a_trial_lies_where_its_value_is():
 
 
 def test_a_chain_has_its_table_with_differences_in_points():
-    section = tuning.section(replace(FOUND, space={}, steps=STEPS))
-    additive, trials = section.tables
+    chapter = tuning.chapter(replace(FOUND, space={}, steps=STEPS))
+    additive, trials = chapter.tables
     assert (additive.name, trials.name) == ("additive", "trials")
     assert [row[0] for row in additive.rows] == ["XCiT-S12", "+ warm-up", "+ decay"]
     assert additive.rows[0][-3:] == (None, None, None)
     assert additive.rows[1][-3:] == pytest.approx((8.0, -3.0, 19.0))
-    assert [chart.name for chart in section.charts] == ["tune.additive"]
-    assert {"XCiT-S12", "+ warm-up"} <= texts(section.charts[0].svg)
+    assert [chart.name for chart in chapter.charts] == ["tune.additive"]
+    assert {"XCiT-S12", "+ warm-up"} <= texts(chapter.charts[0].svg)
 
 
 def test_a_schedule_is_not_sold_as_a_recipe():
-    assert "train it anew" in tuning.section(replace(FOUND, scheduler="pbt")).intro
+    assert "train it again" in tuning.chapter(replace(FOUND, scheduler="pbt")).intro
 
 
 def test_clean_accuracy_is_shown_once_where_it_decides():
-    section = tuning.section(replace(FOUND, metric="val_accuracy"))
-    titles = [column.title for column in section.tables[0].columns]
+    chapter = tuning.chapter(replace(FOUND, metric="val_accuracy"))
+    titles = [column.title for column in chapter.tables[0].columns]
     assert titles.count("clean") == 1
     assert "under attack" not in titles
-    assert "apgd-ce" not in section.intro
+    assert "apgd-ce" not in chapter.intro
 
 
 def test_only_failed_trials_make_a_table_without_charts():
     failed = replace(FOUND, trials=TRIALS[4:])
-    assert tuning.section(failed).charts == ()
+    assert tuning.chapter(failed).charts == ()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_labels_of_different_sections_differ_and_stay_short(values):
 def test_hostile_names_stay_text():
     hostile = '<script>alert("x")</script> & $\\frac{1}{0}$'
     steps = (replace(STEPS[0], name=hostile),)
-    (chart,) = tuning.section(replace(FOUND, space={}, steps=steps)).charts
+    (chart,) = tuning.chapter(replace(FOUND, space={}, steps=steps)).charts
     assert not [node for node in parsed(chart.svg).iter() if node.tag.endswith("script")]
     assert any(text.startswith("<script>") for text in texts(chart.svg))
 

@@ -14,7 +14,7 @@ from components.train.objectives.aas import AasTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import LossOut, Objective
 from components.train.objectives.make import implementation, trained_for
-from components.train.objectives.registry import OBJECTIVES
+from components.train.objectives.settings import OBJECTIVES
 from components.train.objectives.standard import Standard
 from components.train.objectives.wrapper import ObjectiveWrapper
 from components.train.settings import TrainSettings, VariantSettings
@@ -35,14 +35,13 @@ def example(kind: str) -> s.TrainingObjectiveSettings:
     return cls(**{key: value for key, value in REQUIRED.items() if key in names})
 
 
-def test_the_registry_holds_every_kind_of_the_union_once():
-    *known, users_own = get_args(get_args(s.ObjectiveSettings)[0])
-    assert OBJECTIVES.classes() == tuple(known)
-    assert users_own is s.UserObjectiveSettings
+def test_the_recipe_takes_every_registered_kind_and_the_users_own():
+    members = get_args(get_args(s.ObjectiveSettings)[0])
+    assert members == (*OBJECTIVES.classes(), s.UserObjectiveSettings)
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
-def test_every_kind_has_an_objective_and_torch_free_answers(kind):
+def test_every_kind_has_an_objective_and_torch_free_properties(kind):
     settings = example(kind)
     assert isinstance(settings, s.TrainingObjectiveSettings)
     assert issubclass(implementation(settings), Objective)
@@ -60,7 +59,7 @@ def test_every_kind_has_an_objective_and_torch_free_answers(kind):
 
 
 def test_reading_settings_loads_no_torch():
-    code = "import sys, components.train.settings, components.train.objectives.registry as r;"
+    code = "import sys, components.train.settings, components.train.objectives.settings as r;"
     code += "print('torch' in sys.modules, len(list(r.OBJECTIVES)))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", str(len(list(OBJECTIVES)))]

@@ -1,4 +1,4 @@
-"""Results to page: which chapters there are and what each one says."""
+"""Chapters of the report, built from results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from components.report import attacked, certified, figures, galleries, radii, sw
 from components.report.content import (
     Accuracy,
     Cell,
+    Chapter,
     Chart,
     Check,
     Column,
     Fact,
     Gallery,
     LegendEntry,
-    Section,
     Table,
 )
 from components.report.results import AttackResult, CertifyResult, TrainResult, TuneResult
@@ -44,7 +44,7 @@ ACCURACY_SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """The facts of a prepared dataset that the page states."""
+    """The properties of a prepared dataset that the report shows."""
 
     classes: tuple[str, ...]
     channels: int
@@ -56,7 +56,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything that a run has finished; what was not part of it is empty."""
+    """All finished results of a run; parts that were not run are empty."""
 
     dataset: Dataset
     trained: tuple[TrainResult, ...] = ()
@@ -66,18 +66,18 @@ class Results:
     compared: tuple[radii.ComparedTable, ...] = ()
 
     def model_of(self, result: CertifyResult) -> str:
-        """The trained model that a certificate is about, found by digest; never by position."""
+        """The trained model of a certificate, found by its digest."""
         digest = str(result.document.evidence.model_digest)
         names = {train.digest: train.model for train in self.trained}
         return names.get(digest, f"model {digest[:12]}")
 
     def sweeps(self) -> tuple[sweeps.Sweep, ...]:
-        """Certificates that differ in ablation size and stride alone."""
+        """Certificates that differ only in ablation size and stride."""
         return sweeps.find_sweeps(self.certificates, self.model_of)
 
 
 def headline(results: Results) -> Table:
-    """One row per model; a number that was not part of the run stays empty."""
+    """One row per model; results that were not run are empty."""
     models = list(
         dict.fromkeys(
             [
@@ -90,16 +90,16 @@ def headline(results: Results) -> Table:
     columns: dict[Column, dict[str, Accuracy]] = {Column("Clean", "measured"): _clean(results)}
     for attack in results.attacks:
         detail = short_threat(attack.threat)
-        column = _fresh(Column(f"After {attack.title}", "attacked", detail), columns, attack.name)
+        column = _unique(Column(f"After {attack.title}", "attacked", detail), columns, attack.name)
         columns[column] = attack.robust
     swept = results.sweeps()
-    for result in sweeps.headliners(results.certificates, swept, results.model_of):
+    for result in sweeps.headline_results(results.certificates, swept, results.model_of):
         title, detail, share = certified.headline_cell(result)
         detail = sweeps.headline_detail(result, detail, swept)
         column = certified.proven_column(title, detail, result)
         model = results.model_of(result)
         if model in columns.get(column, {}):
-            column = _fresh(column, columns, result.name)
+            column = _unique(column, columns, result.name)
         columns.setdefault(column, {})[model] = share
     rows: list[tuple[Cell, ...]] = [
         (m, *(cells.get(m) for cells in columns.values())) for m in models
@@ -108,12 +108,12 @@ def headline(results: Results) -> Table:
 
 
 def checks(results: Results) -> tuple[Check, ...]:
-    """What must hold between the numbers of the page; a failed one is shown, in red."""
+    """Consistency checks between the results; a failed check is shown in red."""
     found = [
         Check(
-            all(attacked.falls(model) for model in attack.models.values()),
-            f"{attack.name}: from clean accuracy through the list of attacks to the last figure, "
-            "accuracy never rises.",
+            all(attacked.never_rises(model) for model in attack.models.values()),
+            f"{attack.name}: accuracy never rises from clean items along the list of attacks, and "
+            "ends at the robust accuracy.",
         )
         for attack in results.attacks
     ]
@@ -125,20 +125,20 @@ def checks(results: Results) -> tuple[Check, ...]:
         found += [
             Check(
                 same_data and same_model,
-                f"{result.name}: was made with a model and the dataset of this run.",
+                f"{result.name}: model and dataset are those of this run.",
             ),
             Check(
                 bool(result.document.sound) and certified.recount_agrees(result),
-                f"{result.name}: the rule is a proven one, and a recount of the claims of all "
-                "items gives its summary.",
+                f"{result.name}: the rule is sound, and the claims of all items add up to the "
+                "summary.",
             ),
         ]
         if challenge := result.challenge:
             whole = challenge.broken_certified == 0
             found.append(
                 Check(
-                    whole and challenge.certified.value <= challenge.standing.value,
-                    f"{result.name}: {challenge.attack} on {challenge.standing.num_items} items "
+                    whole and challenge.certified.value <= challenge.robust.value,
+                    f"{result.name}: {challenge.attack} on {challenge.robust.num_items} items "
                     f"broke {'none' if whole else challenge.broken_certified} of the "
                     f"{challenge.certified.num_correct} that are certified against it.",
                 )
@@ -146,22 +146,22 @@ def checks(results: Results) -> tuple[Check, ...]:
     return tuple(found)
 
 
-def attack_section(attacks: Sequence[AttackResult]) -> Section | None:
-    """What the attack lists left, how it depends on the budget, and whether to believe it."""
+def attack_chapter(attacks: Sequence[AttackResult]) -> Chapter | None:
+    """Robust accuracy by attack, by budget and steps, and the sanity checks."""
     if not attacks:
         return None
-    return Section(
+    return Chapter(
         "attacks",
         "Under attack",
-        "Accuracy after an attack is an upper limit: a stronger attack can only lower it. An item "
-        "counts if it is classified correctly before and after; all items are in the denominator. "
-        "In a list of attacks, each gets the items that all before it left standing.",
+        "Accuracy under attack is an upper bound: a stronger attack can only lower it. An item "
+        "counts if it is classified correctly before and after the attack; all items are in the "
+        "denominator. Each attack of a list gets the items that are robust so far.",
         charts=tuple(chart for attack in attacks for chart in attacked.charts(attack)),
         tables=tuple(table for attack in attacks for table in attacked.tables(attack)),
     )
 
 
-def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section | None:
+def patch_chapter(results: Results, *, pictures: Sequence[Gallery]) -> Chapter | None:
     """Patch certificates with the pictures of their ablations."""
     found = [c for c in results.certificates if c.threat == "patch"]
     if not found:
@@ -176,7 +176,7 @@ def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section |
         for sweep in swept
         for chart in sweeps.sweep_charts(sweep, results.model_of, image_area=area)
     ]
-    return Section(
+    return Chapter(
         "patches",
         "Proven against patches",
         " ".join(_intros(found)),
@@ -189,7 +189,7 @@ def patch_section(results: Results, *, pictures: Sequence[Gallery]) -> Section |
 
 
 def _intros(found: Sequence[CertifyResult]) -> list[str]:
-    """How each family of these certificates proves its claims, once."""
+    """One paragraph per certificate family: how it proves its claims."""
     kinds: dict[AnyFamily, set[str]] = {}
     for result in found:
         kinds.setdefault(result.family, set()).add(result.kind)
@@ -197,12 +197,12 @@ def _intros(found: Sequence[CertifyResult]) -> list[str]:
     return [family.proof_words(kinds[family]) for family in ordered]
 
 
-def radius_section(results: Results) -> Section | None:
+def radius_chapter(results: Results) -> Chapter | None:
     """l2 certificates."""
     found = [c for c in results.certificates if c.threat == "l2"]
     if not found:
         return None
-    return Section(
+    return Chapter(
         "radii",
         "Proven within an l2 radius",
         " ".join(_intros(found)),
@@ -215,7 +215,7 @@ def radius_section(results: Results) -> Section | None:
     )
 
 
-def example_section(results: Results, *, num_examples: int) -> Section | None:
+def example_chapter(results: Results, *, num_examples: int) -> Chapter | None:
     """Attacked items."""
     shown = tuple(
         gallery
@@ -224,28 +224,28 @@ def example_section(results: Results, *, num_examples: int) -> Section | None:
             attack, classes=results.dataset.classes, num_examples=num_examples
         )
     )
-    return Section("examples", "Attacked items", galleries=shown) if shown else None
+    return Chapter("examples", "Attacked items", galleries=shown) if shown else None
 
 
-def training_section(trained: Sequence[TrainResult]) -> Section | None:
+def training_chapter(trained: Sequence[TrainResult]) -> Chapter | None:
     """One figure per model."""
     charts = tuple(_training_chart(train) for train in trained if train.rows)
     if not charts:
         return None
     intro = (
-        "Validation items only; the test items behind every other number were not used here. "
+        "Validation items only; all other numbers are from test items. "
         "Robust validation accuracy is measured with a short attack during training."
     )
-    return Section("training", "Training", intro, charts=charts)
+    return Chapter("training", "Training", intro, charts=charts)
 
 
-def tuning_section(tuned: TuneResult | None) -> Section | None:
-    """All trials with the best one marked, and what each value did."""
-    return tuning.section(tuned) if tuned and tuned.trials else None
+def tuning_chapter(tuned: TuneResult | None) -> Chapter | None:
+    """All trials, the best one highlighted, and scores by value."""
+    return tuning.chapter(tuned) if tuned and tuned.trials else None
 
 
-def threat_section(results: Results) -> Section | None:
-    """What each adversary may do."""
+def threat_chapter(results: Results) -> Chapter | None:
+    """The threat model of each attack and certificate."""
     facts = [
         Fact(a.name, f"{long_threat(a.threat)} {attacked.settings(a)}.") for a in results.attacks
     ]
@@ -259,13 +259,13 @@ def threat_section(results: Results) -> Section | None:
         for c in results.certificates
     ]
     intro = (
-        "Every budget is in pixels in [0, 1] at the native size of the items, before normalisation."
+        "All budgets are in pixels in [0, 1] at the native size of the items, before normalisation."
     )
-    return Section("threats", "Threat models", intro, facts=tuple(facts)) if facts else None
+    return Chapter("threats", "Threat models", intro, facts=tuple(facts)) if facts else None
 
 
 def identity(results: Results) -> tuple[Fact, ...]:
-    """What the numbers are about."""
+    """Image size, classes, splits and architectures."""
     data = results.dataset
     splits = ", ".join(f"{count:,} {name}" for name, count in data.splits.items())
     channels = "1 channel" if data.channels == 1 else f"{data.channels} channels"
@@ -283,7 +283,7 @@ def identity(results: Results) -> tuple[Fact, ...]:
 
 
 def _clean(results: Results) -> dict[str, Accuracy]:
-    """Clean accuracy of each model, from the attack that looked at the most items."""
+    """Clean accuracy of each model, from the attack with the most items."""
     clean: dict[str, Accuracy] = {}
     for attack in results.attacks:
         for model, share in attack.clean.items():
@@ -292,8 +292,8 @@ def _clean(results: Results) -> dict[str, Accuracy]:
     return clean
 
 
-def _fresh(column: Column, taken: Mapping[Column, object], name: str) -> Column:
-    """The column, told apart by its step's name if an equal heading is taken."""
+def _unique(column: Column, taken: Mapping[Column, object], name: str) -> Column:
+    """The column, with the name of its step if its heading is taken."""
     return (
         column
         if column not in taken
@@ -304,13 +304,13 @@ def _fresh(column: Column, taken: Mapping[Column, object], name: str) -> Column:
 def _training_chart(train: TrainResult) -> Chart:
     keys = [key for key in HISTORY if any(row.get(key) is not None for row in train.rows)]
     rows = tuple(tuple(_cell(row.get(key)) for key in keys) for row in train.rows)
-    name, said = f"train.{train.model}", _last_epoch(train.rows[-1])
+    name, summary = f"train.{train.model}", _last_epoch(train.rows[-1])
     return Chart(
         name,
         f"{train.model}: {len(train.rows)} epochs",
-        figures.training_curves(train.rows, name=name, alt=f"Training of {train.model}. {said}"),
+        figures.training_curves(train.rows, name=name, alt=f"Training of {train.model}. {summary}"),
         tuple(sign for key, sign in ACCURACY_SIGNS.items() if key in keys),
-        (said,),
+        (summary,),
         Table(name, tuple(Column(key, "number") for key in keys), rows),
     )
 
