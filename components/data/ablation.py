@@ -27,7 +27,7 @@ class Ablations:
     kind: str
     image_size: tuple[int, int]  # height, width
     band: int
-    stride: int = 1
+    stride: int
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -11,7 +11,6 @@ All of them take pixels x + sigma n with x in [0, 1] and return estimates of x o
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,9 +19,11 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 from components.core.seeding import standard_normals
+from components.core.settings import settings
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
 from components.denoising.schedule import NoiseSchedule, abar_of
+from components.denoising.settings import AncestralSettings, HeunSettings, OneShotSettings
 
 # The standard normals of a step, of the images' shape. A randomised classifier is certified only if
 # they are independent of the noise in the images and fresh for each of them.
@@ -33,7 +34,8 @@ VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "learned_range")
 class Sampler(Protocol):
     """Denoises; `draws` is asked by samplers that are random, and by them alone."""
 
-    denoiser: Denoiser
+    @property
+    def denoiser(self) -> Denoiser: ...
 
     def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images: ...
 
@@ -57,8 +59,8 @@ def draws_of_samples(
     return draw
 
 
-@dataclass(frozen=True, slots=True)
-class OneShot(Sampler):
+@settings
+class OneShot(OneShotSettings):
     """The network's estimate at once (Carlini et al. 2023, alg. 1 and sec. 5.3)."""
 
     denoiser: Denoiser
@@ -69,8 +71,8 @@ class OneShot(Sampler):
         return to_pixels(self.denoiser.estimate(u, abar=abar, timestep=timestep))
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestral(Sampler):
+@settings
+class Ancestral(AncestralSettings):
     """Back through the schedule, a little noise taken and a little less put back at each step.
 
     Ho et al. 2020, eqs. 6 and 7, with the variance of Nichol & Dhariwal 2021, eq. 15, where it is
@@ -80,15 +82,10 @@ class Ancestral(Sampler):
     """
 
     denoiser: Denoiser
-    num_steps: int | None = None
-    start: str = "exact"
 
     def __post_init__(self) -> None:
+        AncestralSettings.__post_init__(self)
         check_variance(self.denoiser.diffusion.variance)
-        if self.start not in ("exact", "reference"):
-            raise CasemateError("denoiser.start", self.start, "is unknown; exact or reference")
-        if self.num_steps is not None and self.num_steps < 1:
-            raise CasemateError("denoiser.num_steps", self.num_steps, "must be at least 1")
 
     def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
         u = on_schedule(noisy, sigma)
@@ -154,21 +151,14 @@ def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | N
     return [int(t) for t in np.unique(spread.round().astype(int))[::-1]]
 
 
-@dataclass(frozen=True, slots=True)
-class Heun(Sampler):
+@settings
+class Heun(HeunSettings):
     """The probability flow, deterministic (Karras et al. 2022, alg. 1 with eq. 5 for the levels).
 
     The state is z = u + s n, with s from 2 sigma down to `last` and then 0.
     """
 
     denoiser: Denoiser
-    num_levels: int = 18
-    last: float = 0.002
-    rho: float = 7.0
-
-    def __post_init__(self) -> None:
-        if self.num_levels < 2:
-            raise CasemateError("denoiser.num_levels", self.num_levels, "must be at least 2")
 
     def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
         z, levels = 2 * noisy - 1, self.levels(sigma)
@@ -203,11 +193,10 @@ SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 }
 
 
-def make_sampler(settings: Mapping[str, Any], denoiser: Denoiser) -> Sampler:
-    """The sampler of plain settings: its `kind` and its own fields."""
-    own = dict(settings)
-    kind = own.pop("kind")
+def make_sampler(fields: Mapping[str, Any], denoiser: Denoiser) -> Sampler:
+    """Return the sampler of plain settings: a `kind` and the fields of that kind."""
+    kind = fields["kind"]
     if kind not in SAMPLERS:
         remedy = f"is unknown; choose one of {', '.join(SAMPLERS)}"
         raise CasemateError("sampler.kind", kind, remedy)
-    return SAMPLERS[kind](denoiser, **own)
+    return SAMPLERS[kind](denoiser=denoiser, **fields)

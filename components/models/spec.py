@@ -5,9 +5,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from components.core.errors import CasemateError
+from components.core.settings import default_of
+from components.models.settings import ModelSettings
 
 TOKEN_POLICIES = ("drop", "mask")
 UPSAMPLE_MODES = ("nearest", "bilinear", "bicubic")
+# What model.json means where a key is missing. Part of the file format, unlike defaults.
+ABSENT_KEYS = {"upsample_mode": "nearest", "token_policy": "mask"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,8 @@ class ModelSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     upsample: int | None = None  # side that the network sees; None = native
-    upsample_mode: str = "nearest"
-    token_policy: str = "mask"
+    upsample_mode: str = default_of(ModelSettings, "upsample_mode")
+    token_policy: str = default_of(ModelSettings, "token_policy")
     options: Mapping[str, Any] = field(default_factory=dict)  # passed to the architecture
     trained_for: Mapping[str, Any] = field(
         default_factory=dict
@@ -82,16 +86,16 @@ class ModelSpec:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for model.json; `upsample_mode` only where it is not the default.
+        """Plain values for model.json; `upsample_mode` only where it is not `nearest`.
 
-        The dictionary is part of every model's digest, and models older than that key must keep
-        theirs.
+        The dictionary is part of the model's digest, and digests of models older than that key
+        must not change.
         """
         values = {
             k: list(v) if isinstance(v, tuple) else dict(v) if isinstance(v, Mapping) else v
             for k, v in asdict(self).items()
         }
-        if self.upsample_mode == "nearest":
+        if self.upsample_mode == ABSENT_KEYS["upsample_mode"]:
             del values["upsample_mode"]
         return values
 
@@ -104,7 +108,7 @@ class ModelSpec:
                 source, unknown[0], f"is not a ModelSpec key; known: {sorted(known)}"
             )
         plain: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+            k: tuple(v) if isinstance(v, list) else v for k, v in {**ABSENT_KEYS, **values}.items()
         }
         try:
             return cls(**plain)

@@ -47,9 +47,9 @@ Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of ima
 class VotingBackend:
     """How votes are computed: changes their cost, not their meaning. Recorded with them."""
 
-    path: str = "fast"  # plain: ablated images through the model as it is
-    precision: str = "float32"  # of the blocks
-    compiled: bool = False
+    path: str  # fast, or plain: ablated images through the unchanged model
+    precision: str  # of the blocks
+    compiled: bool
 
     def __post_init__(self) -> None:
         if self.path not in ("fast", "plain"):
@@ -69,7 +69,8 @@ class VotingBackend:
         return self.compiled or self.precision != "float32"
 
 
-FAST = VotingBackend()
+FAST = VotingBackend(path="fast", precision="float32", compiled=False)
+PLAIN = VotingBackend(path="plain", precision="float32", compiled=False)
 
 
 class AblationPredictor:

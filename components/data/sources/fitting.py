@@ -6,6 +6,8 @@ import numpy as np
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.core.settings import default_of
+from components.data.settings import DataSettings
 from components.data.sources.base import Pixels
 
 _FITS = ("pad", "resize", "crop")
@@ -16,7 +18,7 @@ class Fitting:
     """What the data settings of these names ask for; None keeps what is there."""
 
     image_size: int | None = None
-    fit: str = "pad"
+    fit: str = default_of(DataSettings, "fit")
     channels: int | None = None
     resize: int | None = None  # of crop: the shorter side before cropping; None: image_size
 

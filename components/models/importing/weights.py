@@ -10,12 +10,14 @@ import torch
 
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.models.adapt import State
 from components.models.catalog import find
 from components.models.importing.layouts import AUTO, Unwrapped, to_timm_names, unwrap
 from components.models.importing.match import ImportReport, load_matching
 from components.models.importing.read import read_checkpoint
 from components.models.pixels import PixelModel
+from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 
 REMEDY = (
@@ -34,10 +36,10 @@ class Target:
     image_size: int | None = None  # native side of the images
     channels: int = 3
     upsample: int | None = None
-    upsample_mode: str = "nearest"
+    upsample_mode: str = default_of(ModelSettings, "upsample_mode")
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    token_policy: str = "mask"
+    token_policy: str = default_of(ModelSettings, "token_policy")
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

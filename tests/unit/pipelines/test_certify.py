@@ -24,7 +24,7 @@ from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.models.voting import AblationPredictor, VotingBackend
+from components.models.voting import FAST, AblationPredictor
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.certify import challenge
@@ -366,7 +366,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
             voting, "AblationPredictor", wraps=voting.AblationPredictor
         ) as asked:
             assert resample(out.path, count=2, **places) == []
-    assert asked.call_args.kwargs["backend"] == VotingBackend(precision="bfloat16")
+    assert asked.call_args.kwargs["backend"] == replace(FAST, precision="bfloat16")
     assert document_of(out)["evidence"]["settings"]["way"]["precision"] == "bfloat16"
     for item_id, votes in votes_of(out).items():
         assert (votes == votes_of(finished["rows"])[item_id]).all()
