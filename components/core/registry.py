@@ -1,4 +1,4 @@
-"""Names -> things: one registry for each kind of thing, with its settings class and its code."""
+"""Registries of attacks, objectives and so on: name -> settings class and implementation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class Entry:
 
 
 class Registry:
-    """All kinds of one thing, in their order; a kind's names are the `kind` of its settings."""
+    """All entries of one sort, in order; names are the literals of `kind` in the settings class."""
 
     def __init__(self, what: str) -> None:
         self.what = what  # in the singular: "attack"
         self._entries: dict[str, Entry] = {}
 
     def add(self, settings: type, implementation: str) -> None:
-        """Register a settings class and where it is implemented."""
+        """Register a settings class and its implementation, `module:attribute`."""
         for name in get_args(hints_of(settings)[KIND]):
             if name in self._entries:
                 raise ValueError(f"{self.what} {name} is registered twice")

@@ -1,11 +1,11 @@
-"""From noisy to clean images: in one step, in many random ones, or along an ODE.
+"""Denoising in one step, in many random steps, or along an ODE.
 
 All of them take pixels x + sigma n with x in [0, 1] and return estimates of x on the same scale.
 
 | sampler | network passes | randomness |
 |---|---|---|
 | `OneShot` | 1 | none |
-| `Ancestral` | one per timestep, or `num_steps` | fresh normals, of the caller |
+| `Ancestral` | one per timestep, or `num_steps` | fresh normals from the caller |
 | `Heun` | 2 `num_levels` - 1 | none |
 """
 
@@ -25,14 +25,14 @@ from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
 from components.denoising.schedule import NoiseSchedule, abar_of
 from components.denoising.settings import AncestralSettings, HeunSettings, OneShotSettings
 
-# The standard normals of a step, of the images' shape. A randomised classifier is certified only if
+# Step -> standard normals in the shape of the images. A randomised classifier is certified only if
 # they are independent of the noise in the images and fresh for each of them.
 Draws = Callable[[int], Tensor]
 VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "learned_range")
 
 
 class Sampler(Protocol):
-    """Denoises; `draws` is asked by samplers that are random, and by them alone."""
+    """Denoises images; only random samplers call `draws`."""
 
     @property
     def denoiser(self) -> Denoiser: ...
@@ -43,11 +43,11 @@ class Sampler(Protocol):
 def draws_of_samples(
     *, run_seed: int, stream: str, item_id: str, start: int, stop: int, shape: tuple[int, ...]
 ) -> Draws:
-    """What a sampler draws for the noisy copies `start..stop-1` of an item, whoever denoises them.
+    """Draws of a sampler for the noisy copies `start..stop-1` of an item, on any worker.
 
-    `stream` is that of the noise in the copies. The sampler's own streams are other ones, and each
-    stream has its own: if the draws that choose a class shared them with those that bound its
-    probability, the two would not be independent.
+    `stream` is that of the noise in the copies; the sampler derives its own streams from it. If
+    draws that choose a class shared them with draws that bound its probability, the two would not
+    be independent.
     """
 
     def draw(step: int) -> Tensor:
@@ -61,7 +61,7 @@ def draws_of_samples(
 
 @settings
 class OneShot(OneShotSettings):
-    """The network's estimate at once (Carlini et al. 2023, alg. 1 and sec. 5.3)."""
+    """The network's estimate in one pass (Carlini et al. 2023, alg. 1 and sec. 5.3)."""
 
     denoiser: Denoiser
 
@@ -73,12 +73,12 @@ class OneShot(OneShotSettings):
 
 @settings
 class Ancestral(AncestralSettings):
-    """Back through the schedule, a little noise taken and a little less put back at each step.
+    """Ancestral sampling: each step removes noise and adds less noise back.
 
     Ho et al. 2020, eqs. 6 and 7, with the variance of Nichol & Dhariwal 2021, eq. 15, where it is
-    learned. The first step leaves from the exact level of sigma, between two timesteps. With
-    `num_steps` only so many timesteps are visited, spread evenly. `start: reference` takes images
-    of that level for those of the timestep below, as the authors' code does.
+    learned. The first step starts at the exact level of sigma, between two timesteps. With
+    `num_steps`, only this many timesteps are visited, evenly spaced. `start: reference` treats
+    images of that level as those of the timestep below, as the authors' code does.
     """
 
     denoiser: Denoiser
@@ -110,7 +110,7 @@ class Ancestral(AncestralSettings):
         output = self.denoiser.output(u, timestep)
         clean = self.denoiser.diffusion.clean(output, u, abar)
         if abar_next == 1:
-            return clean  # the last step: the mean is the estimate, and no noise is put back
+            return clean  # the last step: the mean is the estimate, no noise is added
         alpha = abar / abar_next
         beta = 1 - alpha
         small = beta * (1 - abar_next) / (1 - abar)  # variance of the posterior given u_0
@@ -128,18 +128,18 @@ class Ancestral(AncestralSettings):
 
 
 def check_variance(variance: str, *, predicted: bool = True) -> None:
-    """Refuse what ancestral sampling cannot put back: unknown variances, or one not `predicted`."""
+    """Reject ancestral sampling if the variance is unknown, or learned but not `predicted`."""
     key = "denoiser.scheduler.variance_type"
     if variance not in VARIANCES:
-        remedy = f"is not supported by ancestral sampling; it knows {', '.join(VARIANCES)}"
+        remedy = f"is not supported by ancestral sampling; choose one of {', '.join(VARIANCES)}"
         raise CasemateError(key, variance, remedy)
     if variance == "learned_range" and not predicted:
-        remedy = "needs a network that predicts it: twice as many channels out as in"
+        remedy = "needs a network that predicts it: twice as many output as input channels"
         raise CasemateError(key, variance, remedy)
 
 
 def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | None) -> list[int]:
-    """The timesteps that are visited after the level of sigma itself, falling.
+    """Timesteps that are visited after the level of sigma, descending.
 
     Of `num_steps` visits the first is that level; the others are spread evenly over all timesteps
     below it, the first and the last of them included.
@@ -153,7 +153,7 @@ def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | N
 
 @settings
 class Heun(HeunSettings):
-    """The probability flow, deterministic (Karras et al. 2022, alg. 1 with eq. 5 for the levels).
+    """Deterministic probability flow (Karras et al. 2022, alg. 1 with eq. 5 for the levels).
 
     The state is z = u + s n, with s from 2 sigma down to `last` and then 0.
     """
@@ -172,7 +172,7 @@ class Heun(HeunSettings):
         return to_pixels(z)
 
     def levels(self, sigma: float) -> list[float]:
-        """Noise-to-signal ratios, falling; the last one is not yet 0."""
+        """Noise-to-signal ratios, descending; the last one is above 0."""
         if 2 * sigma <= self.last:
             raise CasemateError("sigma", sigma, f"is not above the last level {self.last / 2:g}")
         ends = (2 * sigma) ** (1 / self.rho), self.last ** (1 / self.rho)

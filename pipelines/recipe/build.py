@@ -9,7 +9,7 @@ import torch
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
-from components.models.pretrained import TIMM, check_descent, read_parent
+from components.models.pretrained import TIMM, check_compatible, read_parent
 from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.make import trained_for
@@ -62,7 +62,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
         trained_for=trained_for(recipe.objective_of(model), start=start),
     )
     if parent:
-        check_descent(spec, parent)
+        check_compatible(spec, parent)
     return spec
 
 
@@ -77,10 +77,10 @@ def with_absolute_paths(
     for model in recipe.model_names() if recipe.train else []:
         key = objective_key(model)
         if behind := recipe.objective_of(model).denoiser_name:
-            changes[f"{key}.objective.denoiser"] = denoisers.placed(behind, inputs)
+            changes[f"{key}.objective.denoiser"] = denoisers.with_absolute_path(behind, inputs)
     for key, section in model_sections(recipe):
         if section.pretrained and is_on_disk(section.pretrained):
-            changes[f"{key}.pretrained"] = denoisers.placed(section.pretrained, {})
+            changes[f"{key}.pretrained"] = denoisers.with_absolute_path(section.pretrained, {})
         elif section.pretrained not in (None, TIMM):
             start = Path(section.pretrained).expanduser().absolute()
             changes[f"{key}.pretrained"] = str(start)

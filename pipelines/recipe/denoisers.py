@@ -42,7 +42,7 @@ def network_of(section: ModelSettings) -> tuple[str, Mapping[str, Any]]:
     return section.architecture, section.options
 
 
-def placed(name: str, inputs: Mapping[str, Path]) -> str:
+def with_absolute_path(name: str, inputs: Mapping[str, Path]) -> str:
     """A denoiser by the absolute path of its folder, if it is on disk or among the inputs."""
     if is_on_disk(name):
         kind, _, path = name.partition(":")
@@ -59,7 +59,7 @@ def of_certificate(
         return None
     if is_on_disk(section.denoiser):
         return source_of(inputs[f"denoiser.{part}"])
-    return placed(section.denoiser, inputs)
+    return with_absolute_path(section.denoiser, inputs)
 
 
 def folder_behind(recipe: Recipe, name: str) -> str | None:

@@ -57,7 +57,7 @@ def setup(
     half = (0.5,) * channels
     spec = ModelSpec(classifier, 10, channels, classifier_side, half, half, options=options)
     network = tiny_unet(image_size=side, channels=channels, num_classes=0, **unet)
-    denoiser = denoiser_of(network, Diffusion.named("linear", 1000)).arranged(side)
+    denoiser = denoiser_of(network, Diffusion.named("linear", 1000)).with_fast_layout(side)
     model = DenoisedClassifier(
         OneShot(denoiser=denoiser), PixelModel(spec).eval(), image_size=side, sigma=SIGMA
     )

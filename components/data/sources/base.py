@@ -1,4 +1,4 @@
-"""What every source promises: a cheap list of entries, and one entry decoded on any worker."""
+"""Interface of sources: a cheap list of entries, each of which any worker can decode."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +14,21 @@ Pixels = NDArray[np.uint8]  # (H, W, C), C is 1 or 3
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One item as the listing knows it, before anybody reads its pixels."""
+    """One item of a listing; its pixels are not read yet."""
 
-    item_id: str  # stable and readable; seeds and certificates name the item by it
+    item_id: str  # stable and readable; part of seeds and certificates
     label: int
     split_hint: str | None  # "train", "val" or "test" where the source has native splits
     locator: str  # where the source finds the pixels
-    version: str = ""  # changes with the stored bytes, so a resumed run never mixes old and new
+    version: str = ""  # changes with the stored bytes, so that a resumed run does not mix versions
 
 
 class UndecodableItemError(CasemateError):
-    """The fault of one item alone: what `data.on_error=skip` may leave out."""
+    """One item is damaged; `data.on_error=skip` leaves it out."""
 
 
 class Source(Protocol):
-    """Picklable: it carries small arrays or a path, never an open file."""
+    """A picklable dataset: holds small arrays or a path, never an open file."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -37,12 +37,12 @@ class Source(Protocol):
 
     @property
     def test_only(self) -> bool:
-        """Made to evaluate models trained elsewhere: all items are test items."""
+        """Whether all items are test items, for models trained on other data."""
         ...
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Facts about the listing that a reader of results should know."""
+        """Facts about the data that readers of results should know."""
         ...
 
     def entries(self) -> list[Entry]:
@@ -55,7 +55,7 @@ class Source(Protocol):
 
 
 class SourceDefaults:
-    """What holds for a source that does not say otherwise."""
+    """Defaults of optional properties."""
 
     __slots__ = ()
 
@@ -84,7 +84,7 @@ def checked_labels(labels: NDArray[Any], *, where: str, num_items: int) -> list[
 
 
 def check_label_range(labels: list[int], *, where: str, num_classes: int) -> None:
-    """Every label is an index into the classes."""
+    """Raise an error for labels that are not an index into the classes."""
     for index, label in enumerate(labels):
         if label >= num_classes:
             remedy = f"has label {label} at {index}, but there are {num_classes} classes"
@@ -92,14 +92,14 @@ def check_label_range(labels: list[int], *, where: str, num_classes: int) -> Non
 
 
 def numbered_classes(labels: list[int]) -> tuple[str, ...]:
-    """0, 1, ... up to the largest label, for files that name no class."""
+    """0, 1, ... up to the largest label, for files without class names."""
     return tuple(str(label) for label in range(max(labels, default=0) + 1))
 
 
 def match_classes(names: tuple[str, ...], *, classes: tuple[str, ...], key: str) -> list[int]:
-    """For each of `names` its position in `classes`: what labels of other images mean here.
+    """Positions of `names` in `classes`: maps labels of other images to ours.
 
-    Names are looked up. Plain numbers, which stand for files that name no class, are positions.
+    Names are looked up. Plain numbers, used for files without class names, are positions.
     """
     known = {name: label for label, name in enumerate(classes)}
     if not set(names) <= set(known) and set(names) == {str(n) for n in range(len(names))}:
@@ -107,24 +107,24 @@ def match_classes(names: tuple[str, ...], *, classes: tuple[str, ...], key: str)
     for name in names:
         if name not in known:
             there = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-            raise CasemateError(key, f"class {name}", f"is none of the {len(classes)}: {there}")
+            raise CasemateError(key, f"class {name}", f"is not one of the {len(classes)}: {there}")
     return [known[name] for name in names]
 
 
 def check_class_names(names: tuple[str, ...], *, key: str, where: object) -> None:
-    """A name stands for one class."""
+    """Raise an error if two classes have the same name."""
     if len(set(names)) < len(names):
         raise CasemateError(key, where, "names a class twice")
 
 
 def unreachable(path: Path, error: OSError) -> CasemateError:
-    """Not the item's fault, so never skipped: the disk is not there, or not for us."""
+    """Error for a file that cannot be reached; never skipped, because the item is not damaged."""
     remedy = f"cannot be read here ({error.strerror}); every worker must see data.path"
     return CasemateError("data.path", path, remedy)
 
 
 def file_version(path: Path) -> str:
-    """Size and modification time: enough to notice that a file was replaced."""
+    """Size and modification time, to detect that a file was replaced."""
     try:
         stat = path.stat()
     except OSError as error:
@@ -133,6 +133,6 @@ def file_version(path: Path) -> str:
 
 
 def check_unchanged(path: Path, version: str) -> None:
-    """What a worker opens is what the driver listed."""
+    """Raise an error if a file changed since the driver listed it."""
     if file_version(path) != version:
         raise CasemateError("data.path", path, "changed while it was read; start again")

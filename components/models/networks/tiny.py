@@ -47,7 +47,7 @@ def tiny_xcit(
     """An XCiT for small images: timm's 8-pixel stem with its first strides set to 1."""
     if patch_size not in (2, 4, 8):
         raise CasemateError("model.options.patch_size", patch_size, "is not one of 2, 4, 8")
-    if embed_dim % num_heads:  # timm would notice in the first forward pass only
+    if embed_dim % num_heads:  # timm would fail in the first forward pass only
         raise ValueError("embed_dim is not a multiple of num_heads")
     net = Xcit(
         img_size=image_size,

@@ -34,10 +34,10 @@ class Fixed(nn.Module):
 
     def __init__(self, output):
         super().__init__()
-        self.output, self.told = output, []
+        self.output, self.times = output, []
 
     def forward(self, noisy, times):
-        self.told.append(times)
+        self.times.append(times)
         return self.output
 
 
@@ -65,7 +65,7 @@ def test_one_shot_equals_the_scheduler_of_diffusers(prediction, variance, normal
     theirs = DDPMScheduler(num_train_timesteps=1000, **settings)
     expected = theirs.step(output, 259, on_schedule(noisy, sigma)).pred_original_sample
     torch.testing.assert_close(2 * clean - 1, expected, atol=2e-6, rtol=0)
-    assert network.told[0].tolist() == pytest.approx([259, 259], abs=1e-4)
+    assert network.times[0].tolist() == pytest.approx([259, 259], abs=1e-4)
 
 
 @pytest.mark.parametrize("variance", ["fixed_small", "fixed_large", "learned_range"])
@@ -152,8 +152,8 @@ def test_networks_that_know_whole_timesteps_alone(normals, no_draws):
     diffusion = Diffusion.named("linear", 1000)
     denoiser = Denoiser(network, diffusion, channels=1, takes_fractions=False)
     OneShot(denoiser=denoiser)(normals(1, 1, 2, 2), 0.25, no_draws)
-    assert network.told[0].tolist() == [145]
-    assert network.told[0].dtype == torch.int64
+    assert network.times[0].tolist() == [145]
+    assert network.times[0].dtype == torch.int64
 
 
 def test_a_classifier_behind_a_denoiser(toy_classifier, gaussian_denoiser, normals):

@@ -90,9 +90,9 @@ def test_quick_votes_alone_are_right_too(new_model, images, policy):
     ask = predictor(model, ablations, 7)
     assert (ask.packed is not None) == (ask.stem is not None) == (policy == "drop")
     with torch.inference_mode():
-        votes, in_doubt = ask._quick_votes(images, ask._asked(None))
+        votes, nearly_tied = ask._fast_votes(images, ask._requested(None))
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
-    assert in_doubt.float().mean() < 0.1
+    assert nearly_tied.float().mean() < 0.1
 
 
 def test_a_predictor_votes_again_and_again(new_model, images):
@@ -108,21 +108,24 @@ def test_close_calls_are_decided_by_one_ablation_at_a_time(new_model, images, mo
     """Wrong by more than any rounding, for rows in doubt only: the votes must not show it."""
     model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
     truth = vote_one_at_a_time(model, images, ablations)
-    quick = AblationPredictor._quick_votes
+    quick = AblationPredictor._fast_votes
 
     def spoiled(*args):
         votes, _ = quick(*args)
         doubt = torch.arange(votes.numel()).view(votes.shape) % 3 == 0
         return torch.where(doubt, (votes + 1) % 5, votes), doubt
 
-    monkeypatch.setattr(AblationPredictor, "_quick_votes", spoiled)
+    monkeypatch.setattr(AblationPredictor, "_fast_votes", spoiled)
     assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
 
 
 def test_what_is_close():
     nan = float("nan")
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.99999], [100.0, 99.999], [nan, 0.0], [2.0, 2.0]])
-    assert voting._is_close(logits, voting.DOUBT["float32"]).tolist() == [False, *[True] * 4]
+    assert voting._is_close(logits, voting.TIE_TOLERANCE["float32"]).tolist() == [
+        False,
+        *[True] * 4,
+    ]
     assert voting._is_close(torch.ones(2, 1), 0.1).tolist() == [True, True]  # one class: no rival
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from components.core.errors import CasemateError
+from components.data.fitting import Fitting
 from components.data.settings import DataSettings
 from components.data.shards import ShardRecord, plan_shards
 from components.data.sources.base import match_classes
-from components.data.sources.fitting import Fitting
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.prepare import stage as prepare
 
