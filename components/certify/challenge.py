@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from components.certify.settings import ChallengeSettings, ClaimSettings
 from components.certify.tasks import VoteSettings, VoteTask
-from components.evaluate.accuracy import accuracy
+from components.core.statistics import accuracy
 
 SCHEMA = pa.schema(
     [

@@ -1,1 +1,1 @@
-"""Words that all rooms share: types, threat models, seeding, errors, digests."""
+"""What all components share: settings, registries, types, seeding, statistics, errors, files."""

@@ -1,6 +1,6 @@
-"""Copies of the user's own code: which files it is made of, their digest, where copies are kept.
+"""Copies of user code: its files, their digest and where copies are kept.
 
-Files are found by reading (`ast`); nothing is imported. A copy is a folder `casemate_user_<digest>`
+Files are found by parsing (`ast`); nothing is imported. A copy is a folder `casemate_user_<digest>`
 with exactly those files. See `user_code.py` for how they are used.
 """
 
@@ -17,14 +17,14 @@ from typing import NamedTuple
 from components.core.digests import digest_bytes
 from components.core.files import move_folder
 
-FOLDER = "casemate_user_"  # and the digest: a name that workers can look for
+FOLDER = "casemate_user_"  # followed by the digest: workers look for this name
 CACHE_ENV = "CASEMATE_USER_CODE"  # folder of the copies
 OURS = frozenset({"components", "pipelines"})  # never copied: workers have them
 _further_places: list[Path] = []  # folders that may hold copies, besides the cache
 
 
 class Located(NamedTuple):
-    """Files of the user's: `first` is the named one; all are below `root`."""
+    """Files of user code: `first` is the named one; all are below `root`."""
 
     root: Path
     first: Path
@@ -33,7 +33,7 @@ class Located(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """Where copies of user code are kept on this machine."""
+    """Folder of the copies on this machine."""
     usual = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "casemate/user_code"
     return Path(os.environ.get(CACHE_ENV, usual)).absolute()
 
@@ -48,13 +48,13 @@ def copy_of(digest: str) -> Path | None:
 
 
 def look_in(folder: Path) -> None:
-    """Also look for copies in a folder, such as the one beside a model's weights."""
+    """Add a folder in which copies are searched, such as the one beside a model's weights."""
     if folder.is_dir() and folder not in _further_places:
         _further_places.append(folder)
 
 
 def copy_below(digest: str, folder: Path) -> None:
-    """Put a copy below another folder, too; installed code has none."""
+    """Copy the code of a digest below another folder; installed code has no copy."""
     origin = copy_of(digest)
     if origin is not None and origin.parent != folder:
         _copy_files(code_files(origin), origin, folder / origin.name)
@@ -68,7 +68,7 @@ def code_files(copy: Path) -> list[Path]:
 def locate(place: str, base: Path) -> Located:
     """The files behind `file.py`, as seen from `base`, or `package.module`.
 
-    `LookupError` says in words what is missing.
+    Raises `LookupError` with a message that names what is missing.
     """
     if place.endswith(".py"):
         first = (base / Path(place).expanduser()).resolve()
@@ -105,7 +105,7 @@ def _module_file(place: str, base: Path) -> tuple[Path, Path]:
 
 
 def source_files(first: Path, root: Path, *, inside: Path) -> tuple[Path, ...]:
-    """A file and all that it imports, directly or not, from below `inside`: found by reading."""
+    """A file and all that it imports, directly or not, from below `inside`; found by parsing."""
     found: set[Path] = set()
     todo = [first]
     while todo:
@@ -143,7 +143,7 @@ def _imported_files(node: ast.AST, path: Path, root: Path) -> Iterator[Path]:
 
 
 def clash(located: Located) -> str | None:
-    """In words, a module that shares its name with another one, which Python might import."""
+    """A message if a module has the name of another one that Python might import instead."""
     if located.installed:
         return None
     elsewhere = [
@@ -153,9 +153,9 @@ def clash(located: Located) -> str | None:
     ]
     for name in sorted(top_names(located.files, located.root)):
         if name in sys.stdlib_module_names:
-            return f"module {name} has the name of one of the standard library"
+            return f"module {name} has the name of a module of the standard library"
         if name in OURS:
-            return f"module {name} has the name of one of casemate"
+            return f"module {name} has the name of a package of casemate"
         if spec := PathFinder.find_spec(name, elsewhere):
             return f"module {name} has the name of another one: {spec.origin or name}"
     return None
@@ -173,14 +173,14 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
 
 
 def stage(located: Located, digest: str) -> None:
-    """Copy the files to the cache; equal digests are equal files, so the first copy stays."""
+    """Copy the files to the cache, unless there is a copy with this digest."""
     target = cache_folder() / f"{FOLDER}{digest}"
     if not target.is_dir():
         _copy_files(list(located.files), located.root, target)
 
 
 def _copy_files(files: list[Path], root: Path, target: Path) -> None:
-    """All files or none: a copy is renamed into place when it is complete."""
+    """Copy all files or none: a complete copy is renamed to its final name."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
     try:

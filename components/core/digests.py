@@ -1,4 +1,4 @@
-"""Digests that name content: equal content, equal name, on every machine."""
+"""Digests of content: equal content has the same digest on every machine."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ def digest_bytes(*chunks: bytes) -> str:
 
 
 def canonical_json(value: object) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, no NaN."""
+    """Canonical JSON of a value: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 

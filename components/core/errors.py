@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend, and errors of others in one line."""
+"""The exception for mistakes that a user can fix, and one-line forms of other errors."""
 
 
 class CasemateError(Exception):
@@ -19,10 +19,10 @@ class CasemateError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
+    """The first line of an error's message, or its type if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error's message: what went wrong, where a traceback comes before it."""
+    """The last line of an error's message: the cause, if a traceback comes before it."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

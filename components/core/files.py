@@ -1,8 +1,8 @@
-"""The one way to write a file: under a temporary name, then renamed.
+"""Atomic writes: a file is written under a temporary name, then renamed.
 
-Readers see the old file or the new one, never a part of it. Every writer uses a name of its own,
-so two processes that write the same file do not mix; what a killed one leaves is found by
-`leftovers`.
+Readers see the old file or the new one, never a part of it. Every writer uses its own temporary
+name, so two processes that write the same file do not interfere; `leftovers` lists the temporary
+files of killed writers.
 """
 
 import json
@@ -17,7 +17,7 @@ TEMPORARY = ".*.tmp"  # the pattern of temporary names
 
 @contextmanager
 def atomic(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """A temporary path to write to; after the block it takes the place of `path`.
+    """Yield a temporary path to write to; after the block it replaces `path`.
 
     If the block fails, `path` stays as it was. With `sync`, the content is on disk before the
     rename, so that the file also survives a power failure.
@@ -51,7 +51,7 @@ def write_json(path: Path, value: object) -> Path:
 
 
 def json_text(value: object) -> str:
-    """JSON that is the same for equal values: sorted keys, indented; NaN is refused."""
+    """JSON that is the same for equal values: sorted keys, indented; NaN is an error."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
@@ -61,7 +61,7 @@ def rename(path: Path, name: str) -> Path:
 
 
 def move_folder(folder: Path, target: Path) -> None:
-    """Give a complete folder its final name; `OSError` if there is one already."""
+    """Give a complete folder its final name; `OSError` if that name exists."""
     folder.rename(target)
 
 

@@ -8,7 +8,7 @@ NEAREST = 4  # names out of a long list
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`is unknown; did you mean 'x'? allowed: ...`, continuing a sentence that names the word."""
+    """`is unknown; did you mean 'x'? allowed: ...`, to be written after the word."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1)
     guess = f"did you mean '{close[0]}'? " if close else ""
@@ -17,7 +17,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_of(word: str, known: Iterable[str], *, listing: str) -> str:
-    """The same for a list too long for a line: the names most like it, and what lists all."""
+    """Like `did_you_mean` for a long list: similar names and the command that lists all."""
     names = sorted(known)
     like = difflib.get_close_matches(word, names, n=NEAREST, cutoff=0.5)
     like += [name for name in names if word in name and name not in like]

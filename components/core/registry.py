@@ -1,4 +1,4 @@
-"""Registries: from the name of a kind to its settings class and its implementation."""
+"""Registries of attacks, objectives and so on: name -> settings class and implementation."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Entry:
 
 
 class Registry:
-    """All kinds of one thing, in their order; a kind's names are the `kind` of its settings."""
+    """All entries of one sort, in order; names are the literals of `kind` in the settings class."""
 
     def __init__(self, what: str) -> None:
         self.what = what  # in the singular: "attack"

@@ -1,4 +1,4 @@
-"""Randomness addressed by what it is for, never by who draws it or when.
+"""Addressed randomness: a draw depends on its purpose, not on the worker or the time.
 
 A draw depends on (run seed, stream, item id, index) alone, so any batch size, worker, order or
 retry sees the same values. The method of an l2 certificate is part of the stream
@@ -34,7 +34,7 @@ def standard_normals(
 ) -> NDArray[np.float32]:
     """(stop - start, ...) float32: the values of `standard_normal` at the indices start..stop-1.
 
-    One generator is given key after key: making a new one costs as much as a small image's noise.
+    One generator is re-keyed: constructing a new one takes as long as the noise of a small image.
     """
     bits = np.random.Philox(key=0)
     fresh, generator = bits.state, np.random.Generator(bits)
@@ -49,7 +49,7 @@ def standard_normals(
 
 def generator_for(*address: object) -> "torch.Generator":
     """A CPU generator seeded by an address such as (run seed, "shuffle", epoch)."""
-    import torch  # not above: reading a recipe needs no torch, and it takes seconds to import
+    import torch  # here, because torch takes seconds to import and recipes are read without it
 
     text = "|".join(["gen1", *map(str, address)])
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -1,7 +1,7 @@
-"""Settings: frozen dataclasses that check themselves, the only place of a default and its range.
+"""Settings: frozen, self-validating dataclasses; the only place where defaults and ranges are set.
 
 A settings class states each value once: its type with its range, its default and its meaning.
-Recipes are read into the same classes that Python code constructs, so both doors check alike:
+Recipes are read into the same classes that Python code constructs, so both are checked alike:
 `__post_init__` checks types and ranges, then `problems()` the rules between fields. Light to
 import: reading a recipe needs no numerical library.
 """
@@ -57,7 +57,7 @@ class Fractional:
 
     @staticmethod
     def read(value: object) -> float:
-        """The number that a recipe means."""
+        """The number of a value or fraction in a recipe."""
         try:
             if isinstance(value, str):
                 return float(Fraction(value.replace(" ", "")))
@@ -69,7 +69,7 @@ class Fractional:
 
 
 class ByKind:
-    """Marks a union of settings that are told apart by their `kind`."""
+    """Marks a union of settings that is discriminated by `kind`."""
 
 
 class Named:
@@ -79,7 +79,7 @@ class Named:
 
 
 class Hint(NamedTuple):
-    """What to do about a value out of range, where the numbers alone do not say it."""
+    """The remedy for a value out of range, if the bounds alone do not explain it."""
 
     remedy: str
 
@@ -118,7 +118,7 @@ def settings(cls: type[T]) -> type[T]:
 
 
 class Settings:
-    """Base of all settings classes: checks itself when it is made."""
+    """Base of all settings classes: validates itself when constructed."""
 
     __slots__ = ()
 
@@ -126,11 +126,11 @@ class Settings:
         check(self)
 
     def problems(self) -> Iterator[Problem]:
-        """Rules between fields that are broken; asked only when every field is in range."""
+        """Violated rules between fields; called only if every field is in range."""
         return iter(())
 
     def plain_fields(self) -> dict[str, Any]:
-        """The fields as they stand in a recipe."""
+        """The fields as a recipe writes them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def lengths(self) -> Iterator[tuple[str, int]]:
@@ -145,10 +145,10 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 
 def check(own: Any) -> None:
-    """Raise `SettingError` for values of the wrong type or out of range, else for broken rules.
+    """Raise `SettingError` for values of the wrong type or out of range, else for violated rules.
 
     Whole numbers of float fields become floats, lists of tuple fields tuples: headers and
-    fingerprints then show one form.
+    fingerprints then have one form.
     """
     found: list[Problem] = []
     cls: type = type(own)
@@ -165,7 +165,7 @@ def check(own: Any) -> None:
 
 
 def _usual_form(value: Any, hint: Any) -> Any:
-    """The same value in the type that the hint asks for, where only the form differs."""
+    """The value converted to the type of the hint: list to tuple, int to float."""
     if type(value) is list and any(refusals(value, hint)):
         return value if any(refusals(tuple(value), hint)) else tuple(value)
     if type(value) is int and any(refusals(value, hint, exact=True)):
@@ -214,11 +214,11 @@ def _wrong_entries(value: tuple[Any, ...], args: tuple[Any, ...], *, exact: bool
 
 
 def plain(value: Any, *, exclude: Collection[str] = ()) -> Any:
-    """Settings as JSON has them: mappings, lists, and every default written out.
+    """Settings as plain JSON values, all defaults included.
 
-    `exclude` names fields of the settings themselves, not of those inside them.
+    `exclude` applies to the fields of these settings, not to nested ones.
     """
-    if is_dataclass(value) and not isinstance(value, Settings):  # of code of the user's own
+    if is_dataclass(value) and not isinstance(value, Settings):  # settings of user code
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Settings):
         own = value.plain_fields()
@@ -235,10 +235,10 @@ def default_of(cls: type, name: str) -> Any:
 
 
 def changed_fields(own: Any) -> set[str]:
-    """Names of the fields whose value is not their default."""
+    """Names of the fields that differ from their defaults."""
     return {f.name for f in fields(own) if getattr(own, f.name) != default_of(type(own), f.name)}
 
 
 def values_of(own: Any) -> dict[str, Any]:
-    """Fields by name with their values as they are, for a constructor that takes the same names."""
+    """Fields by name with their values as they are, for a constructor with the same parameters."""
     return {field.name: getattr(own, field.name) for field in fields(own)}

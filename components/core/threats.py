@@ -1,4 +1,4 @@
-"""What the adversary may do, with its unit: every number about robustness carries one of these."""
+"""Threat models with their unit: every figure about robustness names one of them."""
 
 from dataclasses import asdict, dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ class LinfThreat:
 
 @dataclass(frozen=True, slots=True)
 class L2Threat:
-    """The whole image may move by a per-item l2 radius; `sigma` is the smoothing noise."""
+    """The image may move by a per-item l2 radius; `sigma` is the smoothing noise."""
 
     kind: ClassVar[str] = "l2"
     sigma: float

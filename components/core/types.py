@@ -1,4 +1,4 @@
-"""Names for the tensors that travel between rooms."""
+"""Type names of the tensors that components exchange."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,6 +1,6 @@
-"""Units of work: what is computed, by which function, and how results may ask for more.
+"""Units of work: payloads, the function that computes them, and sources of further units.
 
-Whoever runs them (a cluster, a test, a notebook) is not named here.
+Independent of what runs them: a cluster, a test or a notebook.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ LoadPart = Callable[[str], pa.Table]  # name of a finished unit -> its result
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of work: `name` is its file name, `about` says which items it holds."""
+    """A piece of work: `name` is its file name, `about` describes its items."""
 
     name: str
     about: str
@@ -23,23 +23,23 @@ class Unit:
 
 
 class ProgressBar(Protocol):
-    """Where a source shows how far the work is."""
+    """Progress display of a `UnitSource`."""
 
     def at(self, completed: float, note: str = "") -> None:
-        """`completed` of the total, and a note beside the bar."""
+        """Show `completed` of the total, with a note beside the bar."""
 
 
 class UnitSource(Protocol):
-    """Receives results and may ask for more units; what it asks for must not change the outcome."""
+    """Receives results and may add units; which units it adds must not change the outcome."""
 
-    counts: str  # what the progress bar counts, and up to how many
+    counts: str  # what the progress bar counts; its total
     total: int
 
     def keep(self, unit: Unit, table: pa.Table) -> None:
-        """A unit is finished, in this start or an earlier one."""
+        """Receive the result of a unit, computed in this start or an earlier one."""
 
     def next(self, room: int) -> Sequence[Unit]:
-        """At most `room` further units; none: wait until another one is kept."""
+        """At most `room` further units; none: wait for the next result."""
 
     def show(self, bar: ProgressBar) -> None:
         """Update the progress bar."""

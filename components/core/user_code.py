@@ -1,11 +1,11 @@
-"""Code of the user's own, named as `python:file.py:Name` or `python:package.module:Name`.
+"""User code, referenced as `python:file.py:Name` or `python:package.module:Name`.
 
 A reference is pinned before it is used: the file and all that it imports from its own folder are
-found by reading (`ast`, nothing is run), copied to a folder `casemate_user_<digest>` and named by
-their content: `python:file.py@<digest>:Name`. Code is imported from such a copy only, on this
-machine too. What was not copied is missing there, so it fails before a run and not on a worker.
-Resolved recipes, fingerprints, model folders and workers hold the pinned form: they depend on what
-the code says, not on where it lay, and a changed file is another digest.
+found by parsing (`ast`, nothing is run), copied to a folder `casemate_user_<digest>` and named by
+their content: `python:file.py@<digest>:Name`. Code is imported from such a copy only, also on this
+machine: a file that was not copied is an error before the run, not on a worker. Resolved recipes,
+fingerprints, model folders and workers hold the pinned form: they depend on the content of the
+code, not on its location, and a changed file has another digest.
 
 Installed packages (site-packages) are not copied; their digest is compared where they are imported.
 Light to import: no numerical library is loaded.
@@ -43,7 +43,7 @@ _FORM = re.compile(r"python:(?P<place>[^:@]+?)(@(?P<digest>[0-9a-f]{16}))?:(?P<n
 
 
 class Reading(NamedTuple):
-    """How references are understood while a recipe is read."""
+    """How references are resolved while a recipe is read."""
 
     base: Path = Path()  # file names are relative to it
     trusted: bool = True  # False: nothing is resolved, copied or imported
@@ -84,12 +84,12 @@ def is_trusted() -> bool:
 
 
 def is_reference(value: object) -> bool:
-    """Whether a value names code of the user's own."""
+    """Whether a value is a reference to user code."""
     return isinstance(value, str) and value.startswith(PREFIX)
 
 
 def references(values: Any) -> list[str]:
-    """Every reference inside plain values, each once, in their order."""
+    """All references inside plain values, without repetitions, in order."""
     if isinstance(values, Mapping):
         inner = [found for value in values.values() for found in references(value)]
     elif isinstance(values, list | tuple):
@@ -105,12 +105,12 @@ def digests(values: Any) -> list[str]:
     return list(dict.fromkeys(digest for digest in found if digest))
 
 
-def seen_from(values: Any, base: Path) -> Any:
-    """Plain values with file names of references made absolute, as seen from `base`."""
+def with_absolute_files(values: Any, base: Path) -> Any:
+    """Plain values with the file names of references made absolute, relative to `base`."""
     if isinstance(values, dict):
-        return {key: seen_from(value, base) for key, value in values.items()}
+        return {key: with_absolute_files(value, base) for key, value in values.items()}
     if isinstance(values, list):
-        return [seen_from(value, base) for value in values]
+        return [with_absolute_files(value, base) for value in values]
     form = _FORM.fullmatch(values) if is_reference(values) else None
     if not form or form["digest"] or not form["place"].endswith(".py"):
         return values
@@ -119,7 +119,7 @@ def seen_from(values: Any, base: Path) -> Any:
 
 
 def pinned(text: str, *, field: str) -> str:
-    """A reference with its digest; other text, and text that is not trusted, as it is."""
+    """A reference with its digest; other text, and untrusted references, unchanged."""
     if not is_reference(text) or not is_trusted():
         return text
     reference = _parsed(text, field=field)
@@ -137,7 +137,7 @@ def pinned(text: str, *, field: str) -> str:
 
 
 def pinned_inside(values: Any, *, field: str = "") -> Any:
-    """Plain values with every reference inside them pinned; `field` leads to the values."""
+    """Plain values with all references pinned; `field` is the path of the values."""
     above = f"{field}." if field else ""
     if isinstance(values, dict):
         return {key: pinned_inside(x, field=f"{above}{key}") for key, x in values.items()}
@@ -147,7 +147,7 @@ def pinned_inside(values: Any, *, field: str = "") -> Any:
 
 
 def load(text: str, *, field: str) -> Any:
-    """The object that a reference names; importing its module runs it."""
+    """Import and return the object of a reference; this runs its module."""
     reference = _parsed(pinned(text, field=field), field=field)
     if not reference.digest:
         raise _refusal(field, text, "is not trusted here; its code is not run")
@@ -163,14 +163,14 @@ def load(text: str, *, field: str) -> Any:
 
 
 def settings_class(text: str, *, field: str) -> type:
-    """The frozen dataclass `Settings` of what a reference names."""
+    """The frozen dataclass `Settings` of the referenced object."""
     own = getattr(load(text, field=field), "Settings", None)
     if not (isinstance(own, type) and is_dataclass(own)):
         name = text.rpartition(":")[2]
         remedy = f"has no settings: give {name} an attribute Settings, a frozen dataclass"
         raise _refusal(field, text, remedy)
     if not getattr(own, "__dataclass_params__").frozen:  # noqa: B009 (unknown to mypy)
-        remedy = "has settings that can be changed: write @dataclass(frozen=True)"
+        remedy = "has mutable settings: write @dataclass(frozen=True)"
         raise _refusal(field, text, remedy)
     return own
 
@@ -183,9 +183,9 @@ def checked_options(
     given: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Options as arguments of what a reference names, checked against its Settings or signature.
+    """Options as arguments of the referenced object, checked against its Settings or signature.
 
-    The caller passes `given` itself, always, and `also` sometimes. Problems name `options.<key>`.
+    The caller itself always passes `given` and sometimes `also`. Problems name `options.<key>`.
     """
     target = load(text, field=field)
     if hasattr(target, "Settings"):
@@ -200,7 +200,7 @@ def checked_options(
         return dict(options)
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if missing := sorted(set(given) - {p.name for p in named}):
-        raise _refusal(field, text, f"takes no argument {missing[0]}; give it one")
+        raise _refusal(field, text, f"needs an argument {missing[0]}; add it")
     free = {p.name: p for p in named if p.name not in (*given, *also)}
     needed = [name for name, p in free.items() if p.default is p.empty]
     _refuse_keys(options, free, needed)
@@ -242,16 +242,16 @@ def _refuse_keys(options: Mapping[str, Any], known: Any, needed: list[str]) -> N
 
 @dataclass(frozen=True, kw_only=True)
 class UserEntry(Settings):
-    """An entry of a recipe whose kind is the user's own: `{kind: python:..., **settings}`.
+    """A recipe entry whose kind is user code: `{kind: python:..., **settings}`.
 
-    It travels to workers as its reference and its settings: they import the code from their copy.
+    Pickled as reference and settings: workers import the code from their copy.
     """
 
     kind: str  # pinned
-    settings: Any  # of the class `Settings`; of a recipe that is not trusted: a plain mapping
+    settings: Any  # of the class `Settings`; in an untrusted recipe: a plain mapping
 
     def load(self) -> Any:
-        """The class or function of the user's."""
+        """The user's class or function."""
         return load(self.kind, field="kind")
 
     def plain_fields(self) -> dict[str, Any]:
@@ -264,12 +264,12 @@ class UserEntry(Settings):
 
 
 def _entry_on_worker(cls: type[UserEntry], kind: str, settings: bytes) -> UserEntry:
-    load(kind, field="kind")  # first: the settings are of a class in that module
+    load(kind, field="kind")  # first: the class of the settings is in that module
     return cls(kind=kind, settings=pickle.loads(settings))
 
 
 def copy_code(text: str, folder: Path) -> None:
-    """Put the copy behind a pinned reference below a folder; installed code is not copied."""
+    """Copy the code of a pinned reference below a folder; installed code is not copied."""
     copy_below(_parsed(text, field="").digest or "", folder)
 
 
@@ -289,11 +289,11 @@ def _located(reference: Reference, *, field: str) -> Located:
 
 
 def _folder_of(reference: Reference, *, field: str) -> Path | None:
-    """The copy behind a pinned reference; None: installed code of the same digest."""
+    """The copy of a pinned reference; None: installed code with the same digest."""
     assert reference.digest is not None
     if folder := copy_of(reference.digest):
         if digest_of(code_files(folder), folder) != reference.digest:
-            remedy = f"has a copy that was changed: {folder}; remove that folder"
+            remedy = f"has a modified copy: {folder}; remove that folder"
             raise _refusal(field, reference, remedy)
         return folder
     if not reference.place.endswith(".py"):
@@ -307,7 +307,7 @@ def _folder_of(reference: Reference, *, field: str) -> Path | None:
 
 
 def _imported(reference: Reference, folder: Path | None, *, field: str) -> Any:
-    """The module behind a pinned reference, imported from its copy."""
+    """The module of a pinned reference, imported from its copy."""
     assert reference.digest is not None
     key = (reference.digest, reference.module)
     if key not in _modules:
@@ -325,7 +325,7 @@ def _imported(reference: Reference, folder: Path | None, *, field: str) -> Any:
 
 @contextmanager
 def _without_bytecode() -> Iterator[None]:
-    """Copies stay as they are: no `__pycache__` beside the weights of a model."""
+    """Leave copies unchanged: no `__pycache__` beside the weights of a model."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield
@@ -334,7 +334,7 @@ def _without_bytecode() -> Iterator[None]:
 
 
 def _use_only(folder: Path) -> None:
-    """Make a copy importable, and forget modules of the same names: another state of its files.
+    """Make a copy importable and drop loaded modules of the same names from other versions.
 
     The copy stays on the path, for imports inside functions.
     """

@@ -27,7 +27,7 @@ class Ablations:
     kind: str
     image_size: tuple[int, int]  # height, width
     band: int
-    stride: int = 1
+    stride: int
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -43,14 +43,14 @@ class Ablations:
 
     @property
     def families(self) -> tuple[tuple[int | None, int | None], ...]:
-        """Per family the height and width that its bands divide; None where they keep all."""
+        """Height and width along which each family ablates; None: all pixels are kept."""
         height, width = self.image_size
         columns, rows = (None, width), (height, None)
         of_kind = {"columns": (columns,), "rows": (rows,), "blocks": ((height, width),)}
         return of_kind.get(self.kind, (columns, rows))
 
     def __len__(self) -> int:
-        """K: how many votes every image gets."""
+        """K: number of votes per image."""
         return sum(len(self.starts(rows)) * len(self.starts(cols)) for rows, cols in self.families)
 
     def starts(self, side: int | None) -> tuple[int, ...]:
@@ -60,7 +60,8 @@ class Ablations:
     def masks(self, index: Tensor | None = None) -> Tensor:
         """(K, H, W) bool: the visible pixels of every ablation, or of those numbered `index`.
 
-        All at once may fill the memory: blocks at every pixel of a large image are many thousands.
+        Without `index` this may need much memory: a large image has thousands of blocks at stride
+        1.
         """
         chosen = torch.arange(len(self)) if index is None else index
         kept = [
@@ -70,11 +71,11 @@ class Ablations:
         return kept[0][:, :, None] & kept[1][:, None, :]
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        """(Q, H, W) bool: `masks(index)`, asked for as of a tensor of them all."""
+        """(Q, H, W) bool: `masks(index)`, as if all masks were one tensor."""
         return self.masks(index)
 
     def _corners(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Top rows and left columns of the ablations numbered `index`; -1: that side is whole."""
+        """Top rows and left columns of the ablations numbered `index`; -1: not cut there."""
         tops, lefts = torch.full_like(index, -1), torch.full_like(index, -1)
         first = 0
         for rows, columns in self.families:
@@ -111,8 +112,8 @@ def column_mask(image_width: int, start: int, band: int) -> Tensor:
 def ablate(images: Images, visible: Tensor) -> Images:
     """Images whose pixels outside `visible` are 0; `visible` is bool (W,), (H, W) or (B, H, W).
 
-    Selection, not multiplication: 0 * inf is nan, which would let a hidden pixel reach the vote
-    and void the certificate.
+    Selection, not multiplication: 0 * inf is nan, so a hidden pixel could change the vote, which
+    voids the certificate.
     """
     if visible.dtype != torch.bool:
         raise ValueError(f"visible must be a bool mask, got {visible.dtype}")

@@ -1,4 +1,4 @@
-"""Prepared datasets as tensors: a split whole in memory, or read shard by shard as it is used."""
+"""Prepared datasets as tensors: a split in memory, or read shard by shard when used."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 from components.core.types import Images
-from components.data.stream import Rows, ShardReader, StoredShard, read_page, stored_shards
+from components.data.stream import Rows, ShardReader, StoredShard, read_document, stored_shards
 
 MEMORY_MB = 4096  # splits up to this size are held in memory
-CACHE_SHARDS = 8  # of a split that is not; items are shuffled among so many shards at a time
+CACHE_SHARDS = 8  # in memory of a larger split; items are shuffled among this many shards at a time
 
 
 class Split(Protocol):
-    """Items of one split, wherever they are; the stored order is a seeded shuffle."""
+    """Items of one split, in memory or on disk; the stored order is a seeded shuffle."""
 
     def __len__(self) -> int: ...
 
@@ -30,11 +30,11 @@ class Split(Protocol):
         ...
 
     def take(self, num_items: int) -> "ImageSplit":
-        """At most the first `num_items`: a fair sample, because the stored order is shuffled."""
+        """At most the first `num_items`: a random sample, as the stored order is shuffled."""
         ...
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """All positions once, in the random order that suits where the items are."""
+        """All positions once, in a random order that suits the storage."""
         ...
 
 
@@ -64,7 +64,7 @@ class ImageSplit:
         return ImageSplit(item_ids, self.images[index], self.labels[index])
 
     def take(self, num_items: int) -> "ImageSplit":
-        """At most the first `num_items`: a fair sample, because the stored order is shuffled."""
+        """At most the first `num_items`: a random sample, as the stored order is shuffled."""
         if num_items < 0:
             raise ValueError(f"cannot take {num_items} items")
         return self.span(0, num_items)
@@ -76,13 +76,13 @@ class ImageSplit:
         )
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """All positions once, every order equally likely."""
+        """A uniformly random permutation of the positions."""
         return torch.randperm(len(self), generator=generator)
 
 
 @dataclass(frozen=True, eq=False)
 class LazySplit:
-    """Items of one split on disk, of which a few shards are in memory at any time."""
+    """Items of one split on disk, with a few shards in memory at a time."""
 
     reader: ShardReader
 
@@ -94,7 +94,7 @@ class LazySplit:
         return _in_memory(self.reader.rows(index.numpy()))
 
     def take(self, num_items: int) -> ImageSplit:
-        """At most the first `num_items`: a fair sample, because the stored order is shuffled."""
+        """At most the first `num_items`: a random sample, as the stored order is shuffled."""
         if num_items < 0:
             raise ValueError(f"cannot take {num_items} items")
         return self.span(0, num_items)
@@ -104,15 +104,15 @@ class LazySplit:
         return _in_memory(self.reader.rows(np.arange(*slice(start, stop).indices(len(self)))))
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """All positions once, in an order that never needs more shards than the cache holds."""
+        """A permutation of the positions that never needs more shards than the cache holds."""
         sizes = [shard.num_items for shard in self.reader.shards]
         return windowed_order(sizes, window=self.reader.cache_shards, generator=generator)
 
 
 def windowed_order(shard_sizes: list[int], *, window: int, generator: torch.Generator) -> Tensor:
-    """A permutation with locality: shards in random order, items shuffled among `window` of them.
+    """A permutation with locality: shards in random order, items shuffled within `window` shards.
 
-    The stored order is shuffled already, so a window is a fair sample of the split. With a window
+    The stored order is shuffled already, so a window is a random sample of the split. With a window
     of all shards this is a plain random permutation.
     """
     if window < 1:
@@ -133,7 +133,7 @@ class PreparedDataset:
     folder: Path
     classes: tuple[str, ...]
     channels: int
-    height: int  # of what models see; training images may be stored larger: see `sides`
+    height: int  # of model inputs; training images may be stored larger: see `sides`
     width: int
     digest: str
     splits: dict[str, int]  # items per split
@@ -142,23 +142,23 @@ class PreparedDataset:
 
     @staticmethod
     def open(folder: Path) -> "PreparedDataset":
-        """Reads dataset.json only; shards are checked when they are loaded."""
-        page = read_page(folder / "dataset.json")
-        splits = page["splits"]
-        height, width = page["height"], page["width"]
+        """Read dataset.json only; shards are checked when they are loaded."""
+        document = read_document(folder / "dataset.json")
+        splits = document["splits"]
+        height, width = document["height"], document["width"]
         return PreparedDataset(
             folder=folder,
-            classes=tuple(page["classes"]),
-            channels=page["channels"],
+            classes=tuple(document["classes"]),
+            channels=document["channels"],
             height=height,
             width=width,
-            digest=page["digest"],
+            digest=document["digest"],
             splits={name: split["num_items"] for name, split in splits.items()},
             sides={  # older pages name one size for all splits
                 name: (split.get("height", height), split.get("width", width))
                 for name, split in splits.items()
             },
-            _shards={name: stored_shards(page, name) for name in splits},
+            _shards={name: stored_shards(document, name) for name in splits},
         )
 
     def load(self, split: str, *, limit: int | None = None) -> ImageSplit:
@@ -181,10 +181,10 @@ class PreparedDataset:
     def open_split(
         self, split: str, *, memory_mb: int = MEMORY_MB, cache_shards: int = CACHE_SHARDS
     ) -> Split:
-        """In memory where its pixels fit into `memory_mb`, else lazy.
+        """The split in memory if its pixels fit into `memory_mb`, else lazy.
 
-        A lazy split is trained on in another order, so the size of the data and these settings
-        decide, never the machine.
+        A lazy split has another training order, so the choice depends on data size and settings
+        only, not on the machine.
         """
         lazy = self.lazy(split, cache_shards=cache_shards)
         num_bytes = len(lazy) * int(np.prod(lazy.reader.image_shape))

@@ -16,7 +16,7 @@ Fraction = Annotated[float, Gt(0), Lt(1)]
 
 
 def _source_problems(source: str, path: str | None) -> Iterator[Problem]:
-    """An unknown source, or a path that is missing or has no meaning."""
+    """Problems of an unknown source, a missing path or a path that would be ignored."""
     try:
         wanted = find_source(source).path
     except CasemateError:
@@ -25,7 +25,7 @@ def _source_problems(source: str, path: str | None) -> Iterator[Problem]:
     if wanted == "none" and path is not None:
         yield Problem("path", path, "would be ignored: this source is embedded; remove it")
     if wanted == "needed" and path is None:
-        yield Problem("path", "", "is missing: this source reads files; name their place")
+        yield Problem("path", "", "is missing: this source reads files; set their folder or file")
 
 
 @settings
@@ -52,24 +52,24 @@ class DataSettings(Settings):
 
     source: str
     path: str | None = None
-    """Folder, file or dataset root, as the source wants it."""
+    """Folder, file or dataset root, as the source expects it."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Of the source, e.g. severity."""
+    """Options of the source, e.g. severity."""
     image_size: Count | None = None
-    """Side in pixels; None: as stored, all items alike."""
+    """Side in pixels; None: as stored, if all items have one size."""
     fit: Literal["pad", "resize", "crop"] = "pad"
     resize: Count | None = None
     """Short side before `fit: crop`; None: image_size."""
     train_size: Count | None = None
-    """Training images are stored this large, for random crops."""
+    """Stored side of training images, for random crops."""
     channels: Literal[1, 3] | None = None
-    """None: as the source."""
+    """None: as in the source."""
     split_seed: Annotated[int, Ge(0)] = 0
-    """Not the recipe's seed: test items stay test items."""
+    """Seed of the splits, independent of the recipe's seed: test items stay test items."""
     val_fraction: Fraction = 0.1
-    """Where the source has no val split."""
+    """Share of validation items if the source has no val split."""
     test_fraction: Fraction = 0.2
-    """Where the source has no test split."""
+    """Share of test items if the source has no test split."""
     limits: dict[Literal["train", "val", "test", "synthetic"], Count] = field(default_factory=dict)
     on_error: Literal["fail", "skip"] = "fail"
     shard_size: Count = 1024
@@ -102,7 +102,7 @@ class AugmentSettings(Settings):
     jitter: NonNegative = 0.0
     """Brightness, contrast and saturation are multiplied by 1 +- this."""
     rotation: Annotated[float, Ge(0), Le(180)] = 0.0
-    """Degrees either way."""
+    """Largest rotation in degrees, in both directions."""
     rand_augment: str | None = None
     """timm's notation, e.g. rand-m9-mstd0.5-inc1."""
     erase_prob: Share = 0.0
@@ -114,11 +114,11 @@ class AugmentSettings(Settings):
     mix_prob: Annotated[float, Gt(0), Le(1)] = 1.0
     """Probability that a batch is mixed."""
     mix_switch: Share = 0.5
-    """Probability of CutMix where both are on."""
+    """Probability of CutMix if both are on."""
     mix_mode: Literal["batch", "pair"] = "batch"
     """One lambda per global batch, or per pair."""
     copies: Count = 1
-    """Copies of an item per batch, each augmented on its own."""
+    """Copies of an item per batch, augmented independently."""
     clean_copy: bool = False
     """The first copy of each item is not augmented."""
 
@@ -129,7 +129,7 @@ class AugmentSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         if (self.crop == "pad") != (self.pad > 0):
-            yield Problem("pad", self.pad, "goes with crop: pad and is positive")
+            yield Problem("pad", self.pad, "must be positive with crop: pad and 0 otherwise")
         if self.clean_copy and self.copies < 2:
             yield Problem("clean_copy", True, "needs copies: 2 or more")
         for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
@@ -137,4 +137,4 @@ class AugmentSettings(Settings):
                 remedy = "is not a pair of positive numbers, the smaller one first"
                 yield Problem(name, [low, high], remedy)
         if self.scale[1] > 1:
-            yield Problem("scale", list(self.scale), "is a share of the image's area: at most 1")
+            yield Problem("scale", list(self.scale), "is a share of the image area, at most 1")

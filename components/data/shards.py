@@ -1,7 +1,7 @@
-"""Writing the prepared format: planned Parquet shards whose bytes depend on their plan alone.
+"""Writing the prepared format: Parquet shards whose bytes depend only on their plan.
 
-Free of torch, so that a worker starts in a moment. A shard appears whole (write, sync, rename),
-then its record; a second start keeps every shard whose record and checksum still agree.
+Free of torch, so that workers start quickly. Shards are written atomically (write, sync, rename),
+then their records; a restart keeps every shard whose record and checksum match.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from PIL import Image
 from components.core.digests import canonical_json, digest_bytes, digest_file, digest_json
 from components.core.errors import CasemateError
 from components.core.files import write_atomic, write_text
+from components.data.fitting import Fitting
 from components.data.sources.base import Entry, Pixels, Source, UndecodableItemError
-from components.data.sources.fitting import Fitting
 
 FORMAT = "casemate-dataset/1"
 SHARD_SCHEMA = pa.schema(
@@ -38,7 +38,7 @@ SHARD_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """One file and the entries it shall hold, in order."""
+    """One file and its entries, in order."""
 
     file: str
     split: str
@@ -49,7 +49,7 @@ class ShardPlan:
         return canonical_json({"file": self.file, "split": self.split, "entries": fields})
 
     def packed(self) -> bytes:
-        """For the way to a worker; names of neighbours are alike, so a million entries fit."""
+        """Compressed for sending to a worker: similar names, so that a million entries fit."""
         return zlib.compress(self.to_json().encode())
 
     @staticmethod
@@ -61,7 +61,7 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """What a finished shard holds: enough to describe the dataset without opening the shard."""
+    """Content of a finished shard: enough to describe the dataset without opening the shard."""
 
     file: str
     split: str
@@ -73,7 +73,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What all shards from one source at one size share; travels to the workers once."""
+    """What all shards of one source and size share; sent to the workers once."""
 
     folder: Path
     source: Source
@@ -83,7 +83,7 @@ class ShardJob:
     reference_id: str  # the item that set the shape
 
     def plan_key(self, plan: ShardPlan) -> str:
-        """Names what a shard must hold, so that a record of another plan is never taken for it."""
+        """Digest of a shard's expected content: records of other plans are not reused."""
         return digest_json(
             [FORMAT, plan.to_json(), asdict(self.fitting), self.on_error, list(self.shape)]
         )
@@ -119,13 +119,13 @@ def open_job(
         except UndecodableItemError:
             if on_error == "fail":
                 raise
-            continue  # counted and named by the shard that should hold it
+            continue  # counted and reported by the shard of this entry
         return ShardJob(folder, source, fitting, on_error, pixels.shape, entry.item_id)
     raise CasemateError("data.source", "no item", "could be decoded; see data.path")
 
 
 def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
-    """Decodes, fits, encodes and writes the entries of one plan, unless that was done before."""
+    """Decode, fit, encode and write the entries of one plan, unless already done."""
     done = finished_record(job, plan)
     if done is not None:
         return done
@@ -153,7 +153,7 @@ def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
 
 
 def finished_record(job: ShardJob, plan: ShardPlan) -> ShardRecord | None:
-    """The record of an earlier start, if it is of this very plan and the shard is unharmed."""
+    """The record of an earlier start if it matches the plan and the shard is undamaged."""
     shard, note = job.folder / plan.file, record_path(job.folder, plan.file)
     if not (shard.is_file() and note.is_file()):
         return None
@@ -162,13 +162,13 @@ def finished_record(job: ShardJob, plan: ShardPlan) -> ShardRecord | None:
         if proof["plan"] != job.plan_key(plan):
             return None
         record = ShardRecord(**proof["record"])
-    except (ValueError, KeyError, TypeError):  # a damaged record proves nothing: write again
+    except (ValueError, KeyError, TypeError):  # damaged record: write the shard again
         return None
     return record if digest_file(shard) == record.sha256 else None
 
 
 def record_path(folder: Path, file: str) -> Path:
-    """Where the record of a shard waits until the dataset is complete."""
+    """Path of a shard's record until the dataset is complete."""
     return folder / f"{file}.record.json"
 
 
@@ -181,7 +181,7 @@ def describe_dataset(
     source: Mapping[str, object],
     split_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> str:
-    """The text of dataset.json; `shape` is what models see, `split_shapes` names the others."""
+    """The text of dataset.json; `shape` is that of model inputs, `split_shapes` has the others."""
     by_split = {name: [r for r in records if r.split == name] for name in split_names}
     height, width, channels = shape
     stored = {name: (split_shapes or {}).get(name, shape) for name in split_names}
@@ -198,7 +198,7 @@ def describe_dataset(
         for name, shards in by_split.items()
     }
     items = {name: [d for r in rows for d in r.item_digests] for name, rows in by_split.items()}
-    page = {
+    document = {
         "format": FORMAT,
         "classes": list(classes),
         "channels": channels,
@@ -209,17 +209,17 @@ def describe_dataset(
         "skipped": [item for record in records for item in record.skipped],
         "digest": dataset_digest(items, classes=classes),
     }
-    return json.dumps(page, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def item_digest(item_id: str, *, label: int, pixels: Pixels) -> str:
-    """SHA-256 of one item's id, label, shape and pixels: never of its PNG, which zlib may vary."""
+    """SHA-256 of one item's id, label, shape and pixels: not of its PNG, which depends on zlib."""
     numbers = np.array([label, *pixels.shape], dtype="<i8").tobytes()
     return digest_bytes(item_id.encode(), numbers, pixels.tobytes())
 
 
 def dataset_digest(items: Mapping[str, Sequence[str]], *, classes: Sequence[str]) -> str:
-    """SHA-256 of classes and of item digests per split in stored order; shards leave no trace."""
+    """SHA-256 of classes and of item digests per split in stored order; independent of shards."""
     chunks = [FORMAT.encode(), canonical_json(list(classes)).encode()]
     for split in sorted(items):
         chunks += [split.encode(), bytes.fromhex("".join(items[split]))]
@@ -237,7 +237,7 @@ def encode_image(pixels: Pixels) -> bytes:
 
 
 def decode_image(content: bytes) -> Pixels:
-    """The uint8 (H, W, C) that `encode_image` was given."""
+    """uint8 (H, W, C) pixels from the PNG of `encode_image`."""
     with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
         pixels = np.asarray(image, dtype=np.uint8)
     return pixels if pixels.ndim == 3 else pixels[..., None]

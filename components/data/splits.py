@@ -1,7 +1,7 @@
-"""Which item belongs to train, val or test: decided by hashes, never by listing order.
+"""Assignment of items to train, val and test by hashes, independent of listing order.
 
 Every choice sorts items by SHA-256 of (stream, seed, item id), so adding a worker, renaming a
-parent folder or listing files in another order moves nothing.
+parent folder or listing files in another order changes no split.
 """
 
 from collections import defaultdict
@@ -32,10 +32,10 @@ def assign_splits(
 ) -> dict[str, list[Entry]]:
     """Entries per split, in the shuffled order in which they are stored.
 
-    A native val or test split is taken as it is; a missing one is carved, class by class, from
-    the train entries: `fraction` of each class, rounded half up. Limits apply last. Sources for
-    evaluation alone (`test_only`) have nothing to train on, and classes without items; of others
-    no split that was asked for may be empty.
+    A native val or test split is used unchanged; a missing one is taken, class by class, from the
+    train entries: `fraction` of each class, rounded half up. Limits apply last. Sources for
+    evaluation alone (`test_only`) have nothing to train on, and classes without items; for other
+    sources an empty split is an error.
     """
     _check_settings(val_fraction=val_fraction, test_fraction=test_fraction, limits=limits)
     native: dict[str, list[Entry]] = {split: [] for split in SPLITS}
@@ -72,7 +72,7 @@ def _check_carved(
 
 
 def check_training_classes(labels: Iterable[int], *, classes: Sequence[str], remedy: str) -> None:
-    """Every class keeps at least one training item."""
+    """Raise an error for classes without a training item."""
     present = set(labels)
     for label, name in enumerate(classes):
         if label not in present:
@@ -85,7 +85,7 @@ def stratified_subset(
     """`limit` entries with the classes in proportion (Hamilton's largest remainders).
 
     Every class gets its exact share rounded down or up; equal remainders are decided by hash, so
-    that no class is favoured for its number.
+    that no class is favoured by its index.
     """
     if limit >= len(entries):
         return list(entries)
@@ -153,6 +153,6 @@ def _check_settings(
         raise CasemateError("data.val_fraction", both, "leaves nothing to train on")
     for split, limit in limits.items():
         if split not in SPLITS:
-            raise CasemateError(f"data.limits.{split}", limit, f"names no split of {SPLITS}")
+            raise CasemateError(f"data.limits.{split}", limit, f"is not one of the splits {SPLITS}")
         if limit < 1:
             raise CasemateError(f"data.limits.{split}", limit, "must be at least 1")

@@ -1,6 +1,6 @@
 """Reading the prepared format with bounded memory: rows by position, from a few shards at a time.
 
-Free of torch, like the writing: a worker that only reads pixels starts in a moment.
+Free of torch, like `shards.py`: workers that only read pixels start quickly.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from components.data.sources.base import Pixels
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """One file as dataset.json lists it."""
+    """One file listed in dataset.json."""
 
     file: str
     sha256: str
@@ -40,31 +40,31 @@ class Rows:
     labels: NDArray[np.int64]  # (N,)
 
 
-def read_page(path: Path) -> dict[str, Any]:
-    """dataset.json, or why it cannot be used."""
+def read_document(path: Path) -> dict[str, Any]:
+    """Parsed dataset.json; raises an error if it is missing or has another format."""
     if not path.is_file():
         raise CasemateError("dataset", path, "is missing; run the prepare stage to its end")
     try:
-        page: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CasemateError("dataset", path, f"is not JSON ({error}); prepare again") from error
-    found = page.get("format") if isinstance(page, dict) else None
+    found = document.get("format") if isinstance(document, dict) else None
     if found != FORMAT:
         remedy = f"has the format {found}, this version reads {FORMAT}; prepare again"
         raise CasemateError("dataset", path, remedy)
-    return page
+    return document
 
 
-def stored_shards(page: dict[str, Any], split: str) -> tuple[StoredShard, ...]:
+def stored_shards(document: dict[str, Any], split: str) -> tuple[StoredShard, ...]:
     """The files of one split, in stored order."""
-    splits = page["splits"]
+    splits = document["splits"]
     if split not in splits:
         raise CasemateError("split", split, f"is not one of {', '.join(splits)}")
     return tuple(StoredShard(**shard) for shard in splits[split]["shards"])
 
 
 def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> pa.Table:
-    """Ids, encoded images and labels of one file; `verified` spares a second checksum."""
+    """Ids, encoded images and labels of one file; `verified` skips the checksum."""
     path = folder / shard.file
     if not path.is_file():
         raise CasemateError("dataset", path, "is missing; prepare again")
@@ -72,7 +72,7 @@ def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> p
     found = shard.sha256 if verified else hashlib.sha256(content).hexdigest()
     if found != shard.sha256:
         remedy = (
-            f"is damaged or foreign: sha256 {found[:12]}, not {shard.sha256[:12]}; prepare again"
+            f"is damaged or replaced: sha256 {found[:12]}, not {shard.sha256[:12]}; prepare again"
         )
         raise CasemateError("dataset", path, remedy)
     file = pq.ParquetFile(pa.BufferReader(content))  # read_table would load 90 MB of libraries
@@ -84,11 +84,11 @@ def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> p
 
 
 class ShardReader:
-    """Rows of one split by position; at most `cache_shards` files are held, least recent go first.
+    """Rows of one split by position; an LRU cache holds at most `cache_shards` files.
 
-    Files stay encoded in the cache and only the asked rows are decoded: a reader that needs every
-    eighth row, because seven other workers take the rest, decodes every eighth row. Each file is
-    checksummed when it is first read. Safe to call from several threads.
+    The cache holds encoded files and only requested rows are decoded: one of eight workers decodes
+    an eighth of the rows. Each file is checksummed when it is first read. Safe to call from several
+    threads.
     """
 
     def __init__(
@@ -112,14 +112,14 @@ class ShardReader:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def rows(self, positions: NDArray[np.int64]) -> Rows:
-        """The items at `positions`, in that order; no other file is read, no other row decoded."""
+        """The items at `positions`, in that order; reads no other file and decodes no other row."""
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"positions outside 0..{len(self) - 1}")
         images = np.empty((len(positions), *self.image_shape), dtype=np.uint8)
         labels = np.empty(len(positions), dtype=np.int64)
         item_ids = [""] * len(positions)
         numbers = np.searchsorted(self._ends, positions, side="right")
-        for number in dict.fromkeys(numbers.tolist()):  # in order of first use: kind to the cache
+        for number in dict.fromkeys(numbers.tolist()):  # in order of first use, for cache locality
             table = self._table(number)
             (places,) = np.nonzero(numbers == number)
             within = positions[places] - (self._ends[number] - self.shards[number].num_items)
@@ -133,7 +133,7 @@ class ShardReader:
     def _table(self, number: int) -> pa.Table:
         with self._lock:  # a second thread waits for the file instead of reading it again
             if number not in self._tables:
-                while len(self._tables) >= self.cache_shards:  # before reading: the peak counts
+                while len(self._tables) >= self.cache_shards:  # before reading, to limit the peak
                     self._tables.popitem(last=False)
                 shard, verified = self.shards[number], number in self._verified
                 self._tables[number] = read_shard(self.folder, shard, verified=verified)

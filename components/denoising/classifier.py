@@ -9,16 +9,16 @@ from components.models.resizing import resized
 
 
 def no_draws(step: int) -> Tensor:
-    """For samplers that draw nothing: asking is a mistake, not a source of zeros."""
+    """Draws of deterministic samplers: raises an error if called."""
     raise ValueError(f"step {step} of a random sampler needs draws; pass them")
 
 
 class DenoisedClassifier(nn.Module):
     """f(x + noise) = classify(resize(denoise(x + noise))), with noise of standard deviation sigma.
 
-    The noise is added before everything here, at the side that the denoiser works at: radii belong
-    to images of that side, whatever side the classifier has. What the classifier is fed is enlarged
-    or shrunk bicubically with anti-aliasing, as in Carlini et al. 2023.
+    The noise is added first, at the image size of the denoiser: radii refer to images of that size,
+    whatever the input size of the classifier. Denoised images are resized for the classifier
+    (bicubic, with anti-aliasing), as in Carlini et al. 2023.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class DenoisedClassifier(nn.Module):
         super().__init__()
         channels = classifier.spec.channels
         sampler.denoiser.check(channels=channels, image_size=image_size, sigma=sigma)
-        self.denoiser = sampler.denoiser  # registered, so that it moves to devices too
+        self.denoiser = sampler.denoiser  # registered, so that it moves between devices
         self.sampler, self.classifier, self.sigma = sampler, classifier, sigma
         self.spec = classifier.spec
 

@@ -1,8 +1,8 @@
-"""A denoiser: a diffusion network, and noisy pixels in [0, 1] as it wants to see them.
+"""A denoiser: a diffusion network and the conversion of noisy [0, 1] pixels to its input.
 
-Sound for every network, timestep and rounding: the noise is Gaussian with the sigma that is
-claimed before anything here happens, and all that happens after is part of the classifier
-(Carlini et al. 2023, sec. 3).
+Sound for every network, timestep and rounding: Gaussian noise of the claimed sigma is added before
+any of this code runs, and everything after it is part of the classifier (Carlini et al. 2023, sec.
+3).
 """
 
 import math
@@ -16,7 +16,7 @@ from components.core.types import Images
 from components.denoising.diffusion import Diffusion
 from components.denoising.schedule import abar_of
 
-CHANNELS_LAST_FROM = 32  # pixels on a side of what the network works on
+CHANNELS_LAST_FROM = 32  # side in pixels at which the network works
 
 
 class Denoiser(nn.Module):
@@ -38,8 +38,8 @@ class Denoiser(nn.Module):
         self.network, self.diffusion = network.requires_grad_(False).eval(), diffusion
         self.channels, self.stride, self.takes_fractions = channels, stride, takes_fractions
 
-    def arranged(self, image_size: int) -> "Denoiser":
-        """With its weights in the memory layout in which it is quickest on images of this side.
+    def with_fast_layout(self, image_size: int) -> "Denoiser":
+        """The denoiser with weights in the fastest memory layout for images of this side.
 
         Measured on a CPU: channels last gains up to a fifth at 32 pixels and costs a tenth at 16.
         """
@@ -48,31 +48,31 @@ class Denoiser(nn.Module):
         return self
 
     def check(self, *, channels: int, image_size: int, sigma: float) -> None:
-        """Refuse images and noise that it cannot denoise, before anything is drawn."""
+        """Raise an error for images or noise that the network cannot denoise."""
         self._check_images((channels, image_size, image_size))
         self.diffusion.schedule.check(sigma)
 
     def _check_images(self, shape: Sequence[int]) -> None:
         channels, *sides = shape
         if channels != self.channels:
-            remedy = f"channels go in, but the images of the classifier have {channels}"
+            remedy = f"input channels, but the images of the classifier have {channels}"
             raise CasemateError("denoiser", self.channels, remedy)
         for side in sides:
             if side % self.stride:
-                remedy = f"is no multiple of {self.stride}, as the denoiser needs it"
+                remedy = f"is not a multiple of {self.stride}, which the denoiser needs"
                 raise CasemateError("image side", side, remedy)
 
     def timestep(self, ratio: float) -> float:
-        """What the network is told about noise of ratio s: fractional, or the next level up."""
+        """Timestep of the noise-to-signal ratio s: fractional, or the next whole one above."""
         schedule = self.diffusion.schedule
         if self.takes_fractions:
             return schedule.timestep_of_ratio(ratio)
         return min(schedule.timestep_at_least(ratio / 2), len(schedule) - 1)
 
     def output(self, noisy: Tensor, timestep: float) -> Tensor:
-        """The network on images of one noise level, scaled as it was trained.
+        """Network output for images of one noise level, scaled as in training.
 
-        It follows its images: objectives are made before anyone knows the device of a worker.
+        Moves to the device of the images: objectives are built before the device is known.
         """
         self._check_images(noisy.shape[1:])
         weight = next(self.parameters(), None)
@@ -93,7 +93,7 @@ class Denoiser(nn.Module):
 def on_schedule(noisy: Images, sigma: float) -> Tensor:
     """Pixels z = x + sigma n, x in [0, 1], as the model sees that level: sqrt(abar) (2 z - 1).
 
-    abar is exact for sigma: no noise is added or taken away by rounding to a timestep.
+    abar is exact for sigma: rounding to a timestep does not change the noise level.
     """
     return math.sqrt(abar_of(sigma)) * (2 * noisy - 1)
 

@@ -1,7 +1,7 @@
-"""What a diffusion network's output means: its schedule and its parametrisation.
+"""Schedule and parametrisation of a diffusion network.
 
-The words are those of diffusers' `scheduler_config.json`, which every scheduler of that library
-shares, so a folder of theirs and a model of ours are read by the same function.
+Keys are those of diffusers' `scheduler_config.json`, which all its schedulers share, so the same
+function reads folders of diffusers and our models.
 """
 
 import math
@@ -17,7 +17,7 @@ from components.denoising.schedule import NoiseSchedule
 
 KEY = "denoiser.scheduler"
 PREDICTIONS = ("epsilon", "sample", "v_prediction")
-# Names of our recipes to those of diffusers, with the settings of the papers.
+# Schedule names in recipes -> settings of diffusers, as in the papers.
 SCHEDULES: Mapping[str, Mapping[str, Any]] = {
     "cosine": {"beta_schedule": "squaredcos_cap_v2"},  # Nichol & Dhariwal 2021, eq. 17
     "linear": {"beta_schedule": "linear", "beta_start": 1e-4, "beta_end": 0.02},  # Ho et al. 2020
@@ -29,8 +29,8 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
 class Diffusion:
     """A variance-preserving diffusion model without its network.
 
-    `clip` bounds estimates of clean images in [-1, 1] (None: they stay as they are); `time_scale`
-    turns timesteps into what the network is fed, 1000 / T for improved-diffusion's rescaled time.
+    `clip` bounds estimates of clean images in [-1, 1] (None: no clipping); `time_scale` converts
+    timesteps to the time input of the network, 1000 / T for improved-diffusion's rescaled time.
     """
 
     schedule: NoiseSchedule
@@ -42,8 +42,8 @@ class Diffusion:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, time_scale: float = 1.0) -> "Diffusion":
-        """From diffusers' words; settings that would be ignored are errors."""
-        from diffusers import DDPMScheduler  # a second to import, and few recipes need it
+        """From a scheduler config of diffusers; settings that would be ignored are errors."""
+        from diffusers import DDPMScheduler  # takes a second to import; few recipes need it
 
         _check_config(config)
         given = {key: value for key, value in config.items() if value is not None}
@@ -53,7 +53,7 @@ class Diffusion:
         except (NotImplementedError, TypeError, ValueError, RuntimeError) as error:
             raise CasemateError(KEY, config.get("beta_schedule"), f"is unknown: {error}") from error
         own = scheduler.config
-        # diffusers multiplies up in float32; its betas are read and multiplied in float64
+        # diffusers multiplies in float32; here its betas are multiplied in float64
         return cls(
             schedule=NoiseSchedule(scheduler.betas.double().numpy()),
             prediction=own.prediction_type,
@@ -65,7 +65,7 @@ class Diffusion:
 
     @classmethod
     def named(cls, schedule: str, num_timesteps: int, **settings: Any) -> "Diffusion":
-        """A schedule by the name that recipes give it; it predicts noise unless told otherwise."""
+        """A schedule by its name in recipes; predicts noise by default."""
         if schedule not in SCHEDULES:
             remedy = f"is unknown; choose one of {', '.join(SCHEDULES)}"
             raise CasemateError("denoiser.schedule", schedule, remedy)
@@ -79,14 +79,14 @@ class Diffusion:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Diffusion":
-        """What `to_dict` wrote."""
+        """The diffusion from the values of `to_dict`."""
         return cls.from_config(values["scheduler"], time_scale=values["time_scale"])
 
     def clean(self, output: Tensor, noisy: Tensor, abar: float) -> Tensor:
         """The estimate of u in [-1, 1] from a network's output on noisy = sqrt(abar) u + ... n.
 
-        Ho et al. 2020, eq. 15 (noise); Salimans & Ho 2022, app. D (v). Of twice as many channels
-        the second half is a variance, which an estimate does not use.
+        Ho et al. 2020, eq. 15 (noise); Salimans & Ho 2022, app. D (v). If there are twice as many
+        channels, the second half is a variance and is not used.
         """
         output = output[:, : noisy.shape[1]]
         signal, noise = math.sqrt(abar), math.sqrt(1 - abar)
@@ -99,7 +99,7 @@ class Diffusion:
         return estimate if self.clip is None else estimate.clamp(-self.clip, self.clip)
 
     def target(self, clean: Tensor, noise: Tensor, abar: Tensor) -> Tensor:
-        """What the network should say; `abar` is (B, 1, 1, 1)."""
+        """Training target of the network; `abar` is (B, 1, 1, 1)."""
         if self.prediction == "epsilon":
             return noise
         if self.prediction == "v_prediction":
@@ -107,13 +107,13 @@ class Diffusion:
         return clean
 
     def times(self, timesteps: Tensor) -> Tensor:
-        """(B,) float32: what the network is fed for these timesteps."""
+        """(B,) float32: time input of the network for these timesteps."""
         return (timesteps.double() * self.time_scale).to(torch.float32)
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
     if "beta_schedule" not in config and "trained_betas" not in config:
-        remedy = "has no betas: it is not variance-preserving, which denoisers here must be"
+        remedy = "has no betas: only variance-preserving schedules are supported"
         raise CasemateError(KEY, config.get("_class_name", "configuration"), remedy)
     if config.get("use_flow_sigmas"):
         raise CasemateError(KEY, "use_flow_sigmas: true", "is not supported: levels need betas")

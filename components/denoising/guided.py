@@ -2,8 +2,8 @@
 
 Both projects build the same UNet (Dhariwal & Nichol 2021; Nichol & Dhariwal 2021), a list of input
 blocks, a middle and a list of output blocks, numbered throughout. diffusers groups the same layers
-by resolution. The architecture is read off the tensors; what they do not show, the width of an
-attention head, or their number, and the order of queries, keys and values, must be said.
+by resolution. The architecture is inferred from the tensors; the width or number of attention heads
+and the order of queries, keys and values cannot be inferred and must be given.
 
 | theirs | diffusers' |
 |---|---|
@@ -47,7 +47,7 @@ _OUTSIDE = {
 
 
 class Level(NamedTuple):
-    """The layers of one resolution: their width, whether they attend."""
+    """The layers of one resolution: their width, and whether they have attention."""
 
     width: int
     attends: bool
@@ -55,12 +55,12 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the tensors show of the architecture, and where each block of theirs goes."""
+    """The inferred architecture, and the new place of each block."""
 
     levels: tuple[Level, ...]
     num_layers: int  # residual blocks per level, on the way down
     resnet_resampling: bool  # resolution changes inside residual blocks
-    places: Mapping[str, str]  # prefixes of theirs to prefixes of diffusers'
+    places: Mapping[str, str]  # their prefixes -> diffusers' prefixes
 
 
 def is_guided(state: State) -> bool:
@@ -69,15 +69,17 @@ def is_guided(state: State) -> bool:
 
 
 def layout_of(state: State) -> Layout:
-    """The architecture behind the names and shapes."""
+    """The architecture inferred from names and shapes."""
     if not is_guided(state):
         raise CasemateError(KEY, "tensors", "are not those of guided- or improved-diffusion")
     if "label_emb.weight" in state:
-        remedy = "makes the model class-conditional; a denoiser must not be told the label"
+        remedy = (
+            "makes the model class-conditional; a denoiser must not be conditioned on the label"
+        )
         raise CasemateError(KEY, "label_emb.weight", remedy)
     inputs, outputs = (_num_blocks(state, kind) for kind in ("input_blocks", "output_blocks"))
     if inputs != outputs or inputs < 2:
-        remedy = f"are not as many as the input_blocks, {inputs}; the file lacks some"
+        remedy = f"differ in number from the input_blocks, {inputs}; the file is incomplete"
         raise CasemateError(KEY, f"{outputs} output_blocks", remedy)
     widths: list[int] = []
     attends: list[bool] = []
@@ -106,15 +108,15 @@ def layout_of(state: State) -> Layout:
 
 
 def attention_widths(state: State) -> list[int]:
-    """The channels of all that attends, levels and middle, each number once."""
+    """Distinct channel counts of all attention layers, levels and middle."""
     return sorted({v.shape[0] // 3 for name, v in state.items() if name.endswith(".qkv.weight")})
 
 
 def head_width_of(state: State, *, num_heads: int) -> int | None:
-    """The channels of a head where every attention has `num_heads`; None: all that a level has.
+    """Channels per head if every attention has `num_heads`; None: all channels of a level.
 
     `UNet2DModel` has one `attention_head_dim` for all levels, whose None means one head each:
-    several heads at levels of several widths are beyond it.
+    several heads at levels of different widths are not supported.
     """
     widths = attention_widths(state)
     if bad := [width for width in widths if width % num_heads]:
@@ -130,7 +132,7 @@ def head_width_of(state: State, *, num_heads: int) -> int | None:
 
 
 def unet_config(state: State, *, head_width: int | None) -> dict[str, Any]:
-    """The arguments of `UNet2DModel` for these tensors, without its sizes of input and output."""
+    """The arguments of `UNet2DModel` for these tensors, without the sizes of input and output."""
     layout = layout_of(state)
     resnet = "resnet" if layout.resnet_resampling else "conv"
     plain = ("ResnetDownsampleBlock2D", "ResnetUpsampleBlock2D")
@@ -152,13 +154,13 @@ def unet_config(state: State, *, head_width: int | None) -> dict[str, Any]:
         "upsample_type": resnet,
         "resnet_time_scale_shift": "scale_shift" if scale else "default",
         "attention_head_dim": head_width,
-        "attn_norm_num_groups": 32,  # else diffusers leaves the norm out beside scale and shift
+        "attn_norm_num_groups": 32,  # otherwise diffusers omits the norm with scale and shift
         "learn_variance": learns_variance(state),
     }
 
 
 def learns_variance(state: State) -> bool:
-    """Whether twice as many channels come out as go in."""
+    """Whether there are twice as many output channels as input channels."""
     given = _tensor(state, "input_blocks.0.0.weight").shape[1]
     return bool(_tensor(state, "out.2.weight").shape[0] == 2 * given)
 
@@ -166,7 +168,7 @@ def learns_variance(state: State) -> bool:
 def to_diffusers(
     state: State, *, head_width: int | None, order: str = "legacy"
 ) -> dict[str, Tensor]:
-    """The same tensors under the names of `UNet2DModel`, queries, keys and values apart."""
+    """The same tensors under the names of `UNet2DModel`, with separate queries, keys and values."""
     if order not in ORDERS:
         raise CasemateError("--attention-order", order, f"is unknown; one of {list(ORDERS)}")
     places = layout_of(state).places
@@ -185,9 +187,9 @@ def to_diffusers(
 
 
 def _tensor(state: State, name: str) -> Tensor:
-    """A tensor that the architecture is read off."""
+    """A tensor that is needed to infer the architecture."""
     if name not in state:
-        remedy = "is missing, without which a UNet of guided- or improved-diffusion is not known"
+        remedy = "is missing: the architecture of the UNet cannot be inferred without it"
         raise CasemateError(KEY, name, remedy)
     return state[name]
 
@@ -200,10 +202,11 @@ def _num_blocks(state: State, kind: str) -> int:
 
 
 def _is_down(state: State, number: int) -> bool:
-    """A block that halves the resolution: a strided convolution, or a residual block of the sort.
+    """Whether a block halves the resolution: a strided convolution or a residual block.
 
-    Such a residual block looks like all others. It never attends nor changes the width, and it
-    stands where the output blocks, of which there is one more per level, need it: they tell.
+    The tensors of a down-sampling residual block look like those of others. It has no attention and
+    does not change the width; its position follows from the output blocks, of which there is one
+    more per level.
     """
     block = f"input_blocks.{number}"
     if f"{block}.0.op.weight" in state:
@@ -219,7 +222,7 @@ def _is_down(state: State, number: int) -> bool:
 
 
 def _up_index(state: State, number: int) -> int | None:
-    """The place inside an output block of what doubles the resolution, if there is one."""
+    """Index of the up-sampling layer inside an output block; None if there is none."""
     block = f"output_blocks.{number}"
     last = max(
         int(m[1]) for name in state if (m := re.match(rf"{re.escape(block)}\.(\d+)\.", name))
@@ -249,7 +252,7 @@ def _places_up(
 def _longest_prefix(name: str, places: Mapping[str, str]) -> str:
     found = [prefix for prefix in places if name.startswith(f"{prefix}.")]
     if not found:
-        raise CasemateError(KEY, name, "is no part of a guided- or improved-diffusion UNet")
+        raise CasemateError(KEY, name, "is not part of a guided- or improved-diffusion UNet")
     return max(found, key=len)
 
 
@@ -267,8 +270,8 @@ def _rename(rest: str) -> str:
 def _split(qkv: Tensor, head_width: int | None, order: str) -> list[Tensor]:
     """Queries, keys and values of all heads, from a fused 1 x 1 convolution or its bias.
 
-    `legacy` keeps the three of one head together, head after head; `new` keeps one of the three
-    together over all heads. Of one head (no width) both are the same.
+    `legacy` stores queries, keys and values head by head; `new` stores the queries of all heads,
+    then the keys, then the values. For one head (no width) both are the same.
     """
     flat = qkv.squeeze(-1) if qkv.ndim == 3 else qkv
     if order == "new" or head_width is None:

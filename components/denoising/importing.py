@@ -1,4 +1,4 @@
-"""The door for denoisers of other projects: a file and what it is, to a model folder's model."""
+"""Import denoisers of other projects: a file and its description give a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +22,22 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
 HEAD_WIDTH = 64  # of guided-diffusion's models for ImageNet
-MIN_TIMESTEPS = 10  # as of denoisers that recipes train
-REMEDY = "check the width of heads, and that the file is a UNet of guided- or improved-diffusion"
+MIN_TIMESTEPS = 10  # as for denoisers that recipes train
+REMEDY = "check the head width, and that the file is a UNet of guided- or improved-diffusion"
 
 
 @dataclass(frozen=True, slots=True)
 class DenoiserTarget:
-    """What a file of weights does not say of itself; the defaults are DDS's ImageNet model.
+    """What cannot be inferred from a weights file; defaults are those of DDS's ImageNet model.
 
-    Heads are told by their width or by their number at every level that attends.
+    Heads are given by their width, or by their number at every level with attention.
     """
 
     image_size: int = 256
     schedule: str = "linear"
     num_timesteps: int = 1000
     rescaled_time: bool = False  # times of 0..1000 whatever the number of timesteps
-    head_width: int | None = None  # None: HEAD_WIDTH, or what num_heads makes of it
+    head_width: int | None = None  # None: HEAD_WIDTH, or derived from num_heads
     num_heads: int | None = None
     attention_order: str = "legacy"
 
@@ -51,10 +51,10 @@ def denoiser_spec(
     trained_for: dict[str, object],
     diffusion: Diffusion,
 ) -> ModelSpec:
-    """The spec of a denoiser: images enter on [-1, 1], and its diffusion travels with it."""
+    """The spec of a denoiser: input images are on [-1, 1]; its diffusion is in `trained_for`."""
     return ModelSpec(
         architecture=architecture,
-        num_classes=0,  # it tells none apart
+        num_classes=0,  # no classes
         channels=channels,
         image_size=image_size,
         mean=(0.5,) * channels,
@@ -67,11 +67,11 @@ def denoiser_spec(
 def import_denoiser(
     path: Path, target: DenoiserTarget, *, entry: str | None = None
 ) -> tuple[PixelModel, ImportReport]:
-    """The denoiser that `path` holds, in eval mode, and what became of each tensor."""
+    """The denoiser in `path`, in eval mode, and the import report."""
     checkpoint = read_checkpoint(path, entry=entry)
     state = {name.removeprefix("module."): value for name, value in checkpoint.tensors.items()}
     if not is_guided(state):
-        raise CasemateError("weights", path, "is no UNet of guided- or improved-diffusion")
+        raise CasemateError("weights", path, "is not a UNet of guided- or improved-diffusion")
     _check_sizes(state, target)
     head_width = _head_width(state, target)
     scale = 1000 / target.num_timesteps if target.rescaled_time else 1.0
@@ -98,7 +98,7 @@ def import_denoiser(
 
 
 def attention_heads(model: PixelModel) -> dict[int, int]:
-    """Channels of the attentions of a denoiser, each number once, to their number of heads."""
+    """Number of heads by channels of the attention layers of a denoiser."""
     from diffusers.models.attention_processor import Attention
 
     found = [module for module in model.modules() if isinstance(module, Attention)]
@@ -114,11 +114,11 @@ def _head_width(state: State, target: DenoiserTarget) -> int | None:
 
 
 def _check_sizes(state: State, target: DenoiserTarget) -> None:
-    """Refuse images that the network cannot halve, and a schedule that is none."""
+    """Raise an error for an unsupported image size or number of timesteps."""
     stride = 2 ** (len(layout_of(state).levels) - 1)
     if target.image_size % stride:
-        remedy = f"is no multiple of {stride}, as sides of this UNet's images must be"
+        remedy = f"is not a multiple of {stride}, which this UNet needs"
         raise CasemateError("--image-size", target.image_size, remedy)
     if target.num_timesteps < MIN_TIMESTEPS:
-        remedy = f"are no schedule: at least {MIN_TIMESTEPS}, as many as the model was trained with"
+        remedy = f"are too few: at least {MIN_TIMESTEPS}, as many as the model was trained with"
         raise CasemateError("--timesteps", target.num_timesteps, remedy)

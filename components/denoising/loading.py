@@ -1,4 +1,4 @@
-"""Denoisers on disk: model folders of ours, and folders of diffusers.
+"""Denoisers on disk: our model folders and folders of diffusers.
 
 | source | holds |
 |---|---|
@@ -32,7 +32,7 @@ SCHEDULER, CONFIG = "scheduler_config.json", "config.json"
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What can be said of a denoiser without its weights."""
+    """Properties of a denoiser that do not need its weights."""
 
     diffusion: Diffusion
     channels: int
@@ -41,7 +41,7 @@ class Description:
 
     @property
     def predicts_variance(self) -> bool:
-        """Whether a second half of the output's channels says how much noise to put back."""
+        """Whether the second half of the output channels predicts the variance."""
         if self.architecture is not None:
             return bool(self.options.get("learn_variance", False))
         made, given = (self.options.get(f"{way}_channels", 3) for way in ("out", "in"))
@@ -64,11 +64,13 @@ class Description:
                 return TimedUNet(UNet2DModel.from_config(dict(self.options))).eval()
         except (RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             reason = " ".join(str(error).split())
-            raise CasemateError(KEY, CONFIG, f"describes no UNet2DModel: {reason}") from error
+            raise CasemateError(
+                KEY, CONFIG, f"does not describe a UNet2DModel: {reason}"
+            ) from error
 
 
 def is_source(text: str) -> bool:
-    """Whether it names a folder, not a model of the recipe."""
+    """Whether the name is a folder, not a model of the recipe."""
     return text.startswith((OURS, DIFFUSERS))
 
 
@@ -83,7 +85,7 @@ def folder_of(source: str) -> Path:
     _, _, path = source.partition(":")
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise CasemateError(KEY, source, "is no folder; write diffusers:PATH or model:PATH")
+        raise CasemateError(KEY, source, "is not a folder; write diffusers:PATH or model:PATH")
     return folder
 
 
@@ -109,7 +111,7 @@ def load_denoised(
     device: str | torch.device = "cpu",
 ) -> DenoisedClassifier:
     """The classifier of a model folder behind a denoiser, ready for many passes."""
-    denoiser = load_denoiser(source, device=device).arranged(image_size)
+    denoiser = load_denoiser(source, device=device).with_fast_layout(image_size)
     return DenoisedClassifier(
         make_sampler(sampler, denoiser),
         load_model(classifier, device=device),
@@ -135,7 +137,7 @@ def describe_source(source: str) -> Description:
 
 
 def source_digest(source: str) -> str:
-    """The content of a source: what a result depends on, wherever the folder is."""
+    """Digest of the content of a source, independent of its location."""
     folder = folder_of(source)
     if source.startswith(OURS):
         return str(read_header(folder)["digest"])
@@ -150,18 +152,18 @@ def save_diffusers(folder: Path, denoiser: Denoiser) -> None:
     from diffusers import DDPMScheduler
 
     if denoiser.diffusion.time_scale != 1:
-        remedy = "cannot be written in the format of diffusers, which feeds whole timesteps"
+        remedy = "cannot be written in the format of diffusers, which uses whole timesteps"
         raise CasemateError(f"{KEY}.time_scale", denoiser.diffusion.time_scale, remedy)
     assert isinstance(denoiser.network, TimedUNet)
     if denoiser.network.patch != 1:
-        remedy = "cannot be written in the format of diffusers, whose networks see single pixels"
+        remedy = "cannot be written in the format of diffusers, whose networks have no patches"
         raise CasemateError(f"{KEY}.patch", denoiser.network.patch, remedy)
     denoiser.network.unet.save_pretrained(folder / "unet")
     DDPMScheduler.from_config(denoiser.diffusion.config).save_pretrained(folder / "scheduler")
 
 
 def denoiser_of(network: TimedUNet, diffusion: Diffusion) -> Denoiser:
-    """A denoiser with what its network says about itself."""
+    """A denoiser with the properties of its network."""
     return Denoiser(
         network,
         diffusion,
@@ -193,7 +195,7 @@ def _from_diffusers(folder: Path) -> Denoiser:
 
 
 def _network_config(network: Path) -> dict[str, Any]:
-    """The configuration of a network that can be a denoiser here."""
+    """The configuration of a network that is supported as a denoiser."""
     config = _read(network / CONFIG)
     name = config.get("_class_name", "UNet2DModel")
     if name != "UNet2DModel":
@@ -203,7 +205,7 @@ def _network_config(network: Path) -> dict[str, Any]:
 
 
 def _parts(folder: Path) -> tuple[Path, Path]:
-    """Where network and scheduler are: apart, as pipelines are saved, or side by side."""
+    """Folders of network and scheduler: separate, as in saved pipelines, or the same one."""
     network = folder / "unet" if (folder / "unet" / CONFIG).is_file() else folder
     apart = (folder / "scheduler" / SCHEDULER).is_file()
     scheduler = folder / "scheduler" if apart else folder

@@ -9,11 +9,11 @@ from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 
 KEY = "model.pretrained"
-_OF_THE_DATA = ("in_channels", "out_channels", "sample_size")  # what `unet` finds out by itself
+_OF_THE_DATA = ("in_channels", "out_channels", "sample_size")  # set by `unet` itself
 
 
 def network_of(source: str) -> tuple[str, dict[str, Any]]:
-    """Architecture and options of a recipe's model that can take the weights of `source`."""
+    """Architecture and options of a model that can load the weights of `source`."""
     found = describe_source(source)
     if found.architecture is not None:
         return found.architecture, dict(found.options)
@@ -39,5 +39,5 @@ def load_pretrained_denoiser(model: PixelModel, source: str) -> ImportReport:
         model.net.unet,
         loaded.unet.state_dict(),
         origin=(KEY, source),
-        remedy="leave out model.options: they are then those of the folder",
+        remedy="leave out model.options: then those of the folder are used",
     )

@@ -1,17 +1,16 @@
-"""From noisy to clean images: in one step, in many random ones, or along an ODE.
+"""Denoising in one step, in many random steps, or along an ODE.
 
 All of them take pixels x + sigma n with x in [0, 1] and return estimates of x on the same scale.
 
 | sampler | network passes | randomness |
 |---|---|---|
 | `OneShot` | 1 | none |
-| `Ancestral` | one per timestep, or `num_steps` | fresh normals, of the caller |
+| `Ancestral` | one per timestep, or `num_steps` | fresh normals from the caller |
 | `Heun` | 2 `num_levels` - 1 | none |
 """
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,20 +19,23 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 from components.core.seeding import standard_normals
+from components.core.settings import settings
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
 from components.denoising.schedule import NoiseSchedule, abar_of
+from components.denoising.settings import AncestralSettings, HeunSettings, OneShotSettings
 
-# The standard normals of a step, of the images' shape. A randomised classifier is certified only if
+# Step -> standard normals in the shape of the images. A randomised classifier is certified only if
 # they are independent of the noise in the images and fresh for each of them.
 Draws = Callable[[int], Tensor]
 VARIANCES = ("fixed_small", "fixed_small_log", "fixed_large", "learned_range")
 
 
 class Sampler(Protocol):
-    """Denoises; `draws` is asked by samplers that are random, and by them alone."""
+    """Denoises images; only random samplers call `draws`."""
 
-    denoiser: Denoiser
+    @property
+    def denoiser(self) -> Denoiser: ...
 
     def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images: ...
 
@@ -41,11 +43,11 @@ class Sampler(Protocol):
 def draws_of_samples(
     *, run_seed: int, stream: str, item_id: str, start: int, stop: int, shape: tuple[int, ...]
 ) -> Draws:
-    """What a sampler draws for the noisy copies `start..stop-1` of an item, whoever denoises them.
+    """Draws of a sampler for the noisy copies `start..stop-1` of an item, on any worker.
 
-    `stream` is that of the noise in the copies. The sampler's own streams are other ones, and each
-    stream has its own: if the draws that choose a class shared them with those that bound its
-    probability, the two would not be independent.
+    `stream` is that of the noise in the copies; the sampler derives its own streams from it. If
+    draws that choose a class shared them with draws that bound its probability, the two would not
+    be independent.
     """
 
     def draw(step: int) -> Tensor:
@@ -57,9 +59,9 @@ def draws_of_samples(
     return draw
 
 
-@dataclass(frozen=True, slots=True)
-class OneShot(Sampler):
-    """The network's estimate at once (Carlini et al. 2023, alg. 1 and sec. 5.3)."""
+@settings
+class OneShot(OneShotSettings):
+    """The network's estimate in one pass (Carlini et al. 2023, alg. 1 and sec. 5.3)."""
 
     denoiser: Denoiser
 
@@ -69,26 +71,21 @@ class OneShot(Sampler):
         return to_pixels(self.denoiser.estimate(u, abar=abar, timestep=timestep))
 
 
-@dataclass(frozen=True, slots=True)
-class Ancestral(Sampler):
-    """Back through the schedule, a little noise taken and a little less put back at each step.
+@settings
+class Ancestral(AncestralSettings):
+    """Ancestral sampling: each step removes noise and adds less noise back.
 
     Ho et al. 2020, eqs. 6 and 7, with the variance of Nichol & Dhariwal 2021, eq. 15, where it is
-    learned. The first step leaves from the exact level of sigma, between two timesteps. With
-    `num_steps` only so many timesteps are visited, spread evenly. `start: reference` takes images
-    of that level for those of the timestep below, as the authors' code does.
+    learned. The first step starts at the exact level of sigma, between two timesteps. With
+    `num_steps`, only this many timesteps are visited, evenly spaced. `start: reference` treats
+    images of that level as those of the timestep below, as the authors' code does.
     """
 
     denoiser: Denoiser
-    num_steps: int | None = None
-    start: str = "exact"
 
     def __post_init__(self) -> None:
+        AncestralSettings.__post_init__(self)
         check_variance(self.denoiser.diffusion.variance)
-        if self.start not in ("exact", "reference"):
-            raise CasemateError("denoiser.start", self.start, "is unknown; exact or reference")
-        if self.num_steps is not None and self.num_steps < 1:
-            raise CasemateError("denoiser.num_steps", self.num_steps, "must be at least 1")
 
     def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
         u = on_schedule(noisy, sigma)
@@ -113,7 +110,7 @@ class Ancestral(Sampler):
         output = self.denoiser.output(u, timestep)
         clean = self.denoiser.diffusion.clean(output, u, abar)
         if abar_next == 1:
-            return clean  # the last step: the mean is the estimate, and no noise is put back
+            return clean  # the last step: the mean is the estimate, no noise is added
         alpha = abar / abar_next
         beta = 1 - alpha
         small = beta * (1 - abar_next) / (1 - abar)  # variance of the posterior given u_0
@@ -131,18 +128,18 @@ class Ancestral(Sampler):
 
 
 def check_variance(variance: str, *, predicted: bool = True) -> None:
-    """Refuse what ancestral sampling cannot put back: unknown variances, or one not `predicted`."""
+    """Reject ancestral sampling if the variance is unknown, or learned but not `predicted`."""
     key = "denoiser.scheduler.variance_type"
     if variance not in VARIANCES:
-        remedy = f"is not supported by ancestral sampling; it knows {', '.join(VARIANCES)}"
+        remedy = f"is not supported by ancestral sampling; choose one of {', '.join(VARIANCES)}"
         raise CasemateError(key, variance, remedy)
     if variance == "learned_range" and not predicted:
-        remedy = "needs a network that predicts it: twice as many channels out as in"
+        remedy = "needs a network that predicts it: twice as many output as input channels"
         raise CasemateError(key, variance, remedy)
 
 
 def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | None) -> list[int]:
-    """The timesteps that are visited after the level of sigma itself, falling.
+    """Timesteps that are visited after the level of sigma, descending.
 
     Of `num_steps` visits the first is that level; the others are spread evenly over all timesteps
     below it, the first and the last of them included.
@@ -154,21 +151,14 @@ def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | N
     return [int(t) for t in np.unique(spread.round().astype(int))[::-1]]
 
 
-@dataclass(frozen=True, slots=True)
-class Heun(Sampler):
-    """The probability flow, deterministic (Karras et al. 2022, alg. 1 with eq. 5 for the levels).
+@settings
+class Heun(HeunSettings):
+    """Deterministic probability flow (Karras et al. 2022, alg. 1 with eq. 5 for the levels).
 
     The state is z = u + s n, with s from 2 sigma down to `last` and then 0.
     """
 
     denoiser: Denoiser
-    num_levels: int = 18
-    last: float = 0.002
-    rho: float = 7.0
-
-    def __post_init__(self) -> None:
-        if self.num_levels < 2:
-            raise CasemateError("denoiser.num_levels", self.num_levels, "must be at least 2")
 
     def __call__(self, noisy: Images, sigma: float, draws: Draws) -> Images:
         z, levels = 2 * noisy - 1, self.levels(sigma)
@@ -182,7 +172,7 @@ class Heun(Sampler):
         return to_pixels(z)
 
     def levels(self, sigma: float) -> list[float]:
-        """Noise-to-signal ratios, falling; the last one is not yet 0."""
+        """Noise-to-signal ratios, descending; the last one is above 0."""
         if 2 * sigma <= self.last:
             raise CasemateError("sigma", sigma, f"is not above the last level {self.last / 2:g}")
         ends = (2 * sigma) ** (1 / self.rho), self.last ** (1 / self.rho)
@@ -203,11 +193,10 @@ SAMPLERS: Mapping[str, Callable[..., Sampler]] = {
 }
 
 
-def make_sampler(settings: Mapping[str, Any], denoiser: Denoiser) -> Sampler:
-    """The sampler of plain settings: its `kind` and its own fields."""
-    own = dict(settings)
-    kind = own.pop("kind")
+def make_sampler(fields: Mapping[str, Any], denoiser: Denoiser) -> Sampler:
+    """Return the sampler of plain settings: a `kind` and the fields of that kind."""
+    kind = fields["kind"]
     if kind not in SAMPLERS:
         remedy = f"is unknown; choose one of {', '.join(SAMPLERS)}"
         raise CasemateError("sampler.kind", kind, remedy)
-    return SAMPLERS[kind](denoiser, **own)
+    return SAMPLERS[kind](denoiser=denoiser, **fields)

@@ -24,7 +24,7 @@ def abar_of(sigma: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class NoiseSchedule:
-    """A table of noise levels, in float64 whatever the precision of its betas."""
+    """A table of noise levels, in float64 for betas of any precision."""
 
     betas: FloatArray
     alphas_cumprod: FloatArray = field(init=False)
@@ -49,7 +49,7 @@ class NoiseSchedule:
         return self.ratios / 2
 
     def check(self, sigma: float) -> None:
-        """Refuse noise that is weaker or stronger than all that the model knows."""
+        """Raise an error for noise outside the levels of the schedule."""
         low, high = float(self.sigmas[0]), float(self.sigmas[-1])
         if not low <= sigma <= high:
             remedy = f"is outside the denoiser's schedule, which goes from {low:.3g} to {high:.3g}"
@@ -61,7 +61,7 @@ class NoiseSchedule:
         return self.timestep_of_ratio(2 * sigma)
 
     def timestep_of_ratio(self, ratio: float) -> float:
-        """The same for s > 0; samplers go below the first level, which then stands for all."""
+        """The fractional timestep of a ratio s > 0; 0 below the first level."""
         finite = np.isfinite(self.ratios)
         known = np.log(self.ratios[finite])
         return float(np.interp(np.log(ratio), known, np.arange(len(known))))
@@ -73,15 +73,15 @@ class NoiseSchedule:
         return float(np.exp(np.interp(timestep, np.arange(len(known)), known))) / 2
 
     def timestep_at_least(self, sigma: float) -> int:
-        """The first timestep with at least so much noise.
+        """The first timestep with at least this much noise.
 
-        Noise that is drawn at this level may be claimed to be sigma: it is never less. Rounding to
-        the nearest level and claiming sigma would be unsound.
+        Noise at this level may be claimed as sigma, because it is never less. Rounding to the
+        nearest level and claiming sigma would be unsound.
         """
         return int(self.timesteps_at_least(np.array([sigma]))[0])
 
     def timesteps_at_least(self, sigmas: FloatArray) -> np.ndarray:
-        """The same for many; what lies below the first level gets that."""
+        """`timestep_at_least` for many sigmas; 0 below the first level."""
         timesteps = np.searchsorted(self.sigmas, sigmas)
         if (timesteps == len(self)).any():
             self.check(float(np.max(sigmas)))

@@ -1,4 +1,4 @@
-"""Samplers that turn a noisy image into a denoised one, and the names of denoisers in recipes."""
+"""Settings of samplers, and names of denoisers in recipes."""
 
 from typing import Annotated, Literal
 
@@ -6,8 +6,8 @@ from annotated_types import Ge
 
 from components.core.settings import ByKind, Count, Positive, Settings, settings
 
-ARCHITECTURES = ("tiny_unet", "unet")  # networks that estimate images; all others classify
-SOURCES = ("diffusers:", "model:")  # of denoisers on disk; other names are models of the recipe
+ARCHITECTURES = ("tiny_unet", "unet")  # networks that estimate images; all others are classifiers
+SOURCES = ("diffusers:", "model:")  # prefixes of denoisers on disk
 
 
 class DenoiserReference:
@@ -15,7 +15,7 @@ class DenoiserReference:
 
     @staticmethod
     def read(value: object) -> str:
-        """The name, unless it cannot be one."""
+        """The name; raises `ValueError` if it is not valid."""
         if not isinstance(value, str) or not value:
             raise ValueError("is not the name of a denoiser")
         if ":" in value and not value.startswith(SOURCES):
@@ -29,7 +29,7 @@ DenoiserName = Annotated[str, DenoiserReference()]
 
 
 def is_on_disk(denoiser: str) -> bool:
-    """Whether it names a folder, not a model of the recipe."""
+    """Whether the name is a folder, not a model of the recipe."""
     return denoiser.startswith(SOURCES)
 
 

@@ -1,1 +1,1 @@
-"""ModelSpec to a module that eats [0, 1] pixels: zoo, token dropping, voting, checkpoints."""
+"""Models that take [0, 1] pixels: specs, zoo, token dropping, voting, checkpoints."""

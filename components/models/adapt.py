@@ -1,8 +1,9 @@
-"""Weights of one patch size, image size or class count, fitted to a network that has others.
+"""Weights adapted to a network of another patch size, image size or number of classes.
 
-The stem of an XCiT changes its patch through strides alone (Debenedetti et al. 2022, fine-tuning
-on CIFAR). The patch kernel of a ViT is resampled and position tables are interpolated; a head for
-another number of classes cannot be fitted, `head_keys` names what to leave to the new network.
+The stem of an XCiT changes its patch through strides alone (Debenedetti et al. 2022, fine-tuning on
+CIFAR). The patch kernel of a ViT is resampled and position tables are interpolated; a head for
+another number of classes cannot be adapted: `head_keys` names the tensors that the new network
+keeps.
 """
 
 import warnings
@@ -26,15 +27,17 @@ BIAS_TABLE = "relative_position_bias_table"  # BEiT and Swin: one per attention 
 
 
 def set_xcit_patch(net: nn.Module, patch_size: int) -> None:
-    """Give an XCiT patches of `patch_size` pixels; names and values of its weights stay.
+    """Give an XCiT patches of `patch_size` pixels; names and values of its weights do not change.
 
     The stem is a chain of n stride-2 convolutions, hence patches of 2**n pixels (16 or 8). Stride 1
-    in the first log2(2**n / patch_size) of them makes the patch as much smaller: at patch 4 an
-    image of 32 x 32 gives 8 x 8 tokens. Position codes are computed from the grid of tokens.
+    in the first log2(2**n / patch_size) of them reduces the patch accordingly: at patch 4 an image
+    of 32 x 32 gives 8 x 8 tokens. Position codes are computed from the grid of tokens.
     """
     if not isinstance(net, Xcit):
         raise CasemateError(
-            "model.options.stem_patch", patch_size, f"needs an XCiT, {type(net).__name__} is none"
+            "model.options.stem_patch",
+            patch_size,
+            f"needs an XCiT, {type(net).__name__} is not one",
         )
     stem: Any = net.patch_embed
     convs = [layer for layer in stem.proj.modules() if isinstance(layer, nn.Conv2d)]
@@ -51,7 +54,7 @@ def set_xcit_patch(net: nn.Module, patch_size: int) -> None:
 
 
 def resample_kernel(kernel: Tensor, size: tuple[int, int], *, method: str = "bilinear") -> Tensor:
-    """A patch-embedding kernel (D, C, h, w) for patches of `size`; the same one if it fits already.
+    """A patch-embedding kernel (D, C, h, w) for patches of `size`; unchanged if it fits.
 
     - `bilinear` interpolates the kernel's values, as adversarial fine-tuning on CIFAR did
       (Mo et al. 2022).
@@ -102,7 +105,7 @@ def resample_bias_table(table: Tensor, attention: nn.Module) -> Tensor:
 
 
 def is_resizable(name: str) -> bool:
-    """Whether a tensor follows the patch or image size, so that it can be made to fit."""
+    """Whether a tensor depends on the patch or image size and can be resampled."""
     return name in ("patch_embed.proj.weight", "pos_embed") or name.endswith(BIAS_TABLE)
 
 
@@ -111,7 +114,7 @@ def fit_sizes(
 ) -> tuple[dict[str, Tensor], dict[str, ShapePair]]:
     """`state` with patch kernel and position tables in the sizes of `net`, and what was resampled.
 
-    Everything else, and what differs in more than size (channels, width, heads), is left as it is.
+    Other tensors, and those that differ in more than size (channels, width, heads), are unchanged.
     """
     wanted = {name: tuple(value.shape) for name, value in net.state_dict().items()}
     fitted: dict[str, Tensor] = dict(state)
@@ -146,14 +149,14 @@ def _resample(name: str, value: Tensor, net: nn.Module, kernel_method: str) -> T
 
 
 def _num_prefix(net: nn.Module) -> int:
-    """How many entries of the position table belong to no patch: class, distillation, registers."""
+    """Entries of the position table without a patch: class, distillation, registers."""
     table: Any = net.pos_embed
     embed: Any = net.patch_embed
     return int(table.shape[1] - embed.num_patches)
 
 
 def head_keys(net: nn.Module) -> frozenset[str]:
-    """Names of the class head's tensors; timm's networks know where their heads are."""
+    """Names of the class head's tensors, from timm's `get_classifier`."""
     network: Any = net
     if not hasattr(network, "get_classifier"):
         return frozenset()

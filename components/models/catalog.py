@@ -1,7 +1,7 @@
-"""The architectures that the papers use: their names here, who uses them, what they allow.
+"""Architectures of the papers: names, papers that use them and supported features.
 
 Counts are written as a paper prints them, so that their precision is known. Papers truncate or
-round, and some count another head: Bhojanapalli et al. print counts for ViT-L and for the BiT
+round, and some count a different head: Bhojanapalli et al. print counts for ViT-L and for the BiT
 ResNets that these networks do not have (307M for 304M, 207M for 217M), so those are left out.
 """
 
@@ -37,7 +37,7 @@ PAPERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One name, the size it is used at, and the figures that its users print."""
+    """One architecture, its image size and the counts that papers print."""
 
     name: str
     family: str  # timm's module, for a network outside the catalogue
@@ -96,10 +96,10 @@ CATALOG: Mapping[str, Architecture] = {entry.name: entry for entry in _ENTRIES}
 
 
 def find(pattern: str) -> list[Architecture]:
-    """Entries whose name fits a glob; where there are none, all others that timm knows."""
+    """Entries whose name fits a glob; if there are none, matching names of timm."""
     if found := [entry for entry in CATALOG.values() if fnmatchcase(entry.name, pattern)]:
         return found
-    if is_known(pattern):  # names with a tag of their weights too, which timm does not list
+    if is_known(pattern):  # also names with a tag of weights, which timm does not list
         return [_outside(pattern)]
     return find_everywhere(pattern)
 
@@ -107,12 +107,12 @@ def find(pattern: str) -> list[Architecture]:
 def find_everywhere(pattern: str) -> list[Architecture]:
     """All networks whose name fits a glob: the catalogue's, then the rest of timm's."""
     if not (names := _names(pattern)):
-        raise CasemateError("models", pattern, "fits no name, here or in timm")
+        raise CasemateError("models", pattern, "matches no name, here or in timm")
     return [CATALOG.get(name) or _outside(name) for name in names]
 
 
 def num_everywhere(pattern: str) -> int:
-    """How many networks `find_everywhere` would find."""
+    """Number of networks that `find_everywhere` returns."""
     return len(_names(pattern))
 
 
@@ -122,7 +122,7 @@ def _names(pattern: str) -> list[str]:
 
 
 def describe(entry: Architecture) -> dict[str, Any]:
-    """Plain values of an entry: its costs at its own size, and what its network allows."""
+    """Plain values of an entry: costs at its size and supported features."""
     size = entry.image_size
     net = network_of_shapes(entry.name, image_size=size, num_classes=entry.num_classes)
     return {
@@ -146,6 +146,6 @@ def _allows(check: Callable[[nn.Module], object], net: nn.Module) -> bool:
 
 
 def _outside(name: str) -> Architecture:
-    """A network that no paper here uses, at the size that timm trained it for."""
+    """A network outside the catalogue, at the image size of timm's weights."""
     module = timm.model_entrypoint(name).__module__.rpartition(".")[2]
     return Architecture(name, module, image_size=timm.get_pretrained_cfg(name).input_size[-1])

@@ -1,7 +1,7 @@
 """The model format: `model.safetensors` + `model.json`; never a pickled class.
 
-A model of the user's own architecture also has `code/`: a copy of the code whose digest
-`model.json` names. Such a folder is enough to load the model anywhere; loading it runs that code.
+A model with a user-defined architecture also has `code/`: a copy of the code whose digest
+`model.json` names. The folder is self-contained; loading it runs that code.
 """
 
 import json
@@ -21,11 +21,11 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
 FORMAT = 1
-CODE = "code"  # folder of the user's own code beside the weights
+CODE = "code"  # folder of user code beside the weights
 
 
 def weights_digest(model: PixelModel) -> str:
-    """Digest of spec and weights: the identity that votes and certificates carry."""
+    """Digest of spec and weights, recorded with votes and certificates."""
     state = model.net.state_dict()
     tensors = [
         digest_bytes(
@@ -78,7 +78,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def load_model(folder: Path, *, device: str | torch.device = "cpu") -> PixelModel:
-    """The model in eval mode; refuses weights that do not match the recorded digest."""
+    """The model in eval mode; raises an error if the weights do not match the recorded digest."""
     header = read_header(folder)
     look_in(folder.absolute() / CODE)
     model = PixelModel(ModelSpec.from_dict(header["spec"], source=str(folder / "model.json")))

@@ -1,4 +1,4 @@
-"""What a network costs per image: weights, multiply-accumulates, memory kept for the backward pass.
+"""Costs of a network per image: weights, multiply-accumulates, memory for the backward pass.
 
 Everything is counted on torch's meta device, from shapes alone: the largest network takes half a
 second and no memory. A multiply-accumulate counts 1, as in the GFLOPs that papers on vision print;
@@ -22,11 +22,11 @@ from components.core.errors import CasemateError
 from components.models.spec import ModelSpec
 from components.models.zoo import build_network
 
-# A prime that divides no size of a network: counts that it divides are counts of images, all others
-# belong to what images share (codes of positions), and one pass tells the two apart.
+# A prime that divides no size of a network: counts that are multiples of it scale with images, all
+# others are shared by images (position codes), so one pass separates the two.
 BATCH = 1009
 _FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FORMULAS = {  # torch's table knows fused attention on GPUs only
+_FORMULAS = {  # torch's table has fused attention on GPUs only
     **flop_registry,
     _FUSED: flop_registry[torch.ops.aten._scaled_dot_product_flash_attention],
 }
@@ -34,7 +34,7 @@ _FORMULAS = {  # torch's table knows fused attention on GPUs only
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one network, and of each image that goes through it."""
+    """Costs of one network and of one image in it."""
 
     params: int
     flops: int  # multiply-accumulates of one forward pass
@@ -87,7 +87,7 @@ def costs_of_shapes(net: nn.Module, *, image_size: int, channels: int = 3) -> Co
         try:
             kept = [_per_image(size) for size in kept_sizes(net, images)]
         except RuntimeError as error:
-            name, remedy = type(net).__name__, f"looks at values, not shapes alone: {error}"
+            name, remedy = type(net).__name__, f"depends on values, not only on shapes: {error}"
             raise CasemateError("model.architecture", name, remedy) from error
     return Costs(
         params=sum(p.numel() for p in net.parameters()),
@@ -97,10 +97,10 @@ def costs_of_shapes(net: nn.Module, *, image_size: int, channels: int = 3) -> Co
 
 
 def _per_image(count: int) -> int:
-    """A count of the whole batch as that of one image alone; nothing for what images share.
+    """Count of a single image from that of a batch; 0 for costs that images share.
 
-    A network whose images see each other has counts that grow with the batch's square: alone, an
-    image sees itself, so every factor of the batch goes.
+    If images of a batch attend to each other, counts grow with the square of the batch: for one
+    image, every factor of the batch size is divided out.
     """
     if count % BATCH:
         return 0
@@ -110,7 +110,7 @@ def _per_image(count: int) -> int:
 
 
 def costs_of_spec(spec: ModelSpec) -> Costs:
-    """Costs of a model; its adapter multiplies no matrices and keeps nothing."""
+    """Costs of a model; the input adapter costs nothing."""
     return costs_of(
         spec.architecture,
         image_size=spec.network_size,
@@ -126,7 +126,7 @@ def kept_sizes(net: nn.Module, images: Tensor) -> list[int]:
     Views of one storage, such as query, key and value, count once.
     """
     own = {t.untyped_storage()._cdata for t in [*net.parameters(), *net.buffers()]}
-    kept: dict[int, torch.UntypedStorage] = {}  # holds the storages, so that no id is used twice
+    kept: dict[int, torch.UntypedStorage] = {}  # keeps the storages alive, so that no id is reused
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -140,7 +140,7 @@ def kept_sizes(net: nn.Module, images: Tensor) -> list[int]:
 
 
 class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts an image's share by torch's formulas; its FlopCounterMode is three times as slow."""
+    """Counts per image by torch's formulas; its FlopCounterMode is three times as slow."""
 
     macs = 0
 
@@ -155,7 +155,7 @@ class _MacCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Skips the arithmetic of initialisation, which takes most of a large network's making."""
+    """Skips initialisation, which takes most of the time of building a large network."""
 
     FILLERS = (
         *("uniform_", "kaiming_uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_"),
@@ -172,10 +172,10 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Makes the meta device keep what fused kernels keep: no attention matrix.
+    """Counts the memory of fused kernels on the meta device: no attention matrix.
 
-    Left alone it takes the explicit path, which real devices avoid where they can: not for a bias
-    that learns, nor for queries that are not (B, heads, T, d).
+    The meta device would take the explicit path, which real devices use only for a learned bias and
+    for queries that are not (B, heads, T, d).
     """
 
     def __torch_function__(

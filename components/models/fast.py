@@ -1,10 +1,10 @@
-"""The same logits of a vision transformer for less work, for attacks that ask again and again.
+"""Faster forward passes of vision transformers with the same logits, for attacks.
 
 Two savings, both exact up to rounding: non-overlapping patches are embedded by one matrix product
 instead of a strided convolution, whose gradient is slow; and of the last block only the tokens that
-the head reads are computed. Networks are admitted by their class, as in `tokens.py`. Weights, state
-dict and modules stay as they are, and every pass looks first: where somebody hooks or shadows a
-part (factors, masks, gaps, lesions, features), that part runs as timm wrote it.
+the head reads are computed. Networks are accepted by class, as in `tokens.py`. Weights, state dict
+and modules do not change, and every pass checks for hooks: a part that is hooked or shadowed
+(scales, masks, gaps, lesions, features) runs timm's own code.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ from torch import Tensor, nn
 
 from components.models.attention.shadow import shadowed
 
-# Residual blocks that add attention(norm1(tokens)) and then work on each token by itself.
+# Residual blocks that add attention(norm1(tokens)) and then process each token by itself.
 NARROWABLE = (Block, BeitBlock, EvaBlock)
 
-Shapes = Sequence[tuple[int, int]]  # (B, L) of sequences that lie in one row
+Shapes = Sequence[tuple[int, int]]  # (B, L) of concatenated sequences
 
 
 @contextmanager
-def lean(net: nn.Module) -> Iterator[None]:
-    """Inside, `net` takes these savings where it can; any other network runs as it is."""
+def fast_forward(net: nn.Module) -> Iterator[None]:
+    """Speed up `net` inside the context where possible; other networks run unchanged."""
     with ExitStack() as stack:
         for stem in net.modules():
             conv: Any = stem.proj if type(stem) is PatchEmbed else None
@@ -44,7 +44,7 @@ def lean(net: nn.Module) -> Iterator[None]:
 
 
 def num_tokens_read(net: Any) -> int:
-    """How many leading tokens of the last block reach the head alone; 0: all, or nobody knows."""
+    """Number of leading tokens of the last block that the head reads; 0: all, or unknown."""
     if type(net) not in (VisionTransformer, VisionTransformerDistilled, Beit, Eva):
         return 0
     by_token = net.global_pool == "token" and getattr(net, "attn_pool", None) is None
@@ -54,7 +54,7 @@ def num_tokens_read(net: Any) -> int:
 
 
 def is_patchwise(conv: object) -> bool:
-    """A plain convolution whose windows tile the image."""
+    """Whether this is a plain convolution whose windows tile the image."""
     return (
         type(conv) is nn.Conv2d
         and conv.stride == conv.kernel_size
@@ -80,35 +80,39 @@ def _as_product(conv: nn.Conv2d) -> Callable[[Tensor], Tensor]:
 
 
 class Narrowed:
-    """The forward of `block` for its first tokens: all are attended to, only these are computed.
+    """Forward pass of `block` that computes its first tokens only; they attend to all tokens.
 
-    Norms, factors and MLP are the block's own: it runs on these tokens alone, with an attention
-    that has the answer already.
+    Norms, layer scales and MLP are the block's own: it runs on these tokens with its attention
+    replaced by the precomputed result.
     """
 
     def __init__(self, block: Any, count: int) -> None:
         self.block, self.count, self.plain = block, count, block.forward
 
     def __call__(self, tokens: Tensor, **positions: Any) -> Tensor:
-        """Of (B, L, D) tokens."""
-        if self.block.training or is_watched(self.block):
+        """Output of the first tokens of (B, L, D)."""
+        if self.block.training or is_instrumented(self.block):
             output: Tensor = self.plain(tokens, **positions)
             return output
         attn, normed = self.block.attn, self.block.norm1(tokens)
         rows, length = tokens.shape[:2]
-        if _answers_few(attn) and not positions:
+        if _supports_partial_queries(attn) and not positions:
             attended = _first_attended(attn, normed.flatten(0, 1), [(rows, length)], self.count)
         else:
             attended = attn(normed, **positions)[:, : self.count]
         return self._rest(tokens[:, : self.count], attended, **positions)
 
     def can_join(self) -> bool:
-        """Whether `joined` may be asked."""
+        """Whether `joined` is supported."""
         block = self.block
-        return not block.training and not is_watched(block) and _answers_few(block.attn)
+        return (
+            not block.training
+            and not is_instrumented(block)
+            and _supports_partial_queries(block.attn)
+        )
 
     def joined(self, tokens: Tensor, shapes: Shapes) -> Tensor:
-        """Of (N, D) tokens, sequences of several shapes in one row."""
+        """Output for (N, D) tokens, concatenated sequences of several shapes."""
         attended = _first_attended(self.block.attn, self.block.norm1(tokens), shapes, self.count)
         first = torch.cat([part[:, : self.count] for part in cut(tokens, shapes)])
         return self._rest(first, attended)
@@ -121,19 +125,19 @@ class Narrowed:
 
 
 def cut(joined: Tensor, shapes: Shapes) -> list[Tensor]:
-    """(N, ...), sequences in one row, back into (B, L, ...) of each shape."""
+    """Split (N, ...) concatenated sequences into (B, L, ...) of each shape."""
     parts = torch.split(joined, [rows * length for rows, length in shapes])
     return [part.view(*shape, *part.shape[1:]) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _answers_few(attn: Any) -> bool:
-    """timm's plain fused attention can be asked for some queries only; other kinds answer all."""
+def _supports_partial_queries(attn: Any) -> bool:
+    """Whether attention can be computed for some queries only: timm's plain fused attention."""
     plain = type(attn) is Attention and type(attn.qkv) is nn.Linear
     return plain and attn.fused_attn and attn.gate is None
 
 
 def _first_attended(attn: Any, tokens: Tensor, shapes: Shapes, count: int) -> Tensor:
-    """(B, count, D): what attention gives to the first tokens of each sequence in (N, D)."""
+    """(B, count, D): attention output of the first tokens of each sequence in (N, D)."""
     weight, bias, width = attn.qkv.weight, attn.qkv.bias, attn.attn_dim
     of_queries, of_others = (None, None) if bias is None else (bias[:width], bias[width:])
     heads, counts = (attn.num_heads, attn.head_dim), [rows for rows, _ in shapes]
@@ -143,25 +147,25 @@ def _first_attended(attn: Any, tokens: Tensor, shapes: Shapes, count: int) -> Te
     mixed = []
     for few, others in zip(torch.split(q, counts), cut(kv, shapes), strict=True):
         q, k, v = (part.transpose(1, 2) for part in (few, *others.unbind(2)))  # (B, heads, L, e)
-        answer = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
-        mixed.append(answer.transpose(1, 2).flatten(2))
+        values = F.scaled_dot_product_attention(attn.q_norm(q), attn.k_norm(k), v)
+        mixed.append(values.transpose(1, 2).flatten(2))
     output: Tensor = attn.proj_drop(attn.proj(attn.norm(torch.cat(mixed))))
     return output
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody hooks into `module` or a part of it, or shadows the forward of a part."""
-    to_see = [module]
-    while to_see:  # nn.Module.modules() takes several times as long
-        part = to_see.pop()
+def is_instrumented(module: nn.Module) -> bool:
+    """Whether `module` or a part of it has hooks, or a part has a shadowed forward."""
+    pending = [module]
+    while pending:  # nn.Module.modules() takes several times as long
+        part = pending.pop()
         if is_hooked(part) or (part is not module and "forward" in vars(part)):
             return True
-        to_see.extend(inner for inner in part._modules.values() if inner is not None)
+        pending.extend(inner for inner in part._modules.values() if inner is not None)
     return False
 
 
 def is_hooked(part: Any) -> bool:
-    """Whether somebody reads or changes what goes in or out; asked in every pass, so no loop."""
+    """Whether a module has hooks on inputs or outputs; called in every pass, hence no loop."""
     return bool(
         part._forward_hooks
         or part._forward_pre_hooks

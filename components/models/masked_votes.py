@@ -8,11 +8,11 @@ from torch import Tensor
 from components.core.types import Images
 from components.models.pixels import PixelModel
 
-MASKS_AT_ONCE = 64  # the masks of all squares together would fill the memory
+MASKS_AT_ONCE = 64  # all masks at once would need too much memory
 
 
 class Masks(Protocol):
-    """The visible pixels of K masks: a (K, H, W) bool tensor, or what makes its rows when asked."""
+    """The visible pixels of K masks: a (K, H, W) bool tensor, or its rows on demand."""
 
     def __len__(self) -> int: ...
 
@@ -20,10 +20,10 @@ class Masks(Protocol):
 
 
 def spans(masks: Masks, *, device: torch.device | str = "cpu") -> tuple[Tensor, ...]:
-    """The numbers of all masks, as many at once as memory is taken for.
+    """Indices of all masks, in spans of limited memory.
 
-    What is found per span belongs into a tensor made before: small pieces that are kept lie in the
-    gaps that masks leave, and the allocator could not use those again.
+    Write results per span into a preallocated tensor: small tensors that are kept would fragment
+    the memory that masks have freed.
     """
     return torch.split(torch.arange(len(masks), device=device), MASKS_AT_ONCE)
 
@@ -31,7 +31,7 @@ def spans(masks: Masks, *, device: torch.device | str = "cpu") -> tuple[Tensor, 
 def group_by_tokens(
     model: PixelModel, masks: Masks, *, device: torch.device | str = "cpu"
 ) -> list[Tensor]:
-    """Indices of the masks that keep equally many tokens: each group makes dense batches."""
+    """Indices of the masks that keep equally many tokens: each group gives dense batches."""
     counts = torch.empty(len(masks), dtype=torch.int64, device=device)
     for span in spans(masks, device=device):
         counts[span] = model.num_kept(masks[span])
@@ -39,7 +39,7 @@ def group_by_tokens(
 
 
 def dense_chunks(model: PixelModel, masks: Masks, *, micro_batch: int) -> list[Tensor]:
-    """The batches in which masks are asked: they follow from model, masks and settings alone."""
+    """Batches of masks; they depend on model, masks and settings only."""
     groups = group_by_tokens(model, masks)
     return [part for group in groups for part in torch.split(group, micro_batch)]
 
@@ -50,8 +50,8 @@ def masked_predictions(
 ) -> Tensor:
     """(B, Q) argmax under each of the Q masks, ties to the lowest class.
 
-    Each image is asked by itself, in the given chunks: a prediction never depends on which other
-    images a worker happens to hold.
+    Each image is processed by itself, in the given chunks: a prediction does not depend on the
+    other images of a worker.
     """
     if model.training:
         raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")

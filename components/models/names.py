@@ -10,7 +10,7 @@ _REGISTERED = re.compile(r"^@register_model\s*\ndef (\w+)\(", re.MULTILINE)
 
 @cache
 def _names() -> frozenset[str]:
-    spec = find_spec("timm")  # of a top-level package: found, not imported
+    spec = find_spec("timm")  # find_spec of a top-level package does not import it
     folders = spec.submodule_search_locations if spec else None
     files = [path for folder in folders or () for path in Path(folder, "models").glob("*.py")]
     return frozenset(
@@ -19,5 +19,5 @@ def _names() -> frozenset[str]:
 
 
 def is_registered(architecture: str) -> bool:
-    """Whether timm certainly has a network of that name; if not, ask `zoo.check_known`."""
+    """Whether timm has a network of that name; if False, `zoo.check_known` decides."""
     return architecture in _names()

@@ -1,9 +1,9 @@
-"""Transformer blocks on a processor with fewer passes over memory; the same up to rounding.
+"""Transformer blocks on a CPU with fewer passes over memory; equal up to rounding.
 
-A plain timm block becomes four matrix products whose weights oneDNN has laid out for itself, with
-bias, GELU and residual sum inside them, two layer norms and the attention. The operators are those
-that torch's own compiler emits for such blocks on a CPU; called directly they need no compilation,
-which takes minutes, and take any number of rows. Weights and modules stay as they are.
+A plain timm block becomes four matrix products with weights in oneDNN's layout and fused bias, GELU
+and residual sum, two layer norms and the attention. The operators are those that torch's own
+compiler emits for such blocks on a CPU; called directly they need no compilation, which takes
+minutes, and accept any number of rows. Weights and modules do not change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from components.models.attention.shadow import shadowed
-from components.models.fast import Narrowed, Shapes, cut, is_watched, num_tokens_read
+from components.models.fast import Narrowed, Shapes, cut, is_instrumented, num_tokens_read
 
 SHORT = 64  # tokens
 
 
 @contextmanager
 def packed_blocks(net: nn.Module) -> Iterator[None]:
-    """Inside, all blocks but the last of `net` run so where they can; `lean` has the last one."""
+    """Run packed blocks of `net` inside the context, except the last (see `fast_forward`)."""
     blocks: Any = getattr(net, "blocks", ())
     with ExitStack() as stack:
         for block in blocks[:-1]:
@@ -36,7 +36,7 @@ def packed_blocks(net: nn.Module) -> Iterator[None]:
 
 
 def can_pack(block: Any) -> bool:
-    """Whether this is a plain block in single precision on a CPU, with nobody looking in.
+    """Whether this is a plain float32 block on a CPU without hooks.
 
     The operators have no gradient.
     """
@@ -48,7 +48,7 @@ def can_pack(block: Any) -> bool:
         and _is_plain(block.attn, block.mlp)
         and all(type(scale) in (nn.Identity, LayerScale) for scale in (block.ls1, block.ls2))
         and "forward" not in vars(block)
-        and not is_watched(block)
+        and not is_instrumented(block)
     )
 
 
@@ -75,17 +75,17 @@ def _is_plain_product(part: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Weights of one product as oneDNN wants them."""
+    """Weights of one matrix product in oneDNN's layout."""
 
     weight: Tensor
     bias: Tensor | None
 
 
 def _layout(linear: nn.Linear, scale: nn.Module | None = None) -> _Layout:
-    """Of `linear`, then times the factors of `scale` (LayerScale: they go into the weights).
+    """Layout of `linear` times the factors of `scale` (LayerScale, folded into the weights).
 
-    Made anew every time, a matter of milliseconds: not every change of weights leaves a trace by
-    which an older layout could be known as old.
+    Computed every time, which takes milliseconds: not every change of weights can be detected, so a
+    cached layout could be stale.
     """
     weight, bias = linear.weight.detach(), linear.bias
     if isinstance(scale, LayerScale):
@@ -102,7 +102,7 @@ def _product(rows: Tensor, by: _Layout, then: str = "none") -> Tensor:
 
 
 def _added(tokens: Tensor, rows: Tensor, by: _Layout) -> Tensor:
-    """tokens + the product."""
+    """Sum of `tokens` and the product."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
         rows, tokens, by.weight, by.bias, "add"
     )
@@ -110,7 +110,7 @@ def _added(tokens: Tensor, rows: Tensor, by: _Layout) -> Tensor:
 
 
 class _PackedBlock:
-    """What stands in for the forward of a block."""
+    """Replacement of a block's forward."""
 
     def __init__(self, block: Any) -> None:
         self.block, attn, mlp = block, block.attn, block.mlp
@@ -118,13 +118,13 @@ class _PackedBlock:
         self.fc1, self.fc2 = _layout(mlp.fc1), _layout(mlp.fc2, block.ls2)
 
     def __call__(self, tokens: Tensor, shapes: Shapes | None = None) -> Tensor:
-        """Of (B, L, D) tokens; or of (N, D), sequences of several `shapes` (B, L) in one row."""
+        """Output for (B, L, D) tokens, or for (N, D): concatenated sequences of `shapes` (B, L)."""
         if shapes is None:
             num, length = tokens.shape[:2]
             return self(tokens.flatten(0, 1), [(num, length)]).view_as(tokens)
         block, attn = self.block, self.block.attn
         tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
-        # No name for what comes between: freed at once, its memory is in the cache for the next.
+        # Intermediates have no name: freed at once, their memory stays in the CPU cache.
         tokens = _added(
             tokens,
             attn.norm(_attended(attn, _product(block.norm1(tokens), self.qkv), shapes)),
@@ -134,7 +134,7 @@ class _PackedBlock:
 
 
 class PackedNet:
-    """A vision transformer from tokens to logits, its blocks packed as they are now."""
+    """A vision transformer from tokens to logits, with its current weights packed."""
 
     def __init__(self, net: Any) -> None:
         self.net, self.blocks = net, [_PackedBlock(block) for block in net.blocks[:-1]]
@@ -145,8 +145,8 @@ class PackedNet:
     def __call__(self, groups: Sequence[Tensor]) -> list[Tensor]:
         """Logits of groups of (B, L, D) tokens with positions, each group with its own B and L.
 
-        All but attention works on each token by itself: there the groups make one large product
-        instead of several small ones.
+        Everything but attention is per token: the groups share one large product instead of several
+        small ones.
         """
         shapes = [(len(tokens), tokens.shape[1]) for tokens in groups]
         joined = self.net.norm_pre(torch.cat([tokens.flatten(0, 1) for tokens in groups]))
@@ -164,16 +164,16 @@ class PackedNet:
 
 
 def pack(net: Any) -> PackedNet | None:
-    """`net` packed; None where it is not a plain vision transformer whose blocks `can_pack`."""
+    """`net` packed; None unless it is a plain vision transformer whose blocks `can_pack`."""
     plain = type(net) in (VisionTransformer, VisionTransformerDistilled)
     return PackedNet(net) if plain and all(map(can_pack, net.blocks[:-1])) else None
 
 
 def _attended(attn: Any, mixed: Tensor, shapes: Shapes) -> Tensor:
-    """(N, D) of (N, 3 D) queries, keys and values.
+    """(N, D) attention of (N, 3 D) queries, keys and values.
 
-    The fused kernel works in tiles that a few dozen tokens leave half empty: short sequences are
-    faster head by head, which also needs no copies.
+    A few dozen tokens fill the tiles of the fused kernel only partly: short sequences are faster
+    head by head, which also needs no copies.
     """
     output = mixed.new_empty(len(mixed), attn.attn_dim)
     mixed = mixed.view(-1, 3, attn.num_heads, attn.head_dim)
@@ -189,7 +189,7 @@ def _attended(attn: Any, mixed: Tensor, shapes: Shapes) -> Tensor:
 
 
 def _attend_by_head(mixed: Tensor, output: Tensor, *, scale: float) -> None:
-    """Into (B, L, D), of queries, keys and values (B, L, 3, heads, width)."""
+    """Write attention of (B, L, 3, heads, width) queries, keys, values into (B, L, D)."""
     nothing, places = mixed.new_empty(1), output.chunk(mixed.shape[3], dim=2)
     for head, place in zip(mixed.unbind(3), places, strict=True):
         q, k, v = head.unbind(2)

@@ -5,12 +5,12 @@ the pixel set S embeds to
     E(S) = base + sum_{k in S} C_k,    C_k = W_k x_k / std,    base = bias - sum_k W_k mean / std
 (derived from Salman et al. 2022, Algorithm 1). Bands cut cells along whole pixel columns or rows,
 so almost every S is the cell itself, its first or its last lines: one forward and one backward scan
-over the lines of every cell hold all those sums, at the price of embedding the image once.
+over the lines of every cell hold all those sums, at the cost of embedding the image once.
 
-Never as differences of prefix sums: those are equal in the reals only, and the rounding of hidden
-lines would reach the vote, which voids the certificate. A scan adds visible lines and nothing else.
-Any other S (corners of squares, bands inside a cell) is embedded by itself, hidden pixels
-replaced by 0.
+Differences of prefix sums are not used: they are equal only in exact arithmetic, and rounding of
+hidden lines would affect the vote, which voids the certificate. A scan adds visible lines only. Any
+other S (corners of squares, bands inside a cell) is embedded by itself, hidden pixels replaced by
+0.
 """
 
 from collections.abc import Sequence
@@ -22,32 +22,32 @@ import torch
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from components.models.fast import is_patchwise, is_watched
+from components.models.fast import is_instrumented, is_patchwise
 from components.models.tokens import forward_tokens, kept_indices, patch_size_of, with_positions
 
-ALONE = -1  # in the place of a pattern: no scan holds this set of pixels
+ALONE = -1  # instead of a pattern: no scan contains this set of pixels
 
 
 @dataclass(frozen=True, slots=True)
 class CutCells:
-    """The kept cells of R ablations that keep T each, and what each of them shows."""
+    """The T kept cells of each of R ablations, and the visible part of each cell."""
 
     kept: Tensor  # (R, T) raster index of the cell
     pattern: Tensor  # (R, T) number of the visible part, or ALONE
 
     def rows(self, index: Tensor) -> "CutCells":
-        """The cells of some of the ablations."""
+        """The cells of the ablations `index`."""
         return CutCells(self.kept[index], self.pattern[index])
 
 
 def can_embed_cuts(net: nn.Module) -> bool:
-    """Whether the stem is the plain linear map that sums may replace, with nobody looking in."""
+    """Whether the stem is a plain linear map without hooks, which sums may replace."""
     stem: Any = getattr(net, "patch_embed", None)
     return (
         type(stem) is PatchEmbed
         and is_patchwise(stem.proj)
         and "forward" not in vars(stem)
-        and not is_watched(stem)
+        and not is_instrumented(stem)
     )
 
 
@@ -75,7 +75,7 @@ def _patterns(shown: Tensor) -> Tensor:
 
 
 def _end_of_side(lines: Tensor) -> Tensor:
-    """Number of (..., p) visible lines along one side; ALONE unless they reach one end."""
+    """Pattern of (..., p) visible lines along one side; ALONE unless they reach one end."""
     side = lines.shape[-1]
     count = lines.sum(dim=-1)
     line = torch.arange(side, device=lines.device)
@@ -88,7 +88,7 @@ def _end_of_side(lines: Tensor) -> Tensor:
 class CutStem:
     """The patch embedding of a network, ready to embed parts of cells; pixels before `mean`.
 
-    `patterns`, ascending, are those that tables shall hold. Weights are taken as they are now.
+    `patterns`, ascending, are those of the tables. Uses the current weights.
     """
 
     def __init__(self, net: Any, *, mean: Tensor, std: Tensor, patterns: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class CutStem:
         self.base = -(self.weight * mean).sum(dim=(1, 2, 3))
         if stem.proj.bias is not None:
             self.base = self.base + stem.proj.bias
-        # Prefix tokens and positions are what the network makes of patches of 0.
+        # Prefix tokens and positions: the network's output for zero patches.
         if stem.flatten:
             nothing = self.base.new_zeros(1, stem.num_patches, len(self.base))
         else:  # as the stem lays out its grid
@@ -177,19 +177,19 @@ class PartialTokens:
     def __init__(self, stem: CutStem, images: Tensor) -> None:
         self.stem, self.cells = stem, _cells(images, stem.patch_size)
         self.patterns = torch.tensor(stem.patterns, device=images.device)
-        # image by image: other images must not change how sums are rounded
+        # image by image: other images must not change the rounding of sums
         sums = [part for cells in self.cells for part in stem.sums(cells)]
         self.table = torch.cat(sums)  # (B * patterns * N, D)
 
     def logits(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
-        """Logits of R ablations, as `tokens` takes them."""
+        """Logits of R ablations, with the arguments of `tokens`."""
         tokens = self.tokens(cells, image=image, visible=visible)
         return forward_tokens(self.stem.net, tokens, cells.kept, self.stem.rotations)
 
     def tokens(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
         """(R, P + T, D) of R ablations of the (R,) images numbered `image`.
 
-        Their (R, H, W) visible pixels are asked for where some cell's pattern is ALONE.
+        Their (R, H, W) `visible` pixels are needed if the pattern of a cell is ALONE.
         """
         stem = self.stem
         entry = torch.searchsorted(self.patterns, cells.pattern.clamp(min=0))

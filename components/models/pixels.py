@@ -1,4 +1,4 @@
-"""The input adapter: pixels in [0, 1] at native size go in, everything else happens inside."""
+"""The input adapter: a model of [0, 1] pixels at native size."""
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +47,7 @@ class PixelModel(nn.Module):
     def forward(
         self, x: Images, visible: Tensor | None = None, times: Tensor | None = None
     ) -> Logits:
-        """Logits of whole images, or of ablated ones where `visible` pixels are given.
+        """Logits of whole images, or of ablated ones if `visible` pixels are given.
 
         Denoising networks (`zoo.DENOISERS`) need the (B,) `times` of their noise levels and return
         images on their own scale.
@@ -61,7 +61,7 @@ class PixelModel(nn.Module):
     def forward_ablated(self, x: Images, visible: Tensor) -> Logits:
         """Logits of images that show only `visible` pixels, (H, W) or (B, H, W) bool.
 
-        Hidden pixels turn black before up-sampling and normalisation: no vote can depend on them.
+        Hidden pixels are set to 0 before up-sampling and normalisation: no vote depends on them.
         """
         self.spec.check_image(x.shape[1:])
         shown = visible.expand(x.shape[0], *visible.shape[-2:])
@@ -72,7 +72,7 @@ class PixelModel(nn.Module):
         return forward_kept(self.net, inputs, kept_indices(self.kept_tokens(shown)))
 
     def num_kept(self, visible: Tensor) -> Tensor:
-        """(B,): how many tokens each of the (B, H, W) keeps; equal counts may share a batch."""
+        """(B,): number of kept tokens of each (B, H, W) mask; equal counts may share a batch."""
         if self.spec.token_policy == "mask":
             return torch.zeros(len(visible), dtype=torch.int64, device=visible.device)
         return self.kept_tokens(visible).sum(dim=1)
@@ -87,9 +87,9 @@ class PixelModel(nn.Module):
         return F.interpolate(x, size=size, mode=self.spec.upsample_mode)  # align_corners: False
 
     def resized_mask(self, visible: Tensor) -> Tensor:
-        """(B, H, W) bool at the network's size: which pixels some visible pixel reaches."""
+        """(B, H, W) bool at the network's size: pixels that depend on a visible pixel."""
         return self.resized(visible[:, None].float())[:, 0] != 0  # bicubic weights can be < 0
 
     def kept_tokens(self, visible: Tensor) -> Tensor:
-        """(B, N) bool: tokens that some visible pixel of (B, H, W) reaches through the resize."""
+        """(B, N) bool: tokens that depend on a visible pixel of (B, H, W) after resizing."""
         return visible_tokens(self.resized_mask(visible), patch_size_of(self.net))

@@ -1,8 +1,8 @@
-"""Weights to start training from: timm's hub, or a model folder of ours.
+"""Pretrained weights: from timm's hub or a model folder.
 
-A start keeps its meaning only inside the function it was trained as. So the new model must have the
-parent's architecture, normalisation and options, but for options that sizes follow from and those
-that act in training alone; tensors would fit, and their network be another, with other heads.
+Weights are valid only for the function they were trained in. So the new model must have the
+parent's architecture, normalisation and options, except for size options and those that act in
+training only: with another number of heads, for example, all tensors fit but the function differs.
 """
 
 import json
@@ -28,13 +28,13 @@ from components.models.spec import ModelSpec
 KEY = "model.pretrained"
 TIMM = "timm"
 PROBE_SECONDS = 5.0
-# Sizes, which `adapt` fits; and what a loaded network in eval mode does not depend on.
+# Sizes, which `adapt` resamples, and options without effect in eval mode.
 _FREE_OPTION = re.compile(r"patch_size|stem_patch|window_size|(\w+_)?drop(_\w+)?_rate|init_values")
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """Starting weights, as far as they are known before they are read."""
+    """Description of pretrained weights before they are read."""
 
     source: str  # `timm`, or the model folder
     architecture: str
@@ -67,30 +67,32 @@ def read_parent(source: str, *, architecture: str) -> Parent:
     )
 
 
-def check_descent(spec: ModelSpec, parent: Parent) -> None:
-    """Refuse a model that would make another function of the parent's weights."""
+def check_compatible(spec: ModelSpec, parent: Parent) -> None:
+    """Raise an error for a model that computes another function with the parent's weights."""
     if spec.architecture != parent.architecture:
         raise CasemateError(
-            "model.architecture", spec.architecture, f"is not that of {_whose(parent)}"
+            "model.architecture", spec.architecture, f"is not that of {_described(parent)}"
         )
     for key in sorted({*spec.options, *parent.options}):
         ours, theirs = (_option(options, key) for options in (spec.options, parent.options))
         if ours != theirs and not _FREE_OPTION.fullmatch(key):
             raise CasemateError(
-                f"model.options.{key}", ours, f"changes what the weights of {_whose(parent)} mean"
+                f"model.options.{key}",
+                ours,
+                f"changes what the weights of {_described(parent)} mean",
             )
     for key, given, found in (("mean", spec.mean, parent.mean), ("std", spec.std, parent.std)):
         if len(given) != len(found) or any(
             abs(a - b) > 1e-6
-            for a, b in zip(given, found, strict=True)  # what float32 tells apart
+            for a, b in zip(given, found, strict=True)  # float32 precision
         ):
             raise CasemateError(
-                f"model.{key}", given, f"contradicts that of {_whose(parent)}; leave it out"
+                f"model.{key}", given, f"contradicts that of {_described(parent)}; leave it out"
             )
 
 
-def _whose(parent: Parent) -> str:
-    """The parent with the values at stake."""
+def _described(parent: Parent) -> str:
+    """The parent and its values, for error messages."""
     if parent.source == TIMM:
         return f"timm's {parent.architecture}: mean {parent.mean}, std {parent.std}, no options"
     return (
@@ -106,13 +108,13 @@ def _option(options: Mapping[str, Any], key: str) -> str:
 def load_pretrained(
     model: PixelModel, source: str, *, kernel_method: str = "bilinear"
 ) -> ImportReport:
-    """Fill `model` with pretrained weights in place; a head for other classes starts fresh.
+    """Fill `model` with pretrained weights in place; a head for other classes is not loaded.
 
     `source` is `timm` (the default weights of the architecture on timm's hub) or a model folder.
     Position tables and the patch kernel are resampled to the model's sizes (`adapt.fit_sizes`).
     """
     parent = read_parent(source, architecture=model.spec.architecture)
-    check_descent(model.spec, parent)
+    check_compatible(model.spec, parent)
     net: nn.Module = (
         _timm_network(parent.architecture) if source == TIMM else load_model(Path(source)).net
     )
@@ -137,7 +139,7 @@ def _timm_config(architecture: str) -> Any:
 
 
 def _timm_network(architecture: str) -> Any:
-    """timm's network of that name with its hub weights, from the cache if they are there."""
+    """timm's network of that name with its hub weights, from the cache if present."""
     config = _timm_config(architecture)
     cached = _cached_file(config)
     if cached is None:
@@ -158,13 +160,13 @@ def _cached_file(config: Any) -> str | None:
 
 
 def _check_reachable(address: str) -> None:
-    """One short question before timm asks: left alone it would repeat itself for minutes."""
+    """Check the hub with one short request: timm would retry for minutes."""
     try:
         urllib.request.urlopen(
             urllib.request.Request(address, method="HEAD"), timeout=PROBE_SECONDS
         ).close()
     except urllib.error.HTTPError:
-        return  # an answer, if not a kind one: the hub is there
+        return  # an error response: the hub is reachable
     except OSError as error:
         raise _unreachable(address, error) from error
 
@@ -174,6 +176,6 @@ def _unreachable(what: str, error: Exception) -> CasemateError:
     return CasemateError(
         KEY,
         "timm",
-        f"cannot fetch weights from {what} ({reason}); download them elsewhere, bring them in with "
+        f"cannot fetch weights from {what} ({reason}); download them elsewhere, import them with "
         "casemate import-weights and name the model folder here",
     )

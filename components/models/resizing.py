@@ -1,4 +1,4 @@
-"""Images at another side by two matrix products: a resize along rows and columns is linear.
+"""Resize images by two matrix products: resizing is linear along rows and columns.
 
 torch's own kernel for smooth enlargement takes three times as long on a CPU.
 """
@@ -25,7 +25,7 @@ def resized(images: Images, side: int, *, mode: str = "bicubic") -> Images:
 
 @lru_cache(maxsize=16)
 def _weights(size: int, side: int, mode: str) -> Tensor:
-    """(side, size): the weights of old pixels in each new one, as torch's own resize has them."""
+    """(side, size): the weights of old pixels in each new one, as in torch's resize."""
     if mode not in MODES:
         raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
     basis = torch.eye(size, dtype=torch.float64)[None, None]  # each column is one old pixel

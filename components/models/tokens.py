@@ -1,9 +1,9 @@
 """Token dropping for vision transformers (Salman et al. 2022, Algorithm 1).
 
-Kept are the prefix tokens (class, distillation, registers) and every token with at least one
-visible pixel, in raster order, each with its own position. Dropping then equals the full sequence
-in which no attention sees the dropped tokens and no pooling counts them. That holds only where
-nothing but attention mixes tokens, so networks are admitted by their class, never by their looks.
+Prefix tokens (class, distillation, registers) and every token with at least one visible pixel are
+kept, in raster order, each with its own position. Dropping then equals the full sequence in which
+no attention sees the dropped tokens and no pooling counts them. That holds only where nothing but
+attention mixes tokens, so networks are accepted by exact class.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,19 +32,19 @@ DROPPABLE = (VisionTransformer, VisionTransformerDistilled, Beit, Eva)
 
 
 def check_droppable(net: nn.Module) -> None:
-    """Refuse networks whose tokens cannot be removed without changing what the others see."""
-    if objection := _objection(net):
+    """Raise an error for networks where removing tokens changes the others beyond attention."""
+    if objection := _reason_not_droppable(net):
         raise CasemateError("model.token_policy", "drop", f"{objection}; use token_policy: mask")
 
 
-def _objection(net: Any) -> str | None:
+def _reason_not_droppable(net: Any) -> str | None:
     if type(net) not in DROPPABLE:  # a subclass may mix tokens in its own way
-        return f"needs a plain vision transformer, {type(net).__name__} is none"
+        return f"needs a plain vision transformer, {type(net).__name__} is not one"
     stem = net.patch_embed
     if type(stem) is not PatchEmbed:
         return (
             f"needs a plain vision transformer, {type(net).__name__} with the stem "
-            f"{type(stem).__name__} is none: its tokens see their neighbours' pixels"
+            f"{type(stem).__name__} is not one: its tokens depend on neighbouring pixels"
         )
     ragged = any(side % cell for side, cell in zip(stem.img_size, stem.patch_size, strict=True))
     if ragged or stem.dynamic_img_pad:
@@ -86,7 +86,7 @@ def forward_kept(net: nn.Module, images: Tensor, kept: Tensor) -> Tensor:
     Every step is timm's own: embed, add positions, gather, then blocks, norm and head.
     """
     if type(net) not in DROPPABLE:
-        raise ValueError(f"{type(net).__name__} is not droppable: check_droppable comes first")
+        raise ValueError(f"{type(net).__name__} is not droppable: call check_droppable first")
     stem: Any = net.patch_embed
     tokens, rotations = with_positions(net, stem(images))
     return forward_tokens(net, _gather(net, tokens, kept), kept, rotations)
@@ -103,8 +103,8 @@ def forward_tokens(
 
 @singledispatch
 def with_positions(net: nn.Module, patches: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(B, P + N, D) prefix tokens and embedded patches with positions; rotations where it turns."""
-    raise ValueError(f"no positions are known of {type(net).__name__}")
+    """(B, P + N, D) prefix tokens and embedded patches with positions; and rotations if rotary."""
+    raise ValueError(f"positions of {type(net).__name__} are unknown")
 
 
 @with_positions.register(VisionTransformer)
@@ -128,8 +128,8 @@ def _relative_positions(net: Any, patches: Tensor) -> tuple[Tensor, Tensor | Non
 
 @singledispatch
 def _features(net: nn.Module, tokens: Tensor, kept: Tensor, rotations: Tensor | None) -> Tensor:
-    """Final token features; one implementation for each way in which timm encodes positions."""
-    raise ValueError(f"no order of blocks is known of {type(net).__name__}")
+    """Final token features; one implementation per position encoding of timm."""
+    raise ValueError(f"the order of blocks of {type(net).__name__} is unknown")
 
 
 @_features.register(VisionTransformer)
@@ -144,7 +144,7 @@ def _absolute_features(net: Any, tokens: Tensor, kept: Tensor, rotations: None) 
 
 @_features.register(Eva)
 def _rotary_features(net: Any, tokens: Tensor, kept: Tensor, rotations: Tensor | None) -> Tensor:
-    """Positions also turn queries and keys: each kept token needs its own rotation."""
+    """Positions also rotate queries and keys: each kept token needs its own rotation."""
     tokens = net.norm_pre(tokens)
     for block, rotation in zip(net.blocks, _by_block(net, rotations, kept), strict=True):
         tokens = _run(net, block, tokens, rope=rotation)
@@ -154,7 +154,7 @@ def _rotary_features(net: Any, tokens: Tensor, kept: Tensor, rotations: Tensor |
 
 @_features.register(Beit)
 def _relative_features(net: Any, tokens: Tensor, kept: Tensor, rotations: None) -> Tensor:
-    """Positions also bias the scores of token pairs: the bias keeps its kept rows and columns."""
+    """Positions also bias the scores of token pairs: only its kept rows and columns apply."""
     shared = None if net.rel_pos_bias is None else _pair_bias(net.rel_pos_bias, kept)
     for block in net.blocks:
         tokens = _run(net, _with_pair_bias(block, kept), tokens, shared_rel_pos_bias=shared)
@@ -163,7 +163,7 @@ def _relative_features(net: Any, tokens: Tensor, kept: Tensor, rotations: None) 
 
 
 def _run(net: Any, block: Callable[..., Any], tokens: Tensor, **positions: Tensor | None) -> Tensor:
-    """Tokens after one block, with gradient checkpointing where the network asks for it."""
+    """Tokens after one block, with gradient checkpointing if it is enabled."""
     output: Tensor
     if net.grad_checkpointing:
         output = checkpoint(block, tokens, **positions)
@@ -185,7 +185,7 @@ def _by_block(net: Any, rotations: Tensor | None, kept: Tensor) -> Sequence[Tens
     if rotations is None:
         return [None] * len(net.blocks)
     chosen: Tensor = apply_keep_indices_nlc(kept, rotations, kept)
-    if net.rope_mixed:  # (B, depth, heads, T, ...): each block has learned its own
+    if net.rope_mixed:  # (B, depth, heads, T, ...): learned per block
         return chosen.unbind(1)
     return [chosen[:, None]] * len(net.blocks)
 
@@ -199,9 +199,9 @@ def _pair_bias(owner: Any, kept: Tensor) -> Tensor:
 
 
 def _with_pair_bias(block: Any, kept: Tensor) -> Callable[..., Any]:
-    """`block` with the bias of the kept pairs: timm's attention only asks for the whole grid's.
+    """`block` with the bias of the kept pairs: timm's attention uses that of the whole grid.
 
-    The shadow lies around each call, so gradient checkpointing repeats the block under it too.
+    The bias is replaced in each call, so it also applies when gradient checkpointing recomputes.
     """
     attention = block.attn
     if attention.relative_position_bias_table is None:

@@ -1,6 +1,6 @@
-"""Which ablations of an image may share a batch, and what their tokens are made of.
+"""Grouping of ablations into batches, and the parts of which their tokens are summed.
 
-A plan follows from the shape of the model and the ablations alone, never from images or workers.
+A plan depends only on the shape of the model and the ablations, not on images or workers.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ class Group:
 
     numbers: Tensor  # (G,) which ablations
     cells: CutCells | None  # their tokens; None: ablated images go through the whole model
-    any_alone: bool = False  # some cell shows what no table holds
+    any_alone: bool = False  # the visible part of some cell is in no table
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What can be asked of every image."""
+    """Groups and patterns of all ablations of an image."""
 
     ablations: Ablations
     groups: tuple[Group, ...]
-    patterns: tuple[int, ...]  # that tables of partial tokens must hold; none without cells
+    patterns: tuple[int, ...]  # in the tables of partial tokens; empty without cells
 
 
 def embeds_cuts(model: PixelModel) -> bool:
@@ -47,11 +47,11 @@ def embeds_cuts(model: PixelModel) -> bool:
 def plan_for(
     model: PixelModel, ablations: Ablations, *, in_cells: bool, device: torch.device
 ) -> Plan:
-    """The plan of all ablations; `in_cells` where `embeds_cuts`."""
+    """The plan of all ablations; `in_cells` if `embeds_cuts`."""
     return _plan(model, ablations, model.spec.token_policy, in_cells, device)
 
 
-@lru_cache(maxsize=4)  # holds its models: no more than a worker uses in turn
+@lru_cache(maxsize=4)  # keeps its models alive: only as many as a worker uses
 def _plan(
     model: PixelModel, ablations: Ablations, policy: str, in_cells: bool, device: torch.device
 ) -> Plan:

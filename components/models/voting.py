@@ -1,15 +1,15 @@
 """Base classifiers that vote: one prediction for every ablation of an image.
 
 A vote is the argmax, ties to the lowest class, of the float32 logits that `forward_ablated` gives
-one ablated image by itself: that is what certificates are about. Everything else here is a faster
-way to the same votes. Ablations that keep equally many tokens share a batch, also across images;
-partly visible tokens come from sums (`partial_tokens`); the last block computes what the head reads
-(`fast`), the others run on packed weights (`packed`) or compiled; 16-bit numbers are an option.
-All of these move logits by rounding only, and where a row's two best logits are closer than
-rounding usually explains, its vote is taken again one by one. Networks that blow rounding up, as
-with attention weights several times the usual ones, may still vote otherwise on single ablations;
-hidden pixels never reach a vote. Units of work are cut the same way everywhere: any number of
-workers gives the same bytes.
+one ablated image by itself: certificates are statements about these votes. Everything else here
+computes the same votes faster. Ablations that keep equally many tokens share a batch, also across
+images; partly visible tokens come from sums (`partial_tokens`); the last block computes what the
+head reads (`fast`), the others run on packed weights (`packed`) or compiled; 16-bit numbers are an
+option. All of these move logits by rounding only, and where a row's two best logits are closer than
+rounding usually explains, its vote is recomputed one by one. Networks that amplify rounding errors,
+for example with very large attention weights, may still vote differently on single ablations; votes
+never depend on hidden pixels. Units of work do not depend on the cluster: any number of workers
+gives the same bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,19 +25,19 @@ from components.core.errors import CasemateError
 from components.core.types import Images, Logits
 from components.data.ablation import Ablations
 from components.models.attention.shadow import shadowed
-from components.models.fast import lean
+from components.models.fast import fast_forward
 from components.models.packed import pack, packed_blocks
 from components.models.partial_tokens import CutStem, PartialTokens
 from components.models.pixels import PixelModel
 from components.models.vote_plan import Group, embeds_cuts, plan_for
 
-# Two best logits closer than this share of the largest one are taken again. In float32, other batch
-# shapes and the sums move logits by some 1e-6 of it; numbers of 16 bits carry 8 (bfloat16) or 11
-# bits, and a dozen layers lose a few units of the last one.
-DOUBT = {"float32": 2**-14, "bfloat16": 2**-4, "float16": 2**-7}
-LEAST_DOUBT = 1e-4  # however small the logits are
-TABLE_BYTES = 2**28  # for the sums of images that vote together
-MOST_IMAGES = 8  # that vote together
+# A vote is recomputed if its two best logits are closer than this share of the largest one. In
+# float32, other batch shapes and the sums move logits by some 1e-6 of it; numbers of 16 bits carry
+# 8 (bfloat16) or 11 bits, and a dozen layers lose a few units of the last one.
+TIE_TOLERANCE = {"float32": 2**-14, "bfloat16": 2**-4, "float16": 2**-7}
+MIN_TIE_TOLERANCE = 1e-4  # for small logits
+TABLE_BYTES = 2**28  # for the sums of images in the same passes
+MOST_IMAGES = 8  # in the same passes
 NUM_PROBES = 8  # ablations on which two backends are compared
 
 Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of image and member
@@ -45,37 +45,38 @@ Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of ima
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VotingBackend:
-    """How votes are computed: changes their cost, not their meaning. Recorded with them."""
+    """How votes are computed: affects cost, not meaning; recorded with the votes."""
 
-    path: str = "fast"  # plain: ablated images through the model as it is
-    precision: str = "float32"  # of the blocks
-    compiled: bool = False
+    path: str  # fast, or plain: ablated images through the unchanged model
+    precision: str  # of the blocks
+    compiled: bool
 
     def __post_init__(self) -> None:
         if self.path not in ("fast", "plain"):
             raise ValueError(f"path must be fast or plain, got {self.path}")
-        if self.precision not in DOUBT:
-            remedy = f"is not one of {', '.join(DOUBT)}"
+        if self.precision not in TIE_TOLERANCE:
+            remedy = f"is not one of {', '.join(TIE_TOLERANCE)}"
             raise CasemateError("certify.precision", self.precision, remedy)
         if self.path == "plain" and (self.compiled or self.precision != "float32"):
             raise ValueError("the plain path is float32 and not compiled")
 
     @property
     def fixed_shape(self) -> bool:
-        """Whether every pass has the same number of rows: the last one repeats a row.
+        """Whether all passes have the same number of rows; the last one is padded with a row.
 
-        Compiled code knows one shape; 16-bit rounding is coarse enough for other shapes to matter.
+        Compiled code has one shape; 16-bit rounding is coarse enough for other shapes to matter.
         """
         return self.compiled or self.precision != "float32"
 
 
-FAST = VotingBackend()
+FAST = VotingBackend(path="fast", precision="float32", compiled=False)
+PLAIN = VotingBackend(path="plain", precision="float32", compiled=False)
 
 
 class AblationPredictor:
-    """A model ready to vote on the ablations of any image, with its weights as they are now.
+    """Votes of a model, with its current weights, on the ablations of any image.
 
-    At most `micro_batch` ablations are in one pass; like `backend` it changes the speed.
+    At most `micro_batch` ablations are in one pass; like `backend` it only affects speed.
     """
 
     def __init__(
@@ -104,18 +105,18 @@ class AblationPredictor:
     def __call__(self, images: Images, order: Sequence[int] | None = None) -> Tensor:
         """(B, K) int64: argmax of every ablation, ties to the lowest class.
 
-        `order` asks for these ablations only: column j is then the vote of ablation `order[j]`.
+        `order` selects ablations: column j is then the vote of ablation `order[j]`.
         """
         self.model.spec.check_image(images.shape[1:])
         if self.model.training or self.versions != [part._version for part in self.weights]:
-            raise ValueError("the model has changed since; make a predictor anew")
+            raise ValueError("the model has changed; construct a new predictor")
         votes = torch.empty(len(images), len(self.ablations), dtype=torch.int64)
-        asked, together = self._asked(order), self._images_together()
+        requested, together = self._requested(order), self._images_together()
         with torch.inference_mode():
             for first in range(0, len(images), together):
                 some = images[first : first + together].to(self.device)
-                found, in_doubt = self._quick_votes(some, asked)
-                for row, number in in_doubt.nonzero():
+                found, nearly_tied = self._fast_votes(some, requested)
+                for row, number in nearly_tied.nonzero():
                     shown = self.ablations.masks(number[None])
                     found[row, number] = self.model.forward_ablated(some[row, None], shown).argmax()
                 votes[first : first + together] = found.cpu()
@@ -124,8 +125,8 @@ class AblationPredictor:
     def difference_to_plain(self) -> float:
         """Largest difference of logits to the plain path, over the largest logit or 1.
 
-        On noise, for a few ablations of every group. Rounding stays far below `DOUBT`; more means
-        that the network is not what the fast path takes it for.
+        On noise, for a few ablations of every group. Rounding stays far below `TIE_TOLERANCE`; more
+        means that the fast path does not support the network.
         """
         side, channels = self.model.spec.image_size, self.model.spec.channels
         noise = torch.rand(1, channels, side, side, generator=torch.Generator().manual_seed(0))
@@ -145,47 +146,49 @@ class AblationPredictor:
         return worst
 
     def agrees_with_plain(self) -> bool:
-        """Whether logits are the plain path's, up to rounding: two may move towards each other."""
-        return self.difference_to_plain() <= DOUBT[self.backend.precision] / 2
+        """Whether logits equal the plain path's up to half the tolerance: both logits may move."""
+        return self.difference_to_plain() <= TIE_TOLERANCE[self.backend.precision] / 2
 
     def _stem(self) -> CutStem:
         model, patterns = self.model, self.plan.patterns
         return CutStem(model.net, mean=model.mean, std=model.std, patterns=patterns)
 
-    def _asked(self, order: Sequence[int] | None) -> list[Tensor]:
-        """For each group, which of its members are asked."""
+    def _requested(self, order: Sequence[int] | None) -> list[Tensor]:
+        """Requested members of each group."""
         wanted = torch.full((len(self.ablations),), order is None, device=self.device)
         if order is not None:
             wanted[list(order)] = True
         return [wanted[group.numbers].nonzero()[:, 0] for group in self.plan.groups]
 
     def _images_together(self) -> int:
-        """How many images share passes: as many as fill them, unless their tables are large."""
+        """Number of images that share passes: enough to fill them, limited by table memory."""
         if self.stem is None:
             return MOST_IMAGES
         bytes_each = 4 * len(self.stem.patterns) * self.stem.positions.numel()
         return min(max(TABLE_BYTES // bytes_each, 1), MOST_IMAGES)
 
-    def _quick_votes(self, images: Images, asked: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, K) argmax of fast logits where asked, and whether rounding could have decided it."""
+    def _fast_votes(self, images: Images, requested: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(B, K) argmax of fast logits where requested, and whether it is nearly tied."""
         shape = len(images), len(self.ablations)
         votes = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        in_doubt = torch.zeros_like(votes, dtype=torch.bool)
+        nearly_tied = torch.zeros_like(votes, dtype=torch.bool)
         with self._faster():
             seen = self._seen(images)
-            for rows in self._passes(asked, len(images)):
+            for rows in self._passes(requested, len(images)):
                 logits = self._pass(seen, rows)
                 image = torch.cat([image for _, image, _ in rows])
                 number = torch.cat([group.numbers[member] for group, _, member in rows])
                 votes[image, number] = logits.argmax(dim=1)
-                in_doubt[image, number] = _is_close(logits, DOUBT[self.backend.precision])
-        return votes, in_doubt
+                nearly_tied[image, number] = _is_close(
+                    logits, TIE_TOLERANCE[self.backend.precision]
+                )
+        return votes, nearly_tied
 
-    def _passes(self, asked: Sequence[Tensor], num_images: int) -> Iterator[list[Rows]]:
-        """At most `micro_batch` rows of one group each; packed, also what is left of several."""
+    def _passes(self, requested: Sequence[Tensor], num_images: int) -> Iterator[list[Rows]]:
+        """Passes of at most `micro_batch` rows of one group; packed: also remainders of several."""
         left: list[Rows] = []
-        for group, members in zip(self.plan.groups, asked, strict=True):
-            if not len(members):  # nothing is asked of this group
+        for group, members in zip(self.plan.groups, requested, strict=True):
+            if not len(members):  # no member of this group is requested
                 continue
             image = torch.arange(num_images, device=self.device).repeat_interleave(len(members))
             numbers = (image, members.repeat(num_images))
@@ -201,7 +204,7 @@ class AblationPredictor:
             yield left
 
     def _seen(self, images: Images) -> PartialTokens | Images:
-        """What passes read: the images' table where the plan has one, else the images."""
+        """Input of the passes: the table of partial tokens if the plan has one, else the images."""
         return PartialTokens(self.stem, self.model.resized(images)) if self.stem else images
 
     def _pass(self, seen: PartialTokens | Images, rows: Sequence[Rows]) -> Logits:
@@ -226,7 +229,7 @@ class AblationPredictor:
         )
 
     def _cells(self, group: Group, image: Tensor, member: Tensor) -> dict[str, Any]:
-        """What tables of partial tokens are asked, by vision transformers that drop tokens."""
+        """Arguments of `PartialTokens`, for vision transformers that drop tokens."""
         assert group.cells is not None
         shown = None
         if group.any_alone:
@@ -235,7 +238,7 @@ class AblationPredictor:
 
     @contextmanager
     def _faster(self) -> Iterator[None]:
-        """Inside, the network takes the savings of its backend; packed as a whole, it has them."""
+        """Speed up the network according to the backend; a packed one needs nothing."""
         net, backend = self.model.net, self.backend
         with ExitStack() as stack:
             if backend.compiled:
@@ -243,7 +246,7 @@ class AblationPredictor:
             elif not self.packed and backend == FAST:
                 stack.enter_context(packed_blocks(net))
             if not self.packed and backend.path == "fast":
-                stack.enter_context(lean(net))
+                stack.enter_context(fast_forward(net))
             yield
 
 
@@ -256,7 +259,7 @@ def ablation_predictions(
     order: Sequence[int] | None = None,
     backend: VotingBackend = FAST,
 ) -> Tensor:
-    """(B, K) votes of one set of images, as `AblationPredictor` takes them."""
+    """(B, K) votes of `AblationPredictor` on one set of images."""
     return AblationPredictor(model, ablations, micro_batch=micro_batch, backend=backend)(
         images, order
     )
@@ -272,9 +275,9 @@ def column_predictions(
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse what is slower than float32: 16 bits on a processor without units for it.
+    """Raise an error for 16 bits on a processor without 16-bit units: slower than float32.
 
-    torch computes those by conversion, some ten times as slow.
+    torch emulates them about ten times as slowly.
     """
     if device.type != "cpu" or precision == "float32":
         return
@@ -282,7 +285,7 @@ def check_precision(precision: str, device: torch.device) -> None:
         torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     ):
         raise CasemateError(
-            "certify.precision", precision, "has no units in this processor; use float32"
+            "certify.precision", precision, "is not supported by this processor; use float32"
         )
 
 
@@ -307,15 +310,15 @@ def _filled(rows: Rows, count: int) -> Rows:
 
 
 def _is_close(logits: Logits, share: float) -> Tensor:
-    """(B,) whether the two best logits are nearly equal; logits that are no numbers are too."""
+    """(B,) whether the two best logits are nearly equal; True for NaN."""
     best = logits.topk(min(2, logits.shape[1]), dim=1).values
-    doubt = (share * logits.abs().amax(dim=1)).clamp(min=LEAST_DOUBT)
+    doubt = (share * logits.abs().amax(dim=1)).clamp(min=MIN_TIE_TOLERANCE)
     return ~(best[:, 0] - best[:, -1] >= doubt)
 
 
 @contextmanager
 def _compiled_blocks(net: nn.Module) -> Iterator[None]:
-    """Inside, the blocks of a transformer run as compiled code; not the last one, `lean`'s."""
+    """Compile the blocks of a transformer inside the context, except the last one."""
     blocks: Any = getattr(net, "blocks", ())
     with ExitStack() as stack:
         for block in blocks[:-1]:

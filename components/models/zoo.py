@@ -1,4 +1,4 @@
-"""Architectures by name: timm's, variants of them, networks of our own and of the user's."""
+"""Architectures by name: timm's, variants of them, our own and user-defined ones."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,9 +25,9 @@ OWN: Mapping[str, Callable[..., nn.Module]] = {
     "preact_resnet18": preact_resnet18,
     "wrn_28_10": wrn_28_10,
 }
-# Networks that estimate images: of noisy ones and of their noise level, not of images alone.
+# Networks that estimate clean images from noisy ones and their noise levels.
 DENOISERS: Mapping[str, Callable[..., nn.Module]] = {"tiny_unet": tiny_unet, "unet": unet}
-# Names that timm lacks, as an architecture of timm and the options that make the difference.
+# Names that timm lacks: an architecture of timm with options.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 1.0}),
     "resnet50_gelu": ("resnet50", {"act_layer": "gelu"}),
@@ -37,7 +37,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "xcit_large_12_p16_224": ("xcit_small_12_p16_224", {"embed_dim": 768, "num_heads": 16}),
     "xcit_large_12_p8_224": ("xcit_small_12_p8_224", {"embed_dim": 768, "num_heads": 16}),
 }
-WEIGHT_OPTIONS = ("pretrained", "checkpoint_path")  # timm's; building a network fetches nothing
+WEIGHT_OPTIONS = ("pretrained", "checkpoint_path")  # of timm; building downloads nothing
 
 COUNTS = (
     *("depth", "depths", "layers", "cls_attn_layers", "embed_dim", "channels", "widths"),
@@ -46,7 +46,7 @@ COUNTS = (
 
 
 class Sizes(NamedTuple):
-    """What a network's input and output look like, which follows from the data."""
+    """Sizes of a network's input and output, given by the data."""
 
     image_size: int
     channels: int
@@ -55,11 +55,11 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """How the network of one name is made."""
+    """How the network of one name is built."""
 
     make: Callable[..., nn.Module]
-    arguments: Callable[[Sizes], dict[str, Any]]  # what the data decide, in the maker's words
-    variant: Mapping[str, Any] = field(default_factory=dict)  # options that the name stands for
+    arguments: Callable[[Sizes], dict[str, Any]]  # the arguments that the data determine
+    variant: Mapping[str, Any] = field(default_factory=dict)  # options implied by the name
     classifies: bool = True  # False: estimates images
 
 
@@ -71,7 +71,7 @@ def _own(architecture: str) -> Maker | None:
 def _timm(architecture: str) -> Maker | None:
     if not timm.is_model(architecture):
         return None
-    fixed = timm.get_pretrained_cfg(architecture).fixed_input_size  # positions belong to a size
+    fixed = timm.get_pretrained_cfg(architecture).fixed_input_size  # of position embeddings
 
     def arguments(sizes: Sizes) -> dict[str, Any]:
         named = {"in_chans": sizes.channels, "num_classes": sizes.num_classes}
@@ -87,7 +87,7 @@ def _variant(architecture: str) -> Maker | None:
 
 
 def _users(architecture: str) -> Maker | None:
-    """A factory of the user's own: `build(*, num_classes, channels, image_size, **options)`."""
+    """A user-defined factory: `build(*, num_classes, channels, image_size, **options)`."""
     if not user_code.is_reference(architecture):
         return None
     return Maker(partial(_users_network, architecture), Sizes._asdict)
@@ -97,7 +97,7 @@ FAMILIES: tuple[Callable[[str], Maker | None], ...] = (_users, _own, _variant, _
 
 
 def find_maker(architecture: str) -> Maker | None:
-    """How a network is made, from the first family that knows its name."""
+    """The maker of a network, from the first family that has its name."""
     return next(filter(None, (find(architecture) for find in FAMILIES)), None)
 
 
@@ -134,7 +134,7 @@ def build_network(
 
 
 def _users_network(architecture: str, **arguments: Any) -> nn.Module:
-    """What a factory of the user's own returns, if it is a network."""
+    """The network of a user-defined factory."""
     sizes = {key: arguments.pop(key) for key in Sizes._fields}
     options = _users_options(architecture, arguments)
     try:
@@ -149,7 +149,7 @@ def _users_network(architecture: str, **arguments: Any) -> nn.Module:
 
 
 def _users_options(architecture: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as the user's factory takes them; problems are told as of the `model` section."""
+    """Checked options of a user-defined factory; problems refer to the `model` section."""
     try:
         return user_code.checked_options(
             architecture, options, field="architecture", given=Sizes._fields
@@ -166,9 +166,9 @@ def is_known(architecture: str) -> bool:
 
 
 def check_known(architecture: str, options: Mapping[str, Any] | None = None) -> None:
-    """Refuse a name that no network here has, without building one.
+    """Raise an error for an unknown name, without building a network.
 
-    `options` are checked where that needs no network: for a factory of the user's own.
+    `options` are checked if that needs no network: for a user-defined factory.
     """
     if user_code.is_reference(architecture):
         _users_options(architecture, options or {})
@@ -181,7 +181,7 @@ def _unknown(architecture: str) -> CasemateError:
     close = [*OWN, *(name for name in VARIANTS if name.startswith(family))]
     close += timm.list_models(f"{family}*")[:5]
     return CasemateError(
-        "model.architecture", architecture, f"is unknown here and to timm; for example {close}"
+        "model.architecture", architecture, f"is unknown, also to timm; for example {close}"
     )
 
 
@@ -197,7 +197,7 @@ def _check_options(options: Mapping[str, Any], *, taken: Container[str]) -> None
 
 
 def _check_number(key: str, value: Any) -> None:
-    """Refuse what timm would build without a word: a network of no blocks, a rate above 1."""
+    """Raise an error for values that timm accepts silently: no blocks, a rate above 1."""
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
@@ -210,7 +210,7 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def _check_patches(net: nn.Module, image_size: int) -> None:
-    """Refuse images that patches do not tile: timm would leave their last columns unseen."""
+    """Raise an error if patches do not tile the image: timm would ignore its last columns."""
     embed = getattr(net, "patch_embed", None)
     if not isinstance(embed, PatchEmbed | ConvPatchEmbed) or getattr(
         embed, "dynamic_img_pad", False

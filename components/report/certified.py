@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from components.core.statistics import accuracy, clopper_pearson_interval
 from components.core.types import FloatArray
-from components.evaluate.accuracy import accuracy, clopper_pearson_interval
 from components.report import figures
 from components.report.content import Accuracy, Cell, Chart, Column, Fact, LegendEntry, Table
 from components.report.results import CertifyResult

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from components.certify.l2.radius import max_certifiable_radius
-from components.evaluate.accuracy import clopper_pearson_interval
+from components.core.statistics import clopper_pearson_interval
 from notebooks.replications import page
 from notebooks.replications.denoised_findings import (
     REGIMES,

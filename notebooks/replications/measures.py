@@ -50,7 +50,7 @@ def ablations(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed: 
     labels = test.labels.numpy()
     claims = certify(
         votes,
-        Ablations(kind="columns", image_size=(dataset.height, width), band=size.band),
+        Ablations(kind="columns", image_size=(dataset.height, width), band=size.band, stride=1),
         num_classes=len(dataset.classes),
         patch_sizes=size.patch_sizes,
     )

@@ -10,7 +10,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
-from components.evaluate.accuracy import clopper_pearson_interval
+from components.core.statistics import clopper_pearson_interval
 from notebooks.replications.arms import EPS, Size
 from notebooks.replications.experiments import EXPERIMENTS, Contrast, Experiment
 from notebooks.replications.statistics import Estimate

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from components.core.digests import digest_json
+from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.settings import DataSettings
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources import open_source
-from components.data.sources.fitting import Fitting
 from notebooks.replications.arms import ARMS, Size, values_of
 from notebooks.replications.measures import MEASURES
 from pipelines.recipe.load import parse

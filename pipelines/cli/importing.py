@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
+from components.core.settings import default_of
+from components.models.settings import ModelSettings
 from pipelines.cli.options import JsonOpt
 
 if TYPE_CHECKING:
@@ -44,12 +46,14 @@ def import_weights(
     upsample: Annotated[
         int | None, typer.Option(min=1, help="Side that the network sees, if not the native one.")
     ] = None,
-    upsample_mode: Annotated[str, typer.Option(help="nearest, bilinear or bicubic.")] = "nearest",
+    upsample_mode: Annotated[str, typer.Option(help="nearest, bilinear or bicubic.")] = default_of(
+        ModelSettings, "upsample_mode"
+    ),
     mean: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
     std: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
     token_policy: Annotated[
         str, typer.Option(help="drop or mask: what ablations do to hidden tokens.")
-    ] = "mask",
+    ] = default_of(ModelSettings, "token_policy"),
     option: Annotated[
         list[str] | None,
         typer.Option(metavar="K=V", help="Option of the architecture, e.g. stem_patch=4."),

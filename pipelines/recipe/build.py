@@ -9,7 +9,7 @@ import torch
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
-from components.models.pretrained import TIMM, check_descent, read_parent
+from components.models.pretrained import TIMM, check_compatible, read_parent
 from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.make import trained_for
@@ -62,7 +62,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
         trained_for=trained_for(recipe.objective_of(model), start=start),
     )
     if parent:
-        check_descent(spec, parent)
+        check_compatible(spec, parent)
     return spec
 
 

@@ -137,7 +137,7 @@ def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         check_options(info, data.options)
         if info.test_only and recipe.train:
             problems.add("data.source", data.source, "has test items only: it cannot be trained on")
-    from components.data.sources.fitting import Fitting  # imports numpy
+    from components.data.fitting import Fitting  # imports numpy
 
     with problems.at(""):
         fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)

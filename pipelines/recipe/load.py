@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from components.core.errors import CasemateError
 from components.core.hints import nearest_of
-from components.core.user_code import reading, references, seen_from
+from components.core.user_code import reading, references, with_absolute_files
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
 from pipelines.recipe.explain import explain
@@ -161,7 +161,7 @@ def _values(text: str, *, source: str, base: Path, below: tuple[Path, ...] = ())
     if path in below:
         raise CasemateError(key, parent, "leads back to itself; recipes extend in one direction")
     extended = _values(_text(path), source=str(path), base=path.parent, below=(*below, path))
-    extended = seen_from(extended, path.parent)
+    extended = with_absolute_files(extended, path.parent)
     extended.pop("name", None)  # two recipes of one name would share their folders
     return merged(extended, values)
 

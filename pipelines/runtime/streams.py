@@ -17,7 +17,7 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from components.core.errors import CasemateError
-from components.data.stream import ShardReader, StoredShard, read_page, stored_shards
+from components.data.stream import ShardReader, StoredShard, read_document, stored_shards
 
 BLOCK_BYTES = 8 * 2**20  # decoded pixels that travel together through the object store
 Batch = dict[str, np.ndarray]
@@ -50,7 +50,7 @@ def read_split(folder: Path, split: str) -> ray.data.Dataset:
     Not Ray's own Parquet reader: a shard's bytes are compared with the checksum in dataset.json
     before it is decoded. Use inside `ordered_ray_data`.
     """
-    document = read_page(folder / "dataset.json")
+    document = read_document(folder / "dataset.json")
     shards = stored_shards(document, split)
     if not shards:
         raise CasemateError("split", split, f"of {folder} holds no item")
@@ -76,7 +76,7 @@ def dataset_statistics(folder: Path, split: str) -> dict[str, Any]:
     Workers count pixel values; the counts are added as integers and divided once, so the result
     is exact and the same for any number of workers.
     """
-    classes = read_page(folder / "dataset.json")["classes"]
+    classes = read_document(folder / "dataset.json")["classes"]
     with ordered_ray_data():
         counted = read_split(folder, split).map_batches(
             _counted, batch_size=None, fn_kwargs={"num_classes": len(classes)}

@@ -27,7 +27,7 @@ from components.attacks.apgd import Apgd
 from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Attack, Items
-from components.models.fast import lean
+from components.models.fast import fast_forward
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochPlan, train_epoch
@@ -114,7 +114,7 @@ def contests(eps: float) -> list[Contest]:
 
 def run_ours(contest: Contest, model: PixelModel, items: Items) -> Run:
     began = time.perf_counter()
-    with attack_mode(model), lean(model.net):  # as the attack stage does
+    with attack_mode(model), fast_forward(model.net):  # as the attack stage does
         result = contest.ours(model, items)
     seconds = time.perf_counter() - began
     return Run(seconds, float((result.adversarial_prediction == items.y).double().mean()))

@@ -13,10 +13,10 @@ import time
 
 import torch
 
+from components.data.fitting import Fitting
 from components.data.prepared import ImageSplit
 from components.data.settings import AugmentSettings
 from components.data.sources import open_source
-from components.data.sources.fitting import Fitting
 from components.models.spec import ModelSpec
 from components.train.epoch import EpochPlan, make_batch, train_epoch
 from components.train.feed import Feed, Feeding, TrainingSet, Worker

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from components.data.fitting import Fitting
 from components.data.prepared import ImageSplit, LazySplit, PreparedDataset
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources.base import Entry
-from components.data.sources.fitting import Fitting
 
 SIDE, SHARD, NUM_SHARDS = 192, 64, 16  # 113 MB of pixels
 CACHE_SHARDS = 2

@@ -57,9 +57,9 @@ def setup(
     half = (0.5,) * channels
     spec = ModelSpec(classifier, 10, channels, classifier_side, half, half, options=options)
     network = tiny_unet(image_size=side, channels=channels, num_classes=0, **unet)
-    denoiser = denoiser_of(network, Diffusion.named("linear", 1000)).arranged(side)
+    denoiser = denoiser_of(network, Diffusion.named("linear", 1000)).with_fast_layout(side)
     model = DenoisedClassifier(
-        OneShot(denoiser), PixelModel(spec).eval(), image_size=side, sigma=SIGMA
+        OneShot(denoiser=denoiser), PixelModel(spec).eval(), image_size=side, sigma=SIGMA
     )
     return Setup(title, model, torch.rand(channels, side, side), micro_batch, num_batches)
 

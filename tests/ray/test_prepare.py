@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.shards import open_job, plan_shards, write_shard
 from components.data.sources import open_source
-from components.data.sources.fitting import Fitting
 from components.data.splits import assign_splits
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.prepare import stage as prepare

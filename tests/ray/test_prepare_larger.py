@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.sources import open_source
-from components.data.sources.fitting import Fitting
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.streams import dataset_statistics, image_batches
 from pipelines.stages.prepare import stage as prepare

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.shards import describe_dataset, plan_shards, write_shard
-from components.data.sources.fitting import Fitting
 from components.models.checkpoint import save_model
 from pipelines.recipe import build
 from pipelines.recipe import smoke as smoking

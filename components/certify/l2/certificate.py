@@ -35,8 +35,8 @@ from components.certify.l2.sequential import SequentialClaim, certify_prefix, ch
 from components.certify.l2.settings import GaussianClaimSettings
 from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
+from components.core.statistics import accuracy
 from components.core.types import Array, IntArray
-from components.evaluate.accuracy import accuracy
 
 BOUND_FIELDS = [
     ("n0", pa.int32()),

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from components.core.statistics import accuracy
 from components.core.types import FloatArray, IntArray
-from components.evaluate.accuracy import accuracy
 
 Verdicts = NDArray[np.bool_]  # (N,) right and not abstained
 

@@ -28,8 +28,8 @@ from components.certify.patch.settings import (
 from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
+from components.core.statistics import CONFIDENCE, accuracy
 from components.core.types import Array
-from components.evaluate.accuracy import CONFIDENCE, accuracy
 
 SECOND_RULES: tuple[str, ...] = get_args(SecondRule)
 SIZES = ("certified_patch_sizes", pa.list_(pa.int32()))

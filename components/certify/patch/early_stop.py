@@ -21,6 +21,8 @@ from components.certify.patch.rules import (
     rivals_of,
     withstands,
 )
+from components.certify.patch.settings import AblationSettings
+from components.core.settings import default_of
 from components.core.types import Array, IntArray
 from components.data.ablation import Ablations
 
@@ -64,8 +66,8 @@ def certify_partial(
     *,
     num_classes: int,
     patch_sizes: Sequence[Patch],
-    rule: str = "count",
-    delta_rule: str = "exact",
+    rule: str = default_of(AblationSettings, "rule"),
+    delta_rule: str = default_of(AblationSettings, "delta_rule"),
 ) -> PartialClaims:
     """Verdicts from (N, K) votes of which some are UNSEEN.
 

@@ -79,7 +79,7 @@ from components.core.units import WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
 from components.models.checkpoint import read_header
 from components.models.tokens import patch_size_of
-from components.models.voting import VotingBackend
+from components.models.voting import PLAIN, VotingBackend
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
@@ -157,7 +157,9 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         settings, spec = request.settings, read_header(request.model)["spec"]
         band = _band(request, spec["trained_for"])
         policy, trained = _token_policy(request, str(spec["token_policy"]))
-        backend = VotingBackend(precision=settings.precision, compiled=settings.compiled)
+        backend = VotingBackend(
+            path="fast", precision=settings.precision, compiled=settings.compiled
+        )
         stop = None
         if settings.stop_early:
             stop = EarlyStop(tuple(sorted(set(settings.patch_sizes))), settings.rules)
@@ -392,9 +394,9 @@ def square_words(side: int) -> str:
 
 def backend_of(header: VotesHeader) -> VotingBackend:
     """How recorded votes were computed; not recorded: there was one path only."""
-    recorded = header.settings.get("way", {"path": "plain"})
+    recorded = header.settings.get("way", {})
     try:
-        return VotingBackend(**recorded)
+        return replace(PLAIN, **recorded)
     except (TypeError, ValueError) as error:
         remedy = f"is not a record of how votes were computed ({error})"
         raise CasemateError("verify: votes' way", recorded, remedy) from error

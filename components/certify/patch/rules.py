@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.certify.patch.ablations import Patch, TouchedSets, num_touched, touched_sets
+from components.certify.patch.settings import AblationSettings
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.core.types import Array, IntArray
 from components.data.ablation import Ablations
 
@@ -50,8 +52,8 @@ def certify(
     *,
     num_classes: int,
     patch_sizes: Sequence[Patch],
-    rule: str = "count",
-    delta_rule: str = "exact",
+    rule: str = default_of(AblationSettings, "rule"),
+    delta_rule: str = default_of(AblationSettings, "delta_rule"),
 ) -> PatchClaims:
     """Winners and verdicts from the (N, K) classes that the K ablations of each item voted for.
 

@@ -22,7 +22,7 @@ from components.models.checkpoint import load_model
 from components.models.masked_votes import Masks, dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
-from components.models.voting import AblationPredictor, VotingBackend, check_precision
+from components.models.voting import PLAIN, AblationPredictor, VotingBackend, check_precision
 
 VOTES_PER_UNIT = 1_280  # about a second of work for a small model
 ITEMS_PER_UNIT = 20  # at most
@@ -112,7 +112,7 @@ def choose_backend(task: AblationTask) -> VotingBackend:
     check_precision(votes.backend.precision, torch.device(votes.device))
     model, ablations = load_voting_model(task), ablations_to_ask(task)
     predictor = AblationPredictor(model, ablations, micro_batch=votes.micro_batch)
-    return votes.backend if predictor.agrees_with_plain() else VotingBackend(path="plain")
+    return votes.backend if predictor.agrees_with_plain() else PLAIN
 
 
 class AblationVoter:

@@ -1,4 +1,4 @@
-"""Random changes of training images; the randomness belongs to items, never to batch or worker.
+"""Random changes of training images; draws depend on the item, not on batch or worker.
 
 `Augmentation` changes images one by one, `Mixing` blends neighbours of a batch and their labels,
 `repeats` orders several copies of each item.

@@ -1,4 +1,4 @@
-"""The augmentation of a training: its settings and the order in which its parts act."""
+"""Augmentation of training images: settings and order of the operations."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Self
@@ -13,7 +13,7 @@ from components.core.types import Images
 from components.data.augment.colour import jitter
 from components.data.augment.draws import Draws
 from components.data.augment.erasing import erase
-from components.data.augment.framing import crop_boxes, mirror, pad_crop, resize_crops, rotate
+from components.data.augment.framing import crop_boxes, pad_crop, random_flip, resize_crops, rotate
 from components.data.augment.rand_augment import check_setting, rand_augment
 from components.data.augment.repeats import copy_names
 from components.data.settings import AugmentSettings
@@ -23,16 +23,16 @@ Gray = Annotated[int, Ge(0), Le(255)]
 
 @settings
 class Augmentation(AugmentSettings):
-    """Random framing, then random colours and noise; the defaults change nothing.
+    """Random crops and flips, then random colours and noise; the defaults change nothing.
 
-    Published recipes (timm) leave `jitter` out where `rand_augment` is on; here each setting does
-    what it says, so such a recipe sets one of them.
+    Published recipes (timm) leave `jitter` out where `rand_augment` is on; here both are applied,
+    so such a recipe sets only one of them.
     """
 
     size: Count
     """Side of the square result."""
     fill: tuple[Gray, ...] = (128,)
-    """RandAugment beyond the edge: one value, or one per channel."""
+    """Fill value of RandAugment beyond the edge: one, or one per channel."""
     erase_area: tuple[Share, Share] = (0.02, 1 / 3)
     """Smallest and largest share of the image."""
     erase_aspect: Annotated[float, Gt(0), Le(1)] = 0.3
@@ -40,7 +40,7 @@ class Augmentation(AugmentSettings):
 
     @classmethod
     def of(cls, augment: AugmentSettings, *, size: int) -> Self:
-        """The augmentation of a recipe, for images that end at the side `size`."""
+        """The augmentation of a recipe for result images of side `size`."""
         return cls(**values_of(augment), size=size)
 
     def problems(self) -> Iterator[Problem]:
@@ -67,7 +67,7 @@ class Augmentation(AugmentSettings):
         """(B, C, size, size) float32 in [0, 1] of (B, C, H, W) uint8 images.
 
         A result depends on (settings, run seed, epoch, item id, copy in `repeats`, its pixels) and
-        on nothing else; the call draws from no shared generator and is safe in any thread.
+        on nothing else; no shared generator is used, so calls are thread-safe.
         """
         self._check(images, item_ids, repeats)
         if not len(images):
@@ -82,7 +82,7 @@ class Augmentation(AugmentSettings):
         return result
 
     def _framed(self, images: Tensor, draws: Draws) -> Tensor:
-        """Crop and mirror image, still uint8."""
+        """Random crop and flip, still uint8."""
         words = draws.words().to(images.device)
         if self.crop == "pad":
             images = pad_crop(images, words, pad=self.pad)
@@ -90,10 +90,10 @@ class Augmentation(AugmentSettings):
             height, width = images.shape[-2:]
             places = crop_boxes(draws, image=(height, width), scale=self.scale, ratio=self.ratio)
             images = resize_crops(images, places, size=self.size, interpolation=self.interpolation)
-        return mirror(images, words) if self.flip else images
+        return random_flip(images, words) if self.flip else images
 
     def _altered(self, framed: Tensor, draws: Draws) -> Images:
-        """RandAugment in 8 bits, as it is defined; the rest on [0, 1]."""
+        """RandAugment on uint8, as defined; the other operations on [0, 1]."""
         if self.rand_augment is not None:
             framed = rand_augment(
                 framed,

@@ -1,4 +1,4 @@
-"""Random rectangles: where a resized crop looks, and what random erasing covers."""
+"""Random rectangles for resized crops and random erasing."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ UNIFORMS = 2 * ATTEMPTS + 2  # an area and an aspect per attempt, then the corne
 
 
 class Boxes(NamedTuple):
-    """One rectangle per row in whole pixels; it means nothing where none was `found`."""
+    """One rectangle per row in whole pixels; undefined where `found` is False."""
 
     places: IntArray  # (B, 4): top, left, height, width
     found: NDArray[np.bool_]
@@ -29,9 +29,10 @@ def random_boxes(
 ) -> Boxes:
     """Per row the first of ten rectangles with sides from `smallest` to `largest`, (H, W).
 
-    Areas are uniform shares of the image's, width over height is log-uniform in `ratio`, the
-    corner is uniform over all places inside the image (Szegedy et al. 2015, sec. 6; Zhong et al.
-    2020, Algorithm 1). Larger rectangles are drawn again, not cut: an upper area above 1 is legal.
+    Areas are uniform shares of the image's, width over height is log-uniform in `ratio`, the corner
+    is uniform over all places inside the image (Szegedy et al. 2015, sec. 6; Zhong et al. 2020,
+    Algorithm 1). Rectangles that do not fit are drawn again, not clipped: an upper area above 1 is
+    allowed.
     """
     height, width = image
     tries = uniforms[:, : 2 * ATTEMPTS].reshape(-1, ATTEMPTS, 2)

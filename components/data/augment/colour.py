@@ -19,7 +19,7 @@ def jitter(images: Images, draws: Draws, *, strength: float) -> Images:
 
     The three parts, their ranges and their random order are those of torchvision's ColorJitter
     (after Howard 2013, arXiv:1312.5402, sec. 2). Image by image, in place: a 224 x 224 image stays
-    in the cache, which makes it five times as fast there as one pass over the batch per part.
+    in the CPU cache, which is five times as fast as one pass over the batch per part.
     """
     table = draws.uniforms("jitter", 4)
     low, high = max(0.0, 1 - strength), 1 + strength
@@ -33,7 +33,7 @@ def jitter(images: Images, draws: Draws, *, strength: float) -> Images:
 
 
 def _base(image: Tensor, part: int) -> Tensor:
-    """What a factor blends (C, H, W) with, as f x + (1 - f) base: black, mean grey, or grey."""
+    """Base image of the blend f x + (1 - f) base: black, mean grey, or grey."""
     if part == BRIGHTNESS:
         return image.new_zeros(())
     luma = torch.tensor(LUMA, dtype=image.dtype, device=image.device)

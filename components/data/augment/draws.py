@@ -1,4 +1,4 @@
-"""Random numbers of one item in one epoch: a function of its address alone, safe in any thread.
+"""Random numbers of one item in one epoch: a pure function of the address, thread-safe.
 
 An address is (run seed, epoch, name, stream). Streams are independent, so switching one kind of
 augmentation on leaves the draws of the others as they were.
@@ -26,7 +26,7 @@ class Draws:
     def words(self) -> Tensor:
         """(B, 3) int64: three independent uniform 32-bit integers per name.
 
-        The oldest scheme, kept because published figures depend on its crops and flips.
+        The first scheme, kept because published figures depend on its crops and flips.
         """
         prefix = hashlib.sha256(f"augment1|{self.run_seed}|{self.epoch}|".encode())
         rows = bytearray()
@@ -40,8 +40,8 @@ class Draws:
     def uniforms(self, stream: str, count: int) -> FloatArray:
         """(B, count) independent uniforms on the open interval (0, 1), on a grid of 2^-52.
 
-        SHAKE-256 gives as many bytes per name as asked for, in about the time of one hash; a
-        seeded generator per name costs twenty times as much.
+        SHAKE-256 gives any number of bytes per name in about the time of one hash; a seeded
+        generator per name costs twenty times as much.
         """
         prefix = hashlib.shake_256(f"augment2|{stream}|{self.run_seed}|{self.epoch}|".encode())
         rows = bytearray()
@@ -53,7 +53,7 @@ class Draws:
         return ((table >> 12).astype(np.float64) + 0.5) * 2.0**-52
 
     def generator(self, stream: str, row: int) -> torch.Generator:
-        """For draws of image size: a CPU generator of the name in this row."""
+        """A CPU generator for the name in this row, for draws of image size."""
         return generator_for(self.run_seed, f"augment-{stream}", self.epoch, self.names[row])
 
     def only(self, rows: Tensor) -> "Draws":

@@ -11,9 +11,9 @@ from components.data.augment.draws import Draws
 def erase_boxes(
     draws: Draws, *, image: tuple[int, int], prob: float, area: tuple[float, float], aspect: float
 ) -> Boxes:
-    """`found` marks the images that lose a rectangle: the chosen ones with a fit in ten attempts.
+    """Rectangles to erase; `found`: the image is selected and one of ten attempts fits.
 
-    A rectangle leaves at least one row and one column of the image standing, as in timm.
+    At least one row and one column of the image are kept, as in timm.
     """
     table = draws.uniforms("erase", UNIFORMS + 1)
     boxes = random_boxes(
@@ -30,7 +30,7 @@ def erase_boxes(
 def erase(
     images: Images, draws: Draws, *, prob: float, area: tuple[float, float], aspect: float
 ) -> Images:
-    """Rectangles of noise, each pixel normal (mean 1/2, deviation 1/4) truncated to [0, 1].
+    """Fill rectangles with noise, each pixel normal (mean 1/2, deviation 1/4) truncated to [0, 1].
 
     The usual N(0, 1) is meant for normalised images and would leave the pixel range.
     """

@@ -1,4 +1,4 @@
-"""Which part of an image is shown, and how it lies: crops, mirror images, rotations."""
+"""Random crops, flips and rotations."""
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ def pad_crop(images: Tensor, words: Tensor, *, pad: int) -> Tensor:
     return windows[rows, :, top, left]  # windows: (B, C, 2 pad + 1, 2 pad + 1, H, W)
 
 
-def mirror(images: Tensor, words: Tensor) -> Tensor:
-    """Half of the images with left and right exchanged."""
+def random_flip(images: Tensor, words: Tensor) -> Tensor:
+    """Horizontal flip with probability 1/2."""
     mirrored = (words[:, 2] % 2 == 1)[:, None, None, None]
     return torch.where(mirrored, images.flip(-1), images)
 
@@ -33,7 +33,7 @@ def crop_boxes(
 ) -> IntArray:
     """(B, 4): top, left, height, width of crops of random area and aspect.
 
-    Where ten attempts do not fit, it is the largest central crop of a legal aspect.
+    If none of ten attempts fits, the largest central crop of an allowed aspect.
     """
     boxes = random_boxes(
         draws.uniforms("crop", UNIFORMS),
@@ -64,7 +64,7 @@ def resize_crops(images: Tensor, places: IntArray, *, size: int, interpolation: 
 
 
 def rotate(images: Images, draws: Draws, *, degrees: float) -> Images:
-    """Square images turned about their centres by up to `degrees` either way, over black.
+    """Square images rotated about their centres by up to +-`degrees`, over black.
 
     Nearest pixel, the default of torchvision's RandomRotation, which published settings rely on.
     """

@@ -21,7 +21,7 @@ from components.data.settings import AugmentSettings
 
 
 class Blends(NamedTuple):
-    """Per pair or batch: how much of its own image a row keeps, and for CutMix the box it loses."""
+    """Per pair or batch: the weight of a row's own image and, for CutMix, the replaced box."""
 
     kept: FloatArray  # lambda, for the labels; for CutMix the share outside the box
     cut: NDArray[np.bool_]
@@ -30,17 +30,17 @@ class Blends(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mixing:
-    """Rows 2 i and 2 i + 1 exchange parts; an alpha of 0 switches its kind off.
+    """Rows 2 i and 2 i + 1 exchange parts; alpha 0 disables MixUp or CutMix.
 
-    Neighbours pair up, where timm pairs the first row with the last: so workers with any even
-    share of the global batch mix as one worker would.
+    Neighbours are paired, while timm pairs the first row with the last: workers with any even share
+    of the global batch then mix as a single worker does.
     """
 
     settings: AugmentSettings
 
     @classmethod
     def of(cls, settings: AugmentSettings) -> Self | None:
-        """The mixing of a recipe; None: both kinds are off."""
+        """The mixing of a recipe; None if both are off."""
         return cls(settings) if settings.mixes else None
 
     def apply(
@@ -72,8 +72,8 @@ class Mixing:
         kept = torch.from_numpy(blends.kept).to(targets).repeat_interleave(rows)[:, None]
         pixels = kept_pixels(blends, height=height, width=width).to(images)
         pixels = pixels.repeat_interleave(rows, dim=0)[:, None]
-        # lerp never leaves the interval between its ends: pixels stay in [0, 1]; the plain sum is
-        # symmetric in its parts: at lambda 1/2 both classes get exactly the same
+        # lerp stays between its ends, so pixels stay in [0, 1]; the plain sum is symmetric, so at
+        # lambda 1/2 both classes get exactly the same weight
         mixed = torch.lerp(_partners(images), images, pixels)
         return mixed, kept * targets + (1 - kept) * _partners(targets)
 

@@ -1,7 +1,7 @@
 """RandAugment (Cubuk et al. 2020, arXiv:1909.13719) with timm's settings and our draws.
 
-timm parses the setting and owns the operations. It draws from the global generators, which several
-threads would share, so the plan of each image and the signs of the levels are drawn here.
+timm parses the setting and provides the operations. It draws from global generators that threads
+share, so the operations of each image and the signs of the levels are drawn here.
 """
 
 import re
@@ -22,13 +22,13 @@ from components.core.types import FloatArray, IntArray
 from components.data.augment.draws import Draws
 
 LEVELS = 10.0  # timm's largest magnitude unless mmax says otherwise
-# timm skips parts that it does not know; here they are mistakes
+# timm skips unknown parts; here they are errors
 SETTING = re.compile(
     r"rand(-(m\d+|n\d+|p\d+(\.\d+)?|mstd\d+(\.\d+)?|mmax\d+|inc[01]|t(weights|3aw|3a)))*"
 )
 RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
-# Operations that go either way at random: largest arguments, and enhancements about 1.
+# Operations with a random sign: largest arguments, and enhancements about 1.
 SIGNED_RANGES = {
     "Rotate": 30.0,
     "ShearX": 0.3,
@@ -41,7 +41,7 @@ SIGNED_BLENDS = {f"{kind}Increasing" for kind in ("Color", "Contrast", "Brightne
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What happens to each image, (B, layers): which operation, whether, how far, which way."""
+    """Operations of each image, (B, layers): which, whether applied, level and sign."""
 
     operation: IntArray
     applied: NDArray[np.bool_]
@@ -56,13 +56,13 @@ def check_setting(setting: str) -> None:
     rand = rand_augment_transform(setting, {})
     if rand.num_layers < 1 or (rand.choice_weights is not None and rand.num_layers > len(rand.ops)):
         # weighted operations are drawn without replacement
-        remedy = f"asks for {rand.num_layers} operations; write n1 to n{len(rand.ops)}"
+        remedy = f"has {rand.num_layers} operations; write n1 to n{len(rand.ops)}"
         raise CasemateError("train.augment.rand_augment", setting, remedy)
 
 
 @lru_cache
 def policy(setting: str, *, fill: tuple[int, ...], interpolation: str) -> Any:
-    """timm's RandAugment of a setting; `fill` is what geometric operations show beyond the edge."""
+    """timm's RandAugment of a setting; `fill` is the value beyond the edge."""
     check_setting(setting)
     hparams = {"img_mean": fill, "interpolation": RESAMPLING[interpolation]}
     return rand_augment_transform(setting, hparams)
@@ -92,7 +92,7 @@ def draw_plan(rand: Any, draws: Draws) -> Plan:
 
 
 def level_arguments(operation: Any, level: float, *, negative: bool) -> tuple[float, ...]:
-    """Arguments of timm's function of an operation; timm's own maps draw the signs themselves."""
+    """Arguments of timm's function of an operation; timm's own maps draw the signs."""
     share = -level / LEVELS if negative else level / LEVELS
     if operation.name in SIGNED_RANGES:
         return (share * SIGNED_RANGES[operation.name],)
@@ -107,8 +107,8 @@ def perform(operation: Any, picture: Image.Image, *, level: float, negative: boo
     """The picture after one of timm's operations."""
     arguments = level_arguments(operation, level, negative=negative)
     if operation.name.startswith("Posterize") and arguments[0] < 1:
-        # timm asks for 0 bits at the end of the range: black in the Pillow of published runs,
-        # an error in the one of today
+        # timm passes 0 bits at the end of the range: black in the Pillow of published runs, an
+        # error in today's
         return picture.point(lambda _: 0)
     changed: Image.Image = operation.aug_fn(picture, *arguments, **operation.kwargs)
     return changed

@@ -1,8 +1,8 @@
 """Several copies of an item in one batch, each augmented on its own.
 
-Both kinds reorder an epoch's permutation, itself a function of (seed, epoch), and know nothing of
-workers: any contiguous share of a batch may be read by any worker. Copies of an item lie apart, so
-that mixing, which pairs neighbours, meets different items.
+Both kinds reorder the permutation of an epoch, a function of (seed, epoch), independent of workers:
+any worker may read any contiguous share of a batch. Copies of an item are not neighbours, so that
+mixing, which pairs neighbours, gets different items.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from components.core.errors import CasemateError
 
 
 def copy_names(item_ids: Sequence[str], repeats: Sequence[int] | None) -> tuple[str, ...]:
-    """Addresses of randomness: copy 0 has its item's, further ones have their own.
+    """Addresses of draws: copy 0 has that of its item, further copies have their own.
 
-    Whatever draws per item (augmentation, noise, starts of attacks) draws per copy by these names.
+    Draws per item (augmentation, noise, starts of attacks) are per copy under these names.
     """
     if repeats is None:
         return tuple(item_ids)
@@ -27,7 +27,7 @@ def copy_names(item_ids: Sequence[str], repeats: Sequence[int] | None) -> tuple[
 def repeat_augment_indices(
     order: Tensor, *, num_repeats: int, batch_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Item and copy index of every sample: `num_repeats` copies of as many items as fit an epoch.
+    """Item and copy index of every sample: `num_repeats` copies of as many items as an epoch holds.
 
     The epoch keeps its length, so about 1 / `num_repeats` of the items appear (Hoffer et al. 2020;
     the sampler of DeiT, Touvron et al. 2021, sec. 6). Within a batch first copies come first.
@@ -43,13 +43,13 @@ def repeat_augment_indices(
 
 
 def split_indices(order: Tensor, *, num_splits: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Item and copy index of every sample: all copies of every item, copy 0 to be left clean.
+    """Item and copy index of every sample: all copies of every item; copy 0 stays clean.
 
     A batch holds `batch_size` / `num_splits` items and, as with timm's `aug_splits`, one block per
-    copy; an epoch is `num_splits` times as long. `Augmentation.clean_copy` does the leaving alone.
+    copy; an epoch is `num_splits` times as long. `Augmentation.clean_copy` skips copy 0.
     """
     if num_splits < 1 or batch_size % num_splits:
-        remedy = f"is no multiple of {num_splits} copies per item"
+        remedy = f"is not a multiple of {num_splits} copies per item"
         raise CasemateError("train.batch_size", batch_size, remedy)
     parts = torch.split(order, batch_size // num_splits)
     copies = [torch.arange(num_splits).repeat_interleave(len(part)) for part in parts]

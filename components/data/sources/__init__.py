@@ -1,7 +1,7 @@
-"""Where images come from: every source lists its items cheaply and decodes them one by one.
+"""Sources of images: each lists its items cheaply and decodes them one by one.
 
-`registry.py` knows them all; `casemate data` prints it. Light to import: numerical libraries are
-loaded when a source is opened.
+`registry.py` lists all sources; `casemate data` prints the list. Light to import: numerical
+libraries are loaded when a source is opened.
 """
 
 from collections.abc import Mapping

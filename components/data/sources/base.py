@@ -1,4 +1,4 @@
-"""What every source promises: a cheap list of entries, and one entry decoded on any worker."""
+"""Interface of sources: a cheap list of entries, each of which any worker can decode."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,21 +13,21 @@ Pixels = NDArray[np.uint8]  # (H, W, C), C is 1 or 3
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One item as the listing knows it, before anybody reads its pixels."""
+    """One item of a listing; its pixels are not read yet."""
 
-    item_id: str  # stable and readable; seeds and certificates name the item by it
+    item_id: str  # stable and readable; part of seeds and certificates
     label: int
     split_hint: str | None  # "train", "val" or "test" where the source has native splits
     locator: str  # where the source finds the pixels
-    version: str = ""  # changes with the stored bytes, so a resumed run never mixes old and new
+    version: str = ""  # changes with the stored bytes, so that a resumed run does not mix versions
 
 
 class UndecodableItemError(CasemateError):
-    """The fault of one item alone: what `data.on_error=skip` may leave out."""
+    """One item is damaged; `data.on_error=skip` leaves it out."""
 
 
 class Source(Protocol):
-    """Picklable: it carries small arrays or a path, never an open file."""
+    """A picklable dataset: holds small arrays or a path, never an open file."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -36,12 +36,12 @@ class Source(Protocol):
 
     @property
     def test_only(self) -> bool:
-        """Made to evaluate models trained elsewhere: all items are test items."""
+        """Whether all items are test items, for models trained on other data."""
         ...
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Facts about the listing that a reader of results should know."""
+        """Facts about the data that readers of results should know."""
         ...
 
     def entries(self) -> list[Entry]:
@@ -54,7 +54,7 @@ class Source(Protocol):
 
 
 class SourceDefaults:
-    """What holds for a source that does not say otherwise."""
+    """Defaults of optional properties."""
 
     __slots__ = ()
 

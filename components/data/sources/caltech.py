@@ -1,7 +1,7 @@
 """Caltech-101 (Fei-Fei et al. 2004): one folder per category, and one of background clutter.
 
 With the clutter there are 102 classes, the form that TensorFlow Datasets ships and that published
-robustness figures use. Classes are ordered as there: by name, upper and lower case alike.
+robustness figures use. Classes are ordered as there: by name, ignoring case.
 """
 
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ class CaltechSource(SourceDefaults):
         return found
 
     def _with_splits(self, name: str, entries: list[Entry]) -> list[Entry]:
-        """The first `train_per_class` by hash are for training: no listing order decides."""
+        """Train entries: the first `train_per_class` by hash, independent of the listing order."""
         if self.train_per_class is None:
             return entries
         if len(entries) <= self.train_per_class:
-            remedy = f"is too many: {name} has {len(entries)} images and needs some for testing"
+            remedy = f"is too large: {name} has {len(entries)} images and needs some for testing"
             raise CasemateError("data.options.train_per_class", self.train_per_class, remedy)
         ranked = sorted(entries, key=lambda entry: digest_bytes(entry.item_id.encode()))
         train = {entry.item_id for entry in ranked[: self.train_per_class]}
@@ -69,8 +69,8 @@ def open_caltech101(
         names.remove(_BACKGROUND)
     wanted = _NUM_CATEGORIES + background
     if len(names) != wanted or (background and _BACKGROUND not in names):
-        remedy = f"has {len(names)} class folders, wanted are {wanted}"
+        remedy = f"has {len(names)} class folders, expected {wanted}"
         if background and _BACKGROUND not in names:
-            remedy += f" with {_BACKGROUND}; data.options.background=false does without"
+            remedy += f" with {_BACKGROUND}; data.options.background=false leaves it out"
         raise CasemateError("data.path", home, remedy)
     return CaltechSource(home, tuple(names), train_per_class)

@@ -1,9 +1,9 @@
 """CIFAR-10 and CIFAR-100 from the published python batches (Krizhevsky 2009) or from one .npz.
 
-Both forms give the same item ids. Folders and batch files are where torchvision puts them. Its
-own reader takes nothing but the published checksums and then unpickles freely, yet a pickle may
-run code. The loader here builds plain containers and numpy arrays only: a tampered file is an
-error and not an intrusion.
+Both forms give the same item ids. Folders and batch files are where torchvision puts them.
+torchvision's reader accepts only the published checksums and then unpickles without limits, and a
+pickle may run code. This loader builds plain containers and numpy arrays only; anything else in a
+file is an error.
 """
 
 import pickle
@@ -42,7 +42,7 @@ class _Layout:
     label_key: str
     meta_file: str
     meta_key: str
-    classes: tuple[str, ...]  # for archives that name none
+    classes: tuple[str, ...]  # for archives without class names
 
 
 _CIFAR10 = _Layout(
@@ -67,7 +67,7 @@ _CIFAR100 = _Layout(
 
 @dataclass(frozen=True, slots=True)
 class CifarSource(SourceDefaults):
-    """Batch files below `folder`; each worker reads a batch once and keeps it."""
+    """Batch files below `folder`; each worker caches the batches it reads."""
 
     layout: _Layout
     folder: Path
@@ -148,14 +148,14 @@ def _open_npz(path: Path, layout: _Layout) -> NpzSource:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Builds numpy arrays and plain containers; any other global is refused."""
+    """Builds numpy arrays and plain containers; rejects any other global."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, encoding="latin1")  # the archives were written by python 2
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if (module_name, global_name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
+            raise pickle.UnpicklingError(f"it needs {module_name}.{global_name}")
         return super().find_class(module_name, global_name)
 
 

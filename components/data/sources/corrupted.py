@@ -1,7 +1,7 @@
-"""CIFAR-10-C and CIFAR-100-C, and how one asks for corruptions (Hendrycks & Dietterich 2019).
+"""CIFAR-10-C and CIFAR-100-C, and the choice of corruptions (Hendrycks & Dietterich 2019).
 
-One `<corruption>.npy` each, uint8 (50000, 32, 32, 3): the 10,000 test images at severity 1, then
-at 2, up to 5; `labels.npy` has a label per row. Files are mapped into memory, never read whole.
+One `<corruption>.npy` each, uint8 (50000, 32, 32, 3): the 10,000 test images at severity 1, then at
+2, up to 5; `labels.npy` has a label per row. Files are memory-mapped, not read as a whole.
 """
 
 from collections.abc import Container
@@ -24,7 +24,7 @@ Variant = tuple[str, int]  # (corruption, severity)
 
 
 def chosen_variants(corruption: str | list[str], severity: int | str) -> list[Variant]:
-    """What the options ask for: names, `benchmark` (15), `all` (19); a severity or `all`."""
+    """Variants of the options: names, `benchmark` (15), `all` (19); a severity or `all`."""
     groups = {"all": CORRUPTIONS, "benchmark": BENCHMARK_CORRUPTIONS}
     asked = [corruption] if isinstance(corruption, str) else corruption
     names = groups[asked[0]] if len(asked) == 1 and asked[0] in groups else tuple(asked)
@@ -33,13 +33,13 @@ def chosen_variants(corruption: str | list[str], severity: int | str) -> list[Va
             remedy = f"is unknown; choose all, benchmark or of {', '.join(CORRUPTIONS)}"
             raise CasemateError("data.options.corruption", name, remedy)
     if severity != "all" and severity not in SEVERITIES:
-        raise CasemateError("data.options.severity", severity, "is none of 1 to 5 and not all")
+        raise CasemateError("data.options.severity", severity, "is neither 1 to 5 nor all")
     levels = SEVERITIES if severity == "all" else (int(severity),)
     return [(name, level) for name in dict.fromkeys(names) for level in levels]
 
 
 def check_variants(root: Path, variants: list[Variant], *, present: Container[Variant]) -> None:
-    """Everything asked for is there; else all that is missing is named."""
+    """Raise an error that lists all missing variants."""
     missing = [f"{name}/{level}" for name, level in variants if (name, level) not in present]
     if missing:
         raise CasemateError("data.path", root, f"lacks {', '.join(missing)}")
@@ -79,14 +79,14 @@ class CorruptedCifarSource(SourceDefaults):
         labels = checked_labels(stored, where=str(path), num_items=len(stored))
         check_label_range(labels, where=str(path), num_classes=len(self.classes))
         if len(labels) % len(SEVERITIES):
-            remedy = f"has {len(labels)} labels; wanted is one per image, severity after severity"
+            remedy = f"has {len(labels)} labels; expected one per image, severity after severity"
             raise CasemateError("data.path", path, remedy)
         return labels
 
     def decode(self, entry: Entry) -> Pixels:
         corruption, row = entry.locator.split(":")
         images = _mapped(self.root / f"{corruption}.npy", entry.version)
-        return np.array(images[int(row)], dtype=np.uint8)  # a copy: the map stays behind
+        return np.array(images[int(row)], dtype=np.uint8)  # a copy: the map is not kept open
 
 
 def open_cifar10_c(
@@ -115,7 +115,7 @@ def _open(
 
 def _check_images(path: Path, images: NDArray[Any], *, num_items: int) -> None:
     if images.dtype != np.uint8 or images.shape != (num_items, 32, 32, 3):
-        remedy = f"is {images.dtype} {images.shape}; wanted is uint8 ({num_items}, 32, 32, 3)"
+        remedy = f"is {images.dtype} {images.shape}; expected uint8 ({num_items}, 32, 32, 3)"
         raise CasemateError("data.path", path, remedy)
 
 

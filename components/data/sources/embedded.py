@@ -11,7 +11,7 @@ from components.data.sources.names import DIGITS
 
 @dataclass(frozen=True, eq=False)
 class ArraySource(SourceDefaults):
-    """Images small enough to travel with the source, so that only one process parses them."""
+    """Images small enough to be pickled with the source, so that only one process parses them."""
 
     name: str
     classes: tuple[str, ...]

@@ -20,7 +20,7 @@ _COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"
 
 
 def decode_image_file(path: Path) -> Pixels:
-    """Pixels of one file; a file that cannot be reached is not the item's fault."""
+    """Pixels of one file; damaged and unreachable files raise different errors."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -35,9 +35,9 @@ def decode_image_bytes(content: bytes, *, where: str) -> Pixels:
             return _to_pixels(image)
     except MemoryError:
         raise
-    except Exception as error:  # format plug-ins raise many types for damaged files
+    except Exception as error:  # plug-ins raise many types for damaged files
         reason = str(error).split(" <")[0]  # Pillow prints the address of a buffer
-        remedy = f"is not a readable image ({reason}); mend it or set data.on_error=skip"
+        remedy = f"is not a readable image ({reason}); repair it or set data.on_error=skip"
         raise UndecodableItemError("data.path", where, remedy) from error
 
 
@@ -73,7 +73,7 @@ def flat_images(folder: Path) -> list[tuple[str, str]]:
 def class_entries(
     root: Path, below: str, *, source: str, label: int, split: str | None
 ) -> list[Entry]:
-    """The images of one class folder, which must hold some, named by their place below `root`."""
+    """The images of one class folder, at least one, named by their path below `root`."""
     images = flat_images(root / below)
     if not images:
         raise no_images(root / below)
@@ -84,18 +84,18 @@ def class_entries(
 
 
 def no_images(folder: Path) -> CasemateError:
-    """What to say about a folder that should hold images."""
+    """Error for a folder without images."""
     kinds = " ".join(sorted(SUFFIXES))
     return CasemateError("data.path", folder, f"holds no image; looked for {kinds}")
 
 
 def looks_like_image(name: str) -> bool:
-    """By suffix, hidden files aside."""
+    """Whether the suffix is that of an image; hidden files are excluded."""
     return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
 
 
 def check_utf8(name: str, folder: Path) -> None:
-    """Names become ids, and Parquet strings and seeds are UTF-8."""
+    """Reject names that are not UTF-8: names become ids in Parquet files and seeds."""
     try:
         name.encode()
     except UnicodeEncodeError as error:

@@ -55,7 +55,7 @@ def open_flowers102(root: Path) -> FlowersSource:
     home = first_folder(root, ("", "flowers-102"), wanted="imagelabels.mat")
     for part in ("setid.mat", "jpg"):
         if not (home / part).exists():
-            raise CasemateError("data.path", home, f"lacks {part}; three parts belong together")
+            raise CasemateError("data.path", home, f"lacks {part}; all three parts are needed")
     return FlowersSource(home, tuple(Flowers102.classes))
 
 
@@ -72,5 +72,7 @@ def _numbers(path: Path, key: str, *, largest: int) -> list[int]:
         raise CasemateError("data.path", path, f"has no row of whole numbers under `{key}`")
     if row.min() < 1 or row.max() > largest:
         wrong = int(row.min() if row.min() < 1 else row.max())
-        raise CasemateError("data.path", path, f"has {wrong} under `{key}`; 1 to {largest} exist")
+        raise CasemateError(
+            "data.path", path, f"has {wrong} under `{key}`; allowed: 1 to {largest}"
+        )
     return [int(number) for number in row]

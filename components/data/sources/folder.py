@@ -21,7 +21,7 @@ _SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True, slots=True)
 class FolderSource(SourceDefaults):
-    """Image files below `root`; `splits` is empty when the first level is the classes."""
+    """Image files below `root`; `splits` is empty if the first level holds the classes."""
 
     root: Path
     splits: tuple[tuple[str, str], ...]  # (folder, ours)
@@ -47,7 +47,7 @@ class FolderSource(SourceDefaults):
         if not files:
             raise no_images(folder)
         if all(path.parent != folder for path in files):  # a split, or a group of classes
-            remedy = "is no class: it holds folders of images, but no image of its own"
+            remedy = "is not a class: it holds folders of images, but no image of its own"
             raise CasemateError("data.path", folder, remedy)
         names = [path.relative_to(self.root).as_posix() for path in files]
         return [
@@ -60,7 +60,7 @@ class FolderSource(SourceDefaults):
 
 
 def open_folder(root: Path, *, splits: dict[str, str] | None = None) -> FolderSource:
-    """Native splits where the first level speaks of them (`train`, `valid`, ...); else classes."""
+    """Native splits if the first level has their names (`train`, `valid`, ...); else classes."""
     hints = _split_folders(root, splits)
     ordered = tuple(sorted(hints.items(), key=lambda pair: (_SPLITS.index(pair[1]), pair[0])))
     if not ordered:
@@ -75,9 +75,9 @@ def open_folder(root: Path, *, splits: dict[str, str] | None = None) -> FolderSo
 
 
 def _split_folders(root: Path, chosen: Mapping[str, str] | None) -> dict[str, str]:
-    """Folder -> train, val or test; empty when the first level is the classes.
+    """Folder -> train, val or test; empty if the first level holds the classes.
 
-    A class may be called `train`: its images lie in it, while a split holds folders only.
+    A class may be called `train`: it holds images, while a split holds only folders.
     """
     top = sub_folders(root)
     if chosen is not None:
@@ -87,7 +87,7 @@ def _split_folders(root: Path, chosen: Mapping[str, str] | None) -> dict[str, st
     if not words or (words == flat and len(words) == 1 < len(top)):
         return {}
     if flat:
-        remedy = "holds images; a split holds class folders: mend it or set data.options.splits"
+        remedy = "holds images; a split holds class folders: fix it or set data.options.splits"
         raise CasemateError("data.path", root / flat[0], remedy)
     return split_hints(top, None)
 
@@ -104,7 +104,7 @@ def _has_images(folder: Path) -> bool:
 
 
 def _is_image(path: Path, *, below: Path) -> bool:
-    """Below the class at any depth; a dangling link counts, so that it is noticed."""
+    """Whether an image, at any depth; a dangling link counts, so that it is reported."""
     if not looks_like_image(path.name) or path.is_dir():
         return False
     parts = path.relative_to(below).parts

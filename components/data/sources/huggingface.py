@@ -17,7 +17,7 @@ from components.data.sources.splitting import split_hints
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What names a dataset for `load_dataset`."""
+    """Arguments of `load_dataset`."""
 
     hub_name: str
     config: str | None
@@ -27,7 +27,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class HubSource(SourceDefaults):
-    """A name on the hub; each worker opens the dataset once from the cache."""
+    """A dataset of the hub; each worker opens it once from the cache."""
 
     address: Address
     image_column: str
@@ -75,7 +75,7 @@ def open_huggingface(
     label_column: str = "label",
     splits: dict[str, str] | None = None,
 ) -> HubSource:
-    """A dataset of the hub, downloaded at need; `path` is the folder of its cache."""
+    """A dataset of the hub, downloaded if needed; `path` is the cache folder."""
     address = Address(hub_name, config, revision, cache=None if path is None else str(path))
     dataset = _load(address)
     hints = split_hints(dataset.keys(), splits)
@@ -86,7 +86,7 @@ def open_huggingface(
         for key, column in (("image_column", image_column), ("label_column", label_column)):
             if column not in dataset[theirs].features:
                 columns = ", ".join(dataset[theirs].features)
-                remedy = f"is no column of {hub_name}; there are {columns}"
+                remedy = f"is not a column of {hub_name}; there are {columns}"
                 raise CasemateError(f"data.options.{key}", column, remedy)
     names = getattr(dataset[next(iter(hints))].features[label_column], "names", None)
     if names is None:
@@ -102,7 +102,7 @@ def _labels(split: Any, column: str, *, where: str) -> list[int]:
 
 
 def _package(hub_name: str) -> Any:
-    """The package; a folder that happens to be called `datasets` is not it."""
+    """Import the package; a local folder named `datasets` is not accepted."""
     try:
         package = importlib.import_module("datasets")
     except ImportError:
@@ -120,7 +120,7 @@ def _load(address: Address) -> Any:
         return package.load_dataset(
             address.hub_name, address.config, revision=address.revision, cache_dir=address.cache
         )
-    except Exception as error:  # no network, no such name, no leave: the package has many types
+    except Exception as error:  # no network, unknown name, no permission: many types of errors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = f"cannot be loaded ({reason})"
         raise CasemateError("data.source", f"hf:{address.hub_name}", remedy) from error

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from the published IDX files, packed by gzip or not.
+"""MNIST and Fashion-MNIST from the published IDX files, with or without gzip.
 
 IDX: two zero bytes, the type (8 is uint8), the number of dimensions, each dimension as a
 big-endian uint32, then the values.
@@ -28,7 +28,7 @@ _DAMAGED = (OSError, EOFError, zlib.error, struct.error, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class IdxSource(SourceDefaults):
-    """Two pairs of files in `folder`; each worker reads the images once and keeps them."""
+    """Two pairs of files in `folder`; each worker reads the images once and caches them."""
 
     name: str
     folder: Path

@@ -1,8 +1,8 @@
 """ImageNet (ILSVRC-2012) and its published 100-class subset, from the folders of the archive.
 
 `root/train/<wnid>/*.JPEG` and `root/val`, either sorted into class folders or flat with a map.
-Labels are positions in a list of WordNet ids (wnids). The validation images are the test split:
-what tunes a model must be held out from train. Their ids are the same in both layouts.
+Labels are positions in a list of WordNet ids (wnids). The validation images are the test split;
+items for tuning are held out from train. Their ids are the same in both layouts.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ ROBUSTBENCH_SHA256 = "1f7d0bdb93c332b850911832011aaa2ce1512c406b44d81e7d4a6877c7
 
 @dataclass(frozen=True, slots=True)
 class ImageNetSource(SourceDefaults):
-    """Files below `root`; without a train folder there is nothing but the test split."""
+    """Files below `root`; without a train folder there is only the test split."""
 
     name: str
     root: Path
@@ -91,7 +91,7 @@ class ImageNetSource(SourceDefaults):
         files = flat_images(folder)
         for name, _ in files:
             if name not in wnid_of:
-                remedy = f"does not say the class of {name}"
+                remedy = f"has no class for {name}"
                 raise CasemateError("data.options.val_map", self.val_map, remedy)
         return {name: (wnid_of[name], f"val/{name}", version) for name, version in files}
 
@@ -117,7 +117,7 @@ def open_imagenet(
 ) -> ImageNetSource:
     """The 1000 classes in sorted order; with `subset`, those whose train folder is there.
 
-    Without a train folder labels are those of the 1000 classes, whatever is in val.
+    Without a train folder, labels are those of the 1000 classes, even if val has fewer.
     """
     every = {wnid: label for label, wnid in enumerate(imagenet_synsets())}
     classes = tuple(every)
@@ -136,7 +136,7 @@ def open_imagenet100(
     synset_order: str | None = None,
     test_ids: str | None = None,
 ) -> ImageNetSource:
-    """The 100 classes of Debenedetti et al. 2023; folders of other classes are left alone."""
+    """The 100 classes of Debenedetti et al. 2023; folders of other classes are ignored."""
     classes = imagenet100_synsets()
     if (root / "train").is_dir():
         _check_present(root / "train", classes)
@@ -185,11 +185,11 @@ def _place(path: str) -> Path:
 
 
 def known_folders(folder: Path, labels: Mapping[str, int], *, subset: bool) -> list[str]:
-    """Class folders in the order of their labels; none foreign, and all there unless `subset`."""
+    """Class folders in label order; rejects unknown ones, and missing ones unless `subset`."""
     present = sub_folders(folder)
     for name in present:
         if name not in labels:
-            raise CasemateError("data.path", folder / name, "is no class of this dataset")
+            raise CasemateError("data.path", folder / name, "is not a class of this dataset")
     if not present:
         raise CasemateError("data.path", folder, "has no class folder")
     if not subset:
@@ -224,7 +224,7 @@ def read_test_ids(value: str) -> tuple[str, ...]:
 
 
 def _bundled_ids() -> tuple[str, ...]:
-    """RobustBench's 5000 from the numbers that are kept beside this file, checked by digest."""
+    """RobustBench's 5000 names from the numbers beside this file, checked by digest."""
     key = "data.options.test_ids"
     if not ROBUSTBENCH_FILE.is_file():
         remedy = f"needs the list {ROBUSTBENCH_FILE.name}, which is not installed; name a file"

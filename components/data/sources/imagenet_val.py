@@ -1,4 +1,4 @@
-"""Which class each of the 50,000 ImageNet validation images has, when no folder says so."""
+"""Classes of the 50,000 ImageNet validation images in a flat folder."""
 
 import re
 from pathlib import Path
@@ -50,7 +50,7 @@ def _from_numbers(path: Path, lines: list[str], synset_order: Path | None) -> di
     wnid_of: dict[str, str] = {}
     for index, line in enumerate(lines, start=1):
         if not 1 <= int(line) <= len(order):
-            raise CasemateError(_KEY, path, f"has class {line} at line {index}; 1 to 1000 exist")
+            raise CasemateError(_KEY, path, f"has class {line} at line {index}; allowed: 1 to 1000")
         wnid_of[f"ILSVRC2012_val_{index:08d}.JPEG"] = order[int(line) - 1]
     return wnid_of
 

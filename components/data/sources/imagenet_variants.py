@@ -1,7 +1,7 @@
 """Test sets for ImageNet classifiers: R, A, V2, Sketch and C, all in the 1000-class label space.
 
-Folders name classes: by wnid, or in V2 by the class number, whose alphabetic order is not its
-numeric order. R and A hold 200 of the 1000 classes; labels stay those of the 1000.
+Folders name classes: by wnid, or in V2 by the class number (alphabetic order is not numeric order).
+R and A hold 200 of the 1000 classes; labels stay those of the 1000.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ def checked_labels(labels: NDArray[Any], *, where: str, num_items: int) -> list[
 
 
 def check_label_range(labels: list[int], *, where: str, num_classes: int) -> None:
-    """Every label is an index into the classes."""
+    """Raise an error for labels that are not an index into the classes."""
     for index, label in enumerate(labels):
         if label >= num_classes:
             remedy = f"has label {label} at {index}, but there are {num_classes} classes"
@@ -47,11 +47,11 @@ def match_classes(names: tuple[str, ...], *, classes: tuple[str, ...], key: str)
     for name in names:
         if name not in known:
             there = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
-            raise CasemateError(key, f"class {name}", f"is none of the {len(classes)}: {there}")
+            raise CasemateError(key, f"class {name}", f"is not one of the {len(classes)}: {there}")
     return [known[name] for name in names]
 
 
 def check_class_names(names: tuple[str, ...], *, key: str, where: object) -> None:
-    """A name stands for one class."""
+    """Raise an error if two classes have the same name."""
     if len(set(names)) < len(names):
         raise CasemateError(key, where, "names a class twice")

@@ -1,7 +1,7 @@
-"""Images made on the spot: a stand-in for any dataset, so that a chain can be tried without one.
+"""Generated images, to try a pipeline without a dataset.
 
 Each class is a wave of its own direction, length and colour; an item shifts it a little and adds
-noise. Easy to learn, and meant to be: nothing is measured on these images.
+noise. Easy to learn on purpose: results on these images are not measurements.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NOISE = 16.0  # standard deviation, in grey levels
 
 @dataclass(frozen=True)
 class MadeSource(SourceDefaults):
-    """Pixels follow from (seed, item id); labels take turns, so every split is balanced."""
+    """Pixels depend on (seed, item id); labels alternate, so every split is balanced."""
 
     num_classes: int
     image_size: int
@@ -70,7 +70,7 @@ def open_made(
     test: int = 20,
     seed: int = 0,
 ) -> MadeSource:
-    """A made dataset; each class has at least one training item."""
+    """A generated dataset; each class has at least one training item."""
     for key, value, least in (
         ("classes", classes, 2),
         ("image_size", image_size, 1),

@@ -1,4 +1,4 @@
-"""Names of classes and corruptions that the files themselves do not hold."""
+"""Names of classes and corruptions that are not in the files."""
 
 import importlib.util
 from functools import lru_cache

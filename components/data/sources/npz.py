@@ -1,9 +1,9 @@
 """One .npz file: x_train, y_train, x_test, y_test; or images, labels; or image, label.
 
-To the first form x_val and y_val may be added.
-The last form is that of the published archives of generated images (Gowal et al. 2021, Rebuffi et
-al. 2021). Images are uint8, (N, H, W) or (N, H, W, C); `classes` may name the classes. Listing
-reads labels and array headers only; large arrays that are stored unpacked are mapped, not read.
+The first form may also have x_val and y_val. The last form is that of the published archives of
+generated images (Gowal et al. 2021, Rebuffi et al. 2021). Images are uint8, (N, H, W) or (N, H, W,
+C); `classes` may name the classes. Listing reads labels and array headers only; large uncompressed
+arrays are memory-mapped.
 """
 
 import struct
@@ -40,7 +40,7 @@ MAP_FROM = 2**28  # bytes; smaller arrays are read whole, which also checks the 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The items of one split (or of none)."""
+    """The items of one split, or of a file without splits."""
 
     split: str | None
     image_key: str
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class NpzSource(SourceDefaults):
-    """Arrays of one file; each worker opens it once and keeps it."""
+    """Arrays of one file; each worker opens it once."""
 
     name: str
     path: Path
@@ -76,7 +76,7 @@ class NpzSource(SourceDefaults):
 def open_npz(
     path: Path, *, name: str = "npz", default_classes: tuple[str, ...] | None = None
 ) -> NpzSource:
-    """Checks keys, shapes, types and label range before any pixel is read."""
+    """Open a file; checks keys, shapes, types and label range without reading pixels."""
     if not path.is_file():
         raise CasemateError("data.path", path, "is not a file")
     version = file_version(path)
@@ -115,13 +115,13 @@ def _choose_keys(path: Path, present: set[str]) -> dict[str | None, tuple[str, s
     if len(present.intersection(_VAL)) == 1:
         (alone,) = present.intersection(_VAL)
         raise CasemateError(
-            "data.path", path, f"has {alone} alone; {' and '.join(_VAL)} go together"
+            "data.path", path, f"has only {alone}; {' and '.join(_VAL)} go together"
         )
     for layout in _LAYOUTS:
         if {key for pair in layout.values() for key in pair} <= present:
             return layout
     remedy = (
-        f"has the keys {', '.join(sorted(present)) or 'none'}; wanted are "
+        f"has the keys {', '.join(sorted(present)) or 'none'}; expected "
         "x_train, y_train, x_test, y_test (and x_val, y_val) or images, labels or image, label"
     )
     raise CasemateError("data.path", path, remedy)
@@ -132,7 +132,7 @@ def _checked_shape(path: Path, archive: zipfile.ZipFile, key: str) -> tuple[int,
         shape, _, dtype = _npy_header(file)
     plain = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
     if dtype != np.uint8 or not plain or 0 in shape[1:]:
-        remedy = f"is {dtype} {shape}; wanted is uint8 (N, H, W) or (N, H, W, C) with C 1 or 3"
+        remedy = f"is {dtype} {shape}; expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3"
         raise CasemateError("data.path", f"{path} [{key}]", remedy)
     return shape
 
@@ -169,7 +169,7 @@ def _read_images(path: Path, version: str, key: str) -> Pixels:
 
 
 def _mapped(path: Path, member: zipfile.ZipInfo) -> Pixels:
-    """The array inside the archive, where it lies: numpy maps .npy files but not members.
+    """The array memory-mapped inside the archive: numpy maps .npy files but not zip members.
 
     A zip member starts with 30 bytes that end in the lengths of its name and its extra field.
     """

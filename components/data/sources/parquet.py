@@ -31,12 +31,12 @@ from components.data.sources.splitting import not_understood, split_hints, usual
 from components.data.sources.versions import check_unchanged, file_version
 
 _DAMAGED = (OSError, pa.ArrowException)
-_HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: better to ask than to mix
+_HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: an error instead of a guess
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource(SourceDefaults):
-    """Files below `root`, each with the split its items belong to."""
+    """Files below `root`, each with its split."""
 
     root: Path
     files: tuple[tuple[str, str | None], ...]  # (place below root, split)
@@ -94,14 +94,14 @@ def _list_files(path: Path) -> tuple[Path, list[str]]:
         return path.parent, [path.name]
     places = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.parquet"))
     if not places:
-        raise CasemateError("data.path", path, "is no Parquet file and no folder of some")
+        raise CasemateError("data.path", path, "is neither a Parquet file nor a folder of them")
     return path, places
 
 
 def _with_splits(
     places: list[str], splits: dict[str, str] | None
 ) -> tuple[tuple[str, str | None], ...]:
-    """Each file with its split, or all without one."""
+    """Each file with its split; None for all if there are no splits."""
     names = {place: _split_name(place) for place in places}
     hints = split_hints(names.values(), splits)
     if not hints:
@@ -114,7 +114,7 @@ def _with_splits(
 def _split_name(place: str) -> str:
     """`a/train-0.parquet`, `train/0.parquet` and `A_Train1.parquet` all belong to `train`.
 
-    The nearest name that speaks of a split decides; one that speaks of two is no guess of ours.
+    The nearest name with a split word decides; a name with two of them is an error.
     """
     path = Path(place)
     levels = (path.stem, *reversed(path.parent.parts))
@@ -138,13 +138,13 @@ def _check_columns(path: Path, *, image_column: str, label_column: str) -> None:
     schema = _opened(path).schema_arrow
     for key, column in (("image_column", image_column), ("label_column", label_column)):
         if column not in schema.names:
-            remedy = f"is no column of {path}; there are {', '.join(schema.names)}"
+            remedy = f"is not a column of {path}; there are {', '.join(schema.names)}"
             raise CasemateError(f"data.options.{key}", column, remedy)
     kind = schema.field(image_column).type
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        remedy = f"holds {kind} in {path}; wanted are encoded images as bytes"
+        remedy = f"holds {kind} in {path}; expected encoded images as bytes"
         raise CasemateError("data.options.image_column", image_column, remedy)
 
 
@@ -167,13 +167,15 @@ def _class_names(paths: list[Path], label_column: str, given: list[str] | None) 
 
 
 def _check_agreement(stored: dict[Path, tuple[str, ...]]) -> None:
-    """A number means the same class in every file."""
+    """Raise an error if a label means different classes in two files."""
     for (first, theirs), (path, ours) in pairwise(stored.items()):
         columns = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))
         for label, (here, there) in columns:
             if here != there:
                 remedy = f"calls class {label} {here} and {first.name} calls it {there}"
-                raise CasemateError("data.path", path, f"{remedy}; write all files alike")
+                raise CasemateError(
+                    "data.path", path, f"{remedy}; write all files with the same classes"
+                )
 
 
 def _stored_names(path: Path, label_column: str) -> tuple[str, ...]:
@@ -181,12 +183,12 @@ def _stored_names(path: Path, label_column: str) -> tuple[str, ...]:
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         return tuple(str(name) for name in features[label_column]["names"])
-    except (KeyError, TypeError, ValueError):  # written by another tool: no names there
+    except (KeyError, TypeError, ValueError):  # written by another tool: no names
         return ()
 
 
 def _label_values(path: Path, column: str) -> list[Any]:
-    """The label column as it is: all integers or all strings."""
+    """Values of the label column: all integers or all strings."""
     try:
         labels = pq.read_table(path, columns=[column]).column(column)
     except _DAMAGED as error:
@@ -204,7 +206,7 @@ def _as_numbers(path: Path, values: list[Any], classes: tuple[str, ...]) -> list
     number = {name: index for index, name in enumerate(classes)}
     for index, value in enumerate(values):
         if isinstance(value, str) and value not in number:
-            remedy = f"has the label {value!r} at {index}, which is no class"
+            remedy = f"has the label {value!r} at {index}, which is not a class"
             raise CasemateError("data.path", path, remedy)
     plain = np.array([number[v] if isinstance(v, str) else v for v in values], dtype=np.int64)
     labels = checked_labels(plain, where=str(path), num_items=len(values))

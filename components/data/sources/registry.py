@@ -1,4 +1,4 @@
-"""Every known source: what it is, what it wants on disk, and how it is opened.
+"""Registry of sources: description, files on disk and opener.
 
 Figures are those of the publications; files on disk are counted when they are listed. Nothing
 numerical is imported here: `open` names a function that is loaded when a source is opened. To add
@@ -31,12 +31,12 @@ class Option:
     kinds: tuple[type, ...]
     help: str
     required: bool = False
-    is_file: bool = False  # its content is part of what the data are
-    built_in: tuple[str, ...] = ()  # words that name no file, even where one is called so
+    is_file: bool = False  # its content is part of the data's identity
+    built_in: tuple[str, ...] = ()  # words that never name a file
 
 
 def _load(name: str) -> Any:
-    """What `module:function` names, below this package."""
+    """The function `module:function` below this package."""
     module, _, function = name.partition(":")
     return getattr(import_module(f"{__package__}.{module}"), function)
 
@@ -57,7 +57,7 @@ class SourceInfo:
     used_by: tuple[str, ...] = ()
     path: Literal["none", "needed", "optional"] = "needed"
     test_only: bool = False
-    by_name: bool = False  # one of many: its opener is told the name
+    by_name: bool = False  # one of many: its opener gets the name
     checks: str | None = None  # "module:function" that checks options which are not listed here
 
     def opener(self) -> "Callable[..., Source]":
@@ -226,7 +226,7 @@ _SOURCES = (
     _embedded("digits", "1,797 digits inside scikit-learn", 1_797, side=8),
     SourceInfo(
         "made",
-        "Waves made on the spot, to try a chain without data",
+        "Generated waves, to try a pipeline without data",
         "made:open_made",
         None,
         options=tuple(Option(name, (int,), help_) for name, help_ in _MADE.items()),
@@ -299,7 +299,7 @@ _SOURCES = (
         "imagenet100",
         "ImageNet-100, the published class list",
         "imagenet:open_imagenet100",
-        _IMAGENET_TREE + "; other classes are left alone",
+        _IMAGENET_TREE + "; other classes are ignored",
         num_classes=100,
         options=_VAL,
         used_by=(RECIPE,),
@@ -380,7 +380,7 @@ def all_sources() -> tuple[SourceInfo, ...]:
 
 
 def find_source(name: str) -> SourceInfo:
-    """The source of that name, or an error that lists the names."""
+    """The source with that name, or an error that lists the names."""
     if name.startswith(HUB_PREFIX) and len(name) > len(HUB_PREFIX):
         return _BY_NAME[f"{HUB_PREFIX}<name>"]
     if is_reference(name):
@@ -392,7 +392,7 @@ def find_source(name: str) -> SourceInfo:
 
 
 def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
-    """Only known keys, each of its type, and those that must be there."""
+    """Raise an error for unknown keys, wrong types and missing required options."""
     if info.checks:
         _load(info.checks)(info.name, options)
         return
@@ -401,13 +401,13 @@ def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
         where = f"data.options.{key}"
         if key not in known:
             allowed = ", ".join(known) or "none"
-            remedy = f"is no option of source {info.name}; allowed: {allowed}"
+            remedy = f"is not an option of source {info.name}; allowed: {allowed}"
             raise CasemateError(where, value, remedy)
-        if type(value) not in known[key].kinds:  # exact: true is no number
+        if type(value) not in known[key].kinds:  # exact: true is not a number
             names = " or ".join(_YAML_WORDS[kind] for kind in known[key].kinds)
             raise CasemateError(where, repr(value), f"must be {names}: {known[key].help}")
         if isinstance(value, list) and not all(isinstance(word, str) for word in value):
-            raise CasemateError(where, value, "must be a list of texts; put them in quotes")
+            raise CasemateError(where, value, "must be a list of strings; put them in quotes")
     for option in info.options:
         if option.required and option.name not in options:
             raise CasemateError(f"data.options.{option.name}", None, f"must be set: {option.help}")

@@ -1,4 +1,4 @@
-"""Which of our splits a foreign split's name means."""
+"""Mapping of foreign split names to train, val and test."""
 
 from collections.abc import Iterable, Mapping
 
@@ -17,15 +17,15 @@ USUAL = {
 
 
 def usual_split(name: str) -> str | None:
-    """Ours for a usual word, upper and lower case alike."""
+    """train, val or test for a usual name, ignoring case; None for others."""
     return USUAL.get(name.casefold())
 
 
 def split_hints(present: Iterable[str], chosen: Mapping[str, str] | None) -> dict[str, str]:
-    """Foreign name -> train, val or test; empty when the names speak of no split at all.
+    """Foreign name -> train, val or test; empty if no name is that of a split.
 
-    `chosen` says which foreign split each of ours is, and what it leaves out is left out. Without
-    it the usual words are understood; a foreign word beside them is an error, not a guess.
+    `chosen` maps our splits to foreign ones; splits that it does not name are left out. Without it
+    the usual names are recognised; an unknown name beside them is an error, not a guess.
     """
     names = set(present)
     if chosen is not None:
@@ -38,7 +38,7 @@ def split_hints(present: Iterable[str], chosen: Mapping[str, str] | None) -> dic
 
 
 def not_understood(names: Iterable[str]) -> CasemateError:
-    """What to say about names among which a split is suspected."""
+    """Error for names that may or may not be splits."""
     remedy = "must be set, e.g. {train: train, test: validation}; not understood: "
     return CasemateError("data.options.splits", None, remedy + ", ".join(sorted(names)))
 
@@ -47,11 +47,11 @@ def _chosen_hints(names: set[str], chosen: Mapping[str, str]) -> dict[str, str]:
     key = "data.options.splits"
     for ours, theirs in chosen.items():
         if ours not in ("train", "val", "test"):
-            raise CasemateError(key, ours, "is no split; choose train, val, test")
+            raise CasemateError(key, ours, "is not a split; choose train, val, test")
         if theirs not in names:
             there = ", ".join(sorted(names))
-            raise CasemateError(key, theirs, f"is not there; choose of {there}")
+            raise CasemateError(key, theirs, f"does not exist; choose from {there}")
     hints = {theirs: ours for ours, theirs in chosen.items()}
     if not chosen or len(hints) < len(chosen):
-        raise CasemateError(key, dict(chosen), "must give each split a source of its own")
+        raise CasemateError(key, dict(chosen), "must name a different source for each split")
     return hints

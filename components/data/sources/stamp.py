@@ -1,4 +1,4 @@
-"""A name for what a source holds: results must not outlive the files they were made from."""
+"""Digest of a source's content: results are invalid once the files have changed."""
 
 import hashlib
 import os
@@ -20,9 +20,9 @@ ENDS = 2**20  # bytes at each end of a large file
 def source_stamp(source: str, path: str | None, options: Mapping[str, Any] | None = None) -> str:
     """Digest of the bytes below `path`, links followed; for folders above 1 GiB of a part of them.
 
-    There an image counts by name and size, any other file by its bytes when it is small and by
-    size and both ends when it is large. The place itself never counts: a copy elsewhere is the
-    same data. Files that options name count by content too.
+    There an image counts by name and size, any other file by its bytes when it is small and by size
+    and both ends when it is large. The location does not count: a copy elsewhere is the same data.
+    Files that options name count by content too.
     """
     content = source if path is None else _path_stamp(source, path)
     named = named_files(source, options or {})
@@ -31,7 +31,7 @@ def source_stamp(source: str, path: str | None, options: Mapping[str, Any] | Non
 
 
 def named_files(source: str, options: Mapping[str, Any]) -> dict[str, Path]:
-    """Options that name an existing file; other words, such as a built-in list, are not here."""
+    """Options that name an existing file; other values, such as a built-in list, are left out."""
     named = {
         option.name: Path(str(options[option.name])).expanduser()
         for option in find_source(source).options
@@ -68,12 +68,12 @@ def _files(folder: Path, *, above: tuple[tuple[int, int], ...]) -> Iterator[Path
             elif item.is_file():
                 yield Path(item.path)
             elif item.is_symlink():
-                remedy = "is a link to nothing; mend or remove it"
+                remedy = "is a dangling link; fix or remove it"
                 raise CasemateError("data.path", item.path, remedy)
 
 
 def _partial_name(file: Path) -> str | int | list[str | int]:
-    """What a file counts by where not everything can be read."""
+    """Identity of a file in a folder that is too large to read."""
     size = file.stat().st_size
     if looks_like_image(file.name):
         return size

@@ -1,8 +1,8 @@
-"""A source of the user's own, named `python:file.py:Name` (`components/core/user_code.py`).
+"""A user-defined source, named `python:file.py:Name` (`components/core/user_code.py`).
 
 `Name` is a class or function that returns a `Source`, called with `data.options` and, where
-`data.path` is set, with `path`. Workers make it again from the reference, so it must list the same
-items each time.
+`data.path` is set, with `path`. Workers construct it again from the reference, so it must list the
+same items each time.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NEEDED = ("classes", "entries", "decode")
 
 @dataclass(frozen=True)
 class UserSource:
-    """The user's source; it travels to workers as its reference and options."""
+    """The user's source, pickled as reference and options."""
 
     reference: str
     path: Path | None
@@ -50,7 +50,7 @@ class UserSource:
 
 
 def open_user(reference: str, path: Path | None, **options: Any) -> UserSource:
-    """The source that a reference names, with checked options."""
+    """The referenced source, with checked options."""
     return _opened(reference, path, options)
 
 

@@ -1,7 +1,7 @@
-"""Where attention happens in a timm network: its residual blocks and its softmax attention modules.
+"""Residual blocks and softmax attention modules of a timm network.
 
 Types are matched exactly: a class that is not in the tables below may compute something else under
-the same names, so it is refused by name instead of being treated like its relatives.
+the same names, so it is rejected by name instead of being treated like a similar class.
 """
 
 import re
@@ -63,15 +63,15 @@ KINDS: Mapping[type[nn.Module], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a type of block is made of; paths are relative to the block."""
+    """Parts of a type of block; paths are relative to the block."""
 
-    branches: Mapping[str, str]  # branch: pattern of the modules whose zeros make it add nothing
+    branches: Mapping[str, str]  # branch: pattern of the modules whose zero output removes it
     attention: str = "attn"  # pattern of its softmax attention modules
-    stream: int | None = 0  # which argument the block adds to; None: it cannot be taken out
+    stream: int | None = 0  # which argument the block adds to; None: it cannot be removed
 
 
 _PLAIN = {"attn": "attn", "mlp": "mlp"}
-# After a norm, zero becomes the norm's bias: only what follows the norm can be silenced.
+# A norm turns zero into its bias: only the part after the norm can be zeroed.
 _POST_NORM = {"attn": "drop_path1", "mlp": "drop_path2"}
 
 LAYOUTS: Mapping[type[nn.Module], Layout] = {
@@ -110,7 +110,7 @@ class BlockSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSite:
-    """One softmax attention module; `kind` says over what its softmax runs, see `KINDS`."""
+    """One softmax attention module; `kind` is what its softmax runs over, see `KINDS`."""
 
     name: str
     kind: str
@@ -149,16 +149,16 @@ def attention_of(net: nn.Module, names: Collection[str] | None = None) -> list[A
             _check_scale(name, attn)
             sites.append(AttentionSite(name, KINDS[type(module)], attn.num_heads, module))
     pool = getattr(net, "attn_pool", None)
-    if pool is not None:  # a softmax that would be left out in silence
+    if pool is not None:  # a softmax that would be ignored silently
         raise _unknown("attn_pool", pool)
     known = [site.name for site in sites]
     if names is not None and (foreign := sorted(set(names) - set(known))):
-        raise ValueError(f"{foreign[0]} is no attention module; there are {known}")
+        raise ValueError(f"{foreign[0]} is not an attention module; there are {known}")
     return [site for site in sites if names is None or site.name in names]
 
 
 def check_patchable(net: nn.Module) -> None:
-    """Refuse networks whose later passes would not follow a change that ends with its context."""
+    """Reject networks that recompute passes after a temporary change has ended."""
     check_uncompiled(net)
     for name, module in net.named_modules():
         if getattr(module, "grad_checkpointing", False):
@@ -171,13 +171,13 @@ def check_patchable(net: nn.Module) -> None:
 
 
 def check_uncompiled(net: nn.Module) -> None:
-    """Refuse compiled networks: what their compiler has seen no longer asks for hooks."""
+    """Reject compiled networks: compiled code does not call new hooks."""
     for name, module in net.named_modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise CasemateError(
                 "model.architecture",
                 type(net).__name__,
-                f"is compiled at {name or 'its root'} and would not notice; change it before that",
+                f"is compiled at {name or 'its root'} and would ignore this; compile it later",
             )
 
 
@@ -190,7 +190,7 @@ def _unknown(name: str, module: nn.Module) -> CasemateError:
 
 
 def _check_scale(name: str, attn: Any) -> None:
-    """timm's fused path takes 1/sqrt(d) from the shape: there a changed `scale` does nothing."""
+    """Reject a changed `scale`: timm's fused path takes 1/sqrt(d) from the shape and ignores it."""
     if not getattr(attn, "fused_attn", False) or not hasattr(attn, "scale"):
         return
     if isinstance(attn, ClassAttn):

@@ -11,7 +11,7 @@ from components.models.attention.discover import blocks_of, check_patchable
 
 @contextmanager
 def block_outputs(net: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """What every block returned in the last forward pass, by block name, in execution order.
+    """Outputs of all blocks in the last forward pass, by block name, in execution order.
 
     Not detached, before the network's final norm. Shapes follow the family: (B, N, C) for tokens,
     (B, 1, C) in CaiT's class blocks, (B, H, W, C) in Swin.

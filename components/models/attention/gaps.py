@@ -1,4 +1,4 @@
-"""How far the largest pre-softmax logit leads the second, over samples, heads and queries.
+"""Gaps between the two largest pre-softmax logits, over samples, heads and queries.
 
 Jain & Dutta, "Towards Understanding and Improving Adversarial Robustness of Vision Transformers",
 sec. 3: where the gap is too large for the number format, softmax is flat and gradients vanish.
@@ -34,7 +34,7 @@ BINS_PER_DECADE = 128  # quantiles are right to 10^(1/256) - 1 = 0.9 %
 DECADES = (-4, 4)
 
 
-# Logarithmic edges of the histogram; one more bin lies below the first, one above the last.
+# Logarithmic edges of the histogram; plus one bin below the first and one above the last.
 EDGES = torch.logspace(
     DECADES[0], DECADES[1], (DECADES[1] - DECADES[0]) * BINS_PER_DECADE + 1, dtype=torch.float64
 )
@@ -42,7 +42,7 @@ EDGES = torch.logspace(
 
 @dataclass(slots=True)
 class GapHistogram:
-    """Gaps of one attention module, counted in a stream of any length."""
+    """Histogram of the gaps of one attention module, of any number of batches."""
 
     limits: SoftmaxLimits
     counts: Tensor = field(default_factory=lambda: torch.zeros(len(EDGES) + 1, dtype=torch.int64))
@@ -62,11 +62,11 @@ class GapHistogram:
 
     @property
     def num_gaps(self) -> int:
-        """How many gaps were counted."""
+        """Number of counted gaps."""
         return int(self.counts.sum())
 
     def quantile(self, prob: float) -> float:
-        """Smallest gap that at least a share `prob` does not exceed, to the width of a bin."""
+        """Quantile of the gaps, up to the width of a bin."""
         if not self.num_gaps:
             raise ValueError("no gap was counted; run the network inside the context")
         reached = self.counts.cumsum(0) >= prob * self.num_gaps
@@ -122,7 +122,7 @@ def attention_gaps(
 ) -> Iterator[dict[str, GapHistogram]]:
     """A histogram per attention module (all, or those of `names`) that forward passes fill.
 
-    Outputs do not change. Scales are seen whenever they are set, masks if set before. `dtype` picks
+    Outputs do not change. Attention scales are always included, masks if set before. `dtype` picks
     the limits; 16-bit formats have their own.
     """
     sites = attention_of(net, names)

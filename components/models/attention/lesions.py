@@ -1,4 +1,4 @@
-"""Parts taken out of a network: a residual block, its attention or its MLP.
+"""Removal of parts of a network: a residual block, its attention or its MLP.
 
 Bhojanapalli et al., "Understanding Robustness of Transformers for Image Classification", sec. 6:
 the residual stream passes the missing part unchanged.
@@ -18,8 +18,10 @@ from components.models.attention.shadow import shadowed
 
 @contextmanager
 def removed(net: nn.Module, parts: Iterable[tuple[int, str]]) -> Iterator[None]:
-    """Inside, the network lacks `parts`: pairs of a position in `blocks_of(net)` and a name out of
-    `removable_parts`: `block`, `attn`, `mlp`, `local` (XCiT's patch interaction).
+    """Remove `parts` of the network inside the context.
+
+    A part is a position in `blocks_of(net)` and a name from `removable_parts`: `block`, `attn`,
+    `mlp`, `local` (XCiT's patch interaction).
     """
     sites = blocks_of(net)
     check_patchable(net)
@@ -32,7 +34,7 @@ def removed(net: nn.Module, parts: Iterable[tuple[int, str]]) -> Iterator[None]:
 
 
 def removable_parts(site: BlockSite) -> list[str]:
-    """What can be taken out of a block without a change of meaning in what is left."""
+    """Parts of a block that can be removed without changing the meaning of the rest."""
     whole = [] if site.layout.stream is None else ["block"]
     return whole + list(site.layout.branches)
 
@@ -40,7 +42,7 @@ def removable_parts(site: BlockSite) -> list[str]:
 def _without(site: BlockSite, part: str) -> AbstractContextManager[None]:
     if part not in (known := removable_parts(site)):
         raise CasemateError(
-            site.name, part, f"cannot be taken out of a {type(site.module).__name__}, only {known}"
+            site.name, part, f"cannot be removed from a {type(site.module).__name__}, only {known}"
         )
     if part == "block":
         assert site.layout.stream is not None  # or it would not be removable
@@ -59,9 +61,9 @@ def _passing(position: int) -> Callable[..., Any]:
 def _silenced(modules: Iterable[nn.Module]) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(module.register_forward_hook(_nothing).remove)
+            stack.callback(module.register_forward_hook(_zeros).remove)
         yield
 
 
-def _nothing(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    return torch.zeros_like(output)  # not 0 * output: an infinity would come through as NaN
+def _zeros(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return torch.zeros_like(output)  # not 0 * output: infinity would become NaN

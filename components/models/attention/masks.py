@@ -14,7 +14,7 @@ from components.models.attention.softmax import SoftmaxTap, tapped
 MASKABLE = ("tokens", "talking_heads", "class")
 REASONS = {
     "channels": "its softmax runs over channels",
-    "windows": "its tokens change place between windows",
+    "windows": "its tokens move between windows",
     "grid": "its grid of tokens shrinks between stages",
 }
 
@@ -35,7 +35,7 @@ def masked_pairs(
     pairs = allowed[None] if allowed.dim() == 2 else allowed
     sites = [site for site in _maskable(net, names) if site.kind != "class"]
     if not sites:
-        raise ValueError("no chosen attention module works on pairs; class attention takes keys")
+        raise ValueError("no chosen attention module has token pairs; use keys for class attention")
     with _masked(sites, pairs[:, None]):
         yield
 
@@ -44,7 +44,7 @@ def masked_pairs(
 def masked_keys(
     net: nn.Module, allowed: Tensor, *, names: Collection[str] | None = None
 ) -> Iterator[None]:
-    """Nobody sees token j of sample b unless `allowed[b, j]`: bool, (B, N) or (1, N).
+    """Token j of sample b is visible to queries only where `allowed[b, j]`: bool, (B, N) or (1, N).
 
     N as in `masked_pairs`. Class attention puts its class token, always visible, in front.
     """
@@ -70,7 +70,7 @@ def _maskable(net: nn.Module, names: Collection[str] | None) -> list[AttentionSi
 
 @contextmanager
 def _masked(sites: list[AttentionSite], allowed: Tensor) -> Iterator[None]:
-    if not allowed.any(dim=-1).all():  # softmax of nothing is NaN
+    if not allowed.any(dim=-1).all():  # softmax of an empty set is NaN
         raise ValueError("every query needs at least one key that it may attend to")
     with ExitStack() as stack:
         for site in sites:
@@ -104,7 +104,7 @@ class _MaskTap(SoftmaxTap):
         return torch.where(allowed, mask, -torch.inf)
 
     def _fitting(self, shape: torch.Size, device: torch.device) -> Tensor:
-        """The mask on the device of the logits, refused if it is for other tokens or samples."""
+        """The mask on the device of the logits; raises an error if shapes do not match."""
         batch, _, queries, keys = self.allowed.shape
         wanted = (shape[0], shape[-2], shape[-1])
         if batch not in (1, shape[0]) or queries not in (1, shape[-2]) or keys != shape[-1]:
@@ -117,7 +117,7 @@ class _MaskTap(SoftmaxTap):
 
 @contextmanager
 def _no_weight_beyond(attn: Any, allowed: Tensor) -> Iterator[None]:
-    """Talking heads mix the weights after the softmax: the mixer's bias would reach hidden keys."""
+    """Zero the weights of hidden keys that the bias of talking heads adds after the softmax."""
     hidden = ~allowed.permute(0, 2, 3, 1)  # heads come last here
 
     def silence(module: nn.Module, args: Any, output: Tensor) -> Tensor:

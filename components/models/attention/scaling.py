@@ -5,7 +5,7 @@ eq. 2; there lambda, here one entry of `scales` (S, one per softmax attention mo
 
 The factor goes into the weights in which the logits are linear (the query rows of a projection, the
 affine part of a query norm, XCiT's temperature), not into timm's `scale`, which the fused path
-ignores. So position biases and Swin's window mask stay as they are, hooking and folding are one
+ignores. So position biases and Swin's window mask stay as they are, hooks and folding use one
 formula, and a factor of 1 changes no bit: w * 1 = w in floating point.
 """
 
@@ -50,7 +50,7 @@ class LogitWeight:
 
 
 def logit_weights(site: AttentionSite) -> list[LogitWeight]:
-    """The weights that carry the factor of one attention module."""
+    """The weights that are multiplied by the factor of one attention module."""
     attn: Any = site.module
     if isinstance(attn, XCA):
         return [LogitWeight(attn, "temperature")]
@@ -60,28 +60,28 @@ def logit_weights(site: AttentionSite) -> list[LogitWeight]:
         return _affine(attn.q)
     if isinstance(attn, AttentionDownsample):
         return _affine(attn.q.ln.bn)
-    if isinstance(attn, LevitAttention):  # query, key and value of one head lie next to each other
+    if isinstance(attn, LevitAttention):  # query, key and value of one head are adjacent
         channel = torch.arange(attn.qkv.bn.num_features) % (2 * attn.key_dim + attn.val_dim)
         return _affine(attn.qkv.bn, channel < attn.key_dim)
     return _query_weights(site.name, attn)
 
 
 def _query_weights(name: str, attn: Any) -> list[LogitWeight]:
-    """Token and window attention: the last affine map before queries meet keys."""
+    """Token and window attention: the last affine map of the queries."""
     norm = getattr(attn, "q_norm", None)
     if norm is not None and not isinstance(norm, nn.Identity):
         if getattr(norm, "weight", None) is None:
             raise CasemateError(
                 "model.architecture",
                 f"{name}.q_norm",
-                "normalises queries without weights, so there is nothing to carry a scale",
+                "normalises queries without weights, so there is no weight to scale",
             )
         return _affine(norm)
     if attn.qkv is None:
         return _affine(attn.q_proj)
     out = attn.qkv.weight.shape[0]
     weights = _affine(attn.qkv, torch.arange(out) < out // 3)
-    if getattr(attn, "q_bias", None) is not None:  # BEiT and Eva keep the bias beside the layer
+    if getattr(attn, "q_bias", None) is not None:  # BEiT and Eva store the bias outside the layer
         weights.append(LogitWeight(attn, "q_bias"))
     return weights
 
@@ -96,14 +96,14 @@ class _ScaleHook:
 
     An object with bound methods, not a closure: a deep copy of the network (weight averaging) then
     reads its own scales and touches its own layers. The product is formed in every forward pass, so
-    it follows the optimizer and each pass has a graph of its own.
+    it follows the optimizer and each pass has its own graph.
     """
 
     def __init__(
         self, module: nn.Module, weights: list[LogitWeight], *, holder: Any, index: int
     ) -> None:
         self.weights = weights
-        self.holder = holder  # whatever owns `attention_scales`
+        self.holder = holder  # the module that has `attention_scales`
         self.index = index
         self.handles = [
             module.register_forward_pre_hook(self.before, prepend=True),
@@ -129,7 +129,7 @@ class _ScaleHook:
 
 
 def _carriers(net: nn.Module, scales: Tensor) -> list[tuple[nn.Module, list[LogitWeight]]]:
-    """Every attention module with its logit weights, all known before anything is changed."""
+    """All attention modules with their logit weights, collected before any change."""
     sites = attention_of(net)
     if scales.shape != (len(sites),):
         raise ValueError(
@@ -164,8 +164,8 @@ def scaled_attention(net: nn.Module, scales: Tensor) -> Iterator[None]:
 def attach_scales(net: nn.Module, scales: Tensor) -> None:
     """Scale until `detach_scales`, from `net.attention_scales`, for training.
 
-    A `Parameter` is learned with the network, another tensor becomes a buffer; both travel in the
-    state dict, so a network that resumes must have its scales attached before weights are loaded.
+    A `Parameter` is learned with the network, another tensor becomes a buffer; both are in the
+    state dict, so attach scales before loading the weights of a resumed network.
     """
     carriers = _carriers(net, scales)
     check_uncompiled(net)
@@ -180,7 +180,7 @@ def attach_scales(net: nn.Module, scales: Tensor) -> None:
 
 
 def detach_scales(net: nn.Module) -> Tensor:
-    """Take attached scales off again and return them; `fold_scales` makes them permanent."""
+    """Remove attached scales and return them; `fold_scales` makes them permanent."""
     holder: Any = net
     if not hasattr(net, "attention_scales"):
         raise ValueError("the network has no attached scales")
@@ -193,7 +193,7 @@ def detach_scales(net: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def fold_scales(net: nn.Module, scales: Tensor) -> None:
-    """Multiply the scales into the weights, in place: equal to the hooks, with nothing attached."""
+    """Multiply the scales into the weights, in place: equal to attached scales, without hooks."""
     for scale, (_, weights) in zip(scales, _carriers(net, scales), strict=True):
         for weight in weights:
             getattr(weight.owner, weight.name).copy_(weight.times(scale))

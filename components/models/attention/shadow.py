@@ -1,9 +1,8 @@
-"""Another value behind an attribute of a module, for a while.
+"""Temporary replacement of a module's attribute.
 
-Python looks into an object's own dictionary before `nn.Module.__getattr__` asks for registered
-parameters and before the class is asked for methods. A value placed there hides a parameter or a
-`forward` from whoever reads it, while parameters, their order, the state dict, optimizers and the
-class of the module stay untouched.
+Python reads an object's own dictionary before `nn.Module.__getattr__` returns registered parameters
+and before the class's methods. A value set there hides a parameter or `forward`, while parameters,
+their order, the state dict, optimizers and the class of the module do not change.
 """
 
 from collections.abc import Iterator

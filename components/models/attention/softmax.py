@@ -1,9 +1,9 @@
-"""The moment when attention logits become weights, seen from outside a timm module.
+"""Access to the softmax call inside timm's attention modules.
 
-timm writes this moment in two ways: `logits.softmax(dim=-1)`, or one fused call that takes queries
-and keys. Both are ordinary torch functions, so a torch function mode that is active during the
-forward pass of one attention module meets exactly the call that counts, with position biases,
-rotations, normalisation and window masks already inside.
+timm computes it in two ways: `logits.softmax(dim=-1)`, or one fused call that takes queries and
+keys. Both are ordinary torch functions, so a torch function mode that is active during the forward
+pass of one attention module intercepts exactly this call, after position biases, rotations,
+normalisation and window masks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,14 +21,14 @@ SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 
 
 class SoftmaxTap(TorchFunctionMode):
-    """Meets the softmax of one attention module; a subclass changes or reads what goes in."""
+    """Intercepts the softmax of one attention module; subclasses read or change its input."""
 
     def explicit(self, logits: Tensor) -> Tensor:
-        """The logits that a plain softmax shall get instead of `logits`, (B, heads, Nq, Nk)."""
+        """Logits that replace `logits` in a plain softmax, (B, heads, Nq, Nk)."""
         return logits
 
     def fused(self, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor | None:
-        """The mask that the fused call shall get instead of `mask` (bool or additive)."""
+        """Mask (bool or additive) that replaces `mask` in the fused call."""
         return mask
 
     def __torch_function__(
@@ -52,7 +52,7 @@ class SoftmaxTap(TorchFunctionMode):
 
 @contextmanager
 def tapped(taps: Iterable[tuple[nn.Module, SoftmaxTap]]) -> Iterator[None]:
-    """Each tap listens while its attention module runs, and only then."""
+    """Activate each tap only while its attention module runs."""
     with ExitStack() as stack:
         for module, tap in taps:
             stack.enter_context(shadowed(module, "forward", _listening(module.forward, tap)))

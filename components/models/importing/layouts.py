@@ -1,4 +1,4 @@
-"""Layouts of published weights: what wraps the network in them, and how they name its tensors.
+"""Layouts of published weights: wrappers around the network and names of its tensors.
 
 | layout | wrapped as | names |
 |---|---|---|
@@ -27,7 +27,7 @@ from components.core.errors import CasemateError
 from components.models.adapt import State, is_resizable
 
 AUTO = "auto"
-# A name that a file of the layout must hold; `None`: every file may be one.
+# A name that a file of the layout must contain; `None`: no such name.
 _REQUIRED: Mapping[str, str | None] = {
     "hf-vit": r"embeddings\.patch_embeddings\.projection\.weight$",
     "smoothed-vit": r"(^|\.)new_mean$",
@@ -37,7 +37,7 @@ _REQUIRED: Mapping[str, str | None] = {
     "timm": None,
 }
 LAYOUTS = tuple(_REQUIRED)
-# A name that only files of the layout hold, most telling first; all others are taken for timm's.
+# A name that only files of the layout contain, most specific first; other files are timm's.
 _TELLTALE = {
     "hf-vit": _REQUIRED["hf-vit"],
     "smoothed-vit": _REQUIRED["smoothed-vit"],
@@ -52,7 +52,7 @@ _STD = re.compile(r"(normalizer(\.1|\.normalizer)?\.new_std|normalize\.std|std|s
 
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
-    """The bare network's tensors and the normalisation that surrounded it, if there was one."""
+    """Tensors of the bare network, and the normalisation of its wrapper if there was one."""
 
     layout: str
     state: dict[str, Tensor]
@@ -61,7 +61,7 @@ class Unwrapped:
 
 
 def unwrap(tensors: State, *, layout: str = AUTO) -> Unwrapped:
-    """Take the wrappers of the layout off; Hugging Face's names become timm's."""
+    """Remove the wrappers of the layout; Hugging Face's names become timm's."""
     chosen = _detect(tensors) if layout == AUTO else _confirm(tensors, layout)
     state, statistics = dict(tensors), {}
     while True:
@@ -167,8 +167,8 @@ def _from_cifar_resnet(state: State, net: nn.Module) -> dict[str, Tensor]:
     """timm's names for the pre-activation networks of TRADES and RobustBench.
 
     Their heads are linear maps, ours is a convolution of 1 x 1 pixels. RobustBench's PreAct ResNets
-    come in two kinds: with a norm before the head, shortcuts start behind the first norm and ReLU,
-    which is our network; without it, they start before, which is another function.
+    come in two kinds: with a norm before the head, shortcuts start after the first norm and ReLU,
+    as in our network; without it, they start before, which is a different function.
     """
     if any(name.startswith("block1.layer.") for name in state):
         renamed = _rename(state, _WIDE_RESNET_NAMES)
@@ -178,7 +178,7 @@ def _from_cifar_resnet(state: State, net: nn.Module) -> dict[str, Tensor]:
                 "weights",
                 "PreAct ResNet",
                 "has no norm before its head (`bn`) and takes shortcuts before the norm of a "
-                "block: another function than preact_resnet18, it cannot be imported",
+                "block: a different function from preact_resnet18, cannot be imported",
             )
         renamed = _rename(state, _PREACT_NAMES)
     else:
@@ -189,10 +189,10 @@ def _from_cifar_resnet(state: State, net: nn.Module) -> dict[str, Tensor]:
 
 
 def to_timm_names(state: State, net: nn.Module) -> dict[str, Tensor]:
-    """Today's timm names for the tensors of `net`'s family, by timm's own conversion if it has one.
+    """Current timm names for the tensors of `net`'s family, by timm's own conversion if any.
 
-    timm would also resample; what depends on sizes is kept from it, so that one place
-    (`adapt.fit_sizes`) does that and reports it.
+    timm would also resample; size-dependent tensors are not passed to it, so that only
+    `adapt.fit_sizes` resamples and reports it.
     """
     kept = {name: value for name, value in state.items() if is_resizable(name)}
     others = {name: value for name, value in state.items() if name not in kept}

@@ -1,4 +1,4 @@
-"""Tensors against a network, key by key: what fits is loaded, and everything else is named."""
+"""Match tensors with a network by key: load those that fit and report all others."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from components.core.errors import CasemateError
 from components.models.adapt import ShapePair, State, fit_sizes
 
 SHOWN = 3  # names of each kind in the one-line error; the report has them all
-# Tensors without a part in the logits of the network that they are left out of.
+# Tensors that do not contribute to the logits of the network, so may be left out.
 IDLE = re.compile(
     r"(pooler|pre_logits|head_dist|normali[sz]er?|sub_block1)\..*"  # TRADES never calls sub_block1
     r"|(.*\.)?(attn_mask|relative_position_index|relative_coords_table|attention_bias_idxs)"
@@ -23,11 +23,11 @@ IDLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What became of each tensor; shapes are (in the weights, in the network)."""
+    """Result for each tensor; shapes are (in the weights, in the network)."""
 
-    loaded: tuple[str, ...]  # as they are
+    loaded: tuple[str, ...]  # unchanged
     resampled: Mapping[str, ShapePair]  # loaded in another size
-    fresh: tuple[str, ...]  # allowed to be missing: initial values stay
+    fresh: tuple[str, ...]  # allowed to be missing: initial values are kept
     missing: tuple[str, ...]  # in the network, not in the weights
     mismatched: Mapping[str, ShapePair]  # in both, with shapes that do not fit
     unused: tuple[str, ...]  # in the weights, not in the network
@@ -42,7 +42,7 @@ class ImportReport:
         return {"complete": self.complete, **asdict(self)}
 
     def lines(self) -> list[str]:
-        """One line per tensor that was not simply loaded, after the count of those that were."""
+        """The number of loaded tensors, then one line per other tensor."""
         lines = [f"{'loaded':<11}{len(self.loaded)} tensors"]
         for kind in ("resampled", "mismatched"):
             for name, (theirs, ours) in getattr(self, kind).items():
@@ -53,15 +53,15 @@ class ImportReport:
 
 
 class DoesNotFit(CasemateError):  # noqa: N818 - reads as the sentence it prints
-    """Weights that are not the network's: a part is unset or left over; carries the report."""
+    """Weights do not match the network: tensors are unset or left over; holds the report."""
 
     def __init__(self, key: str, source: str, remedy: str, report: ImportReport) -> None:
-        super().__init__(key, source, f"{_complaint(report)}; {remedy}")
-        self.args = (key, source, remedy, report)  # what unpickling calls this with
+        super().__init__(key, source, f"{_mismatches(report)}; {remedy}")
+        self.args = (key, source, remedy, report)  # arguments of unpickling
         self.report = report
 
 
-def _complaint(report: ImportReport) -> str:
+def _mismatches(report: ImportReport) -> str:
     parts = []
     if report.missing:
         parts.append(f"lack {_some(report.missing)}")
@@ -69,7 +69,7 @@ def _complaint(report: ImportReport) -> str:
         shapes = [f"{n} {theirs} for {ours}" for n, (theirs, ours) in report.mismatched.items()]
         parts.append(f"differ in shape at {_some(shapes)}")
     if report.unused:
-        parts.append(f"hold {_some(report.unused)} that the network does not know")
+        parts.append(f"hold {_some(report.unused)} that the network does not have")
     return ", ".join(parts)
 
 
@@ -88,12 +88,12 @@ def load_matching(
     allow_unused: Sequence[str] = (),
     kernel_method: str = "bilinear",
 ) -> ImportReport:
-    """Load `state` into `net`, resampling what follows the patch or image size.
+    """Load `state` into `net`, resampling tensors that depend on the patch or image size.
 
-    Tensors that `allow_missing` (globs) names keep their initial values if they are not there or do
-    not fit; those that `allow_unused` names, or that are idle, may have no place in `net`. If
-    anything else is unset or left over, nothing is loaded: `DoesNotFit` names it, with the key and
-    value of `origin` before it and the `remedy` after it.
+    Tensors that match `allow_missing` (globs) keep their initial values if they are missing or do
+    not fit; those that match `allow_unused`, or that are idle, may be absent from `net`. If any
+    other tensor is unset or left over, nothing is loaded: `DoesNotFit` names it, after the key and
+    value of `origin` and before the `remedy`.
     """
     fitted, resampled = fit_sizes(state, net, kernel_method=kernel_method)
     wanted = net.state_dict()

@@ -1,4 +1,4 @@
-"""Tensors out of a weights file, without ever running code that the file brings along."""
+"""Read tensors from a weights file without running code in it."""
 
 import argparse
 import pickle
@@ -17,7 +17,7 @@ from torch import Tensor
 from components.core.errors import CasemateError
 
 TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickles of old versions
-# What torch's reader runs into between the opcodes of a damaged pickle.
+# Errors of torch's reader on a damaged pickle.
 DAMAGE = (LookupError, TypeError, AttributeError, AssertionError, struct.error)
 # Where training scripts put the state dict, plain weights before averaged ones.
 ENTRIES = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema", "last")
@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, *, entry: str | None = None) -> Checkpoint:
-    """The state dict of a .safetensors or torch file; `entry` chooses where there are several."""
+    """The state dict of a .safetensors or torch file; `entry` chooses one of several."""
     if not path.is_file():
         raise CasemateError("weights", path, "is not a file; check the path")
     content: Any = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
@@ -72,9 +72,9 @@ def _read_torch(path: Path) -> Any:
         start = file.read(8)
     if not start.startswith(TORCH_STARTS):
         found = f"begins with {start!r}" if start else "is empty"
-        raise CasemateError("weights", path, f"is no torch file: it {found}; is it complete?")
+        raise CasemateError("weights", path, f"is not a torch file: it {found}; is it complete?")
     try:
-        # DeiT and timm store their command line as a Namespace, which holds values and no code.
+        # DeiT and timm store their command line as a Namespace, which holds values, not code.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -89,10 +89,10 @@ def _read_torch(path: Path) -> Any:
 
 
 def _refusal(message: str) -> str:
-    """One clause about what `weights_only` met: code of the file's own, or no pickle at all."""
+    """Message for an error of `weights_only`: the file contains code, or is not a pickle."""
     if code := re.search(r"GLOBAL (\S+)", message):
         return (
-            f"needs Python code ({code[1]}) to be unpickled, which is refused; save its "
+            f"needs Python code ({code[1]}) to be unpickled, which is not allowed; save its "
             "state_dict() alone where you trust the file, and import that"
         )
-    return "cannot be read: it is no torch file, or is damaged"
+    return "cannot be read: it is not a torch file, or is damaged"

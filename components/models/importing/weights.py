@@ -1,4 +1,4 @@
-"""The door for weights of other projects: a file and what it is, to a model and a report."""
+"""Import weights of other projects: a file and its description give a model and a report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,40 +10,42 @@ import torch
 
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.models.adapt import State
 from components.models.catalog import find
 from components.models.importing.layouts import AUTO, Unwrapped, to_timm_names, unwrap
 from components.models.importing.match import ImportReport, load_matching
 from components.models.importing.read import read_checkpoint
 from components.models.pixels import PixelModel
+from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 
 REMEDY = (
     "check architecture, sizes and options, or name what may start fresh with --allow-missing, "
     "what may be left out with --allow-unused"
 )
-HEADS = ("head", "head.fc", "head.linear", "fc", "classifier", "linear")  # whose rows are classes
+HEADS = ("head", "head.fc", "head.linear", "fc", "classifier", "linear")  # one row per class
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the weights are for. `None` is read from the file or from the architecture."""
+    """The model of the weights; `None`: read from the file or the architecture."""
 
     architecture: str
     num_classes: int | None = None
     image_size: int | None = None  # native side of the images
     channels: int = 3
     upsample: int | None = None
-    upsample_mode: str = "nearest"
+    upsample_mode: str = default_of(ModelSettings, "upsample_mode")
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    token_policy: str = "mask"
+    token_policy: str = default_of(ModelSettings, "token_policy")
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A model in eval mode, how it came about, and where in the file its weights were."""
+    """A model in eval mode, the import report, and the layout and entry of the file."""
 
     model: PixelModel
     report: ImportReport
@@ -61,20 +63,20 @@ def import_weights(
     allow_unused: Sequence[str] = (),
     kernel_method: str = "bilinear",
 ) -> Imported:
-    """The model that `path` holds the weights of, normalisation included.
+    """The model with the weights in `path`, normalisation included.
 
-    Mean and std come from the file or from `target`; nothing is assumed, because a wrong pair costs
-    accuracy without a word. Raises `DoesNotFit` if a tensor of the network would stay unset, or one
-    of the file with a part in its logits would be left out.
+    Mean and std come from the file or from `target`; there is no default, because a wrong pair
+    lowers accuracy silently. Raises `DoesNotFit` if a tensor of the network would stay unset, or if
+    a tensor of the file that contributes to the logits would be left out.
     """
     checkpoint = read_checkpoint(path, entry=entry)
     weights = unwrap(checkpoint.tensors, layout=layout)
     spec = _spec(path, target, weights)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # tensors left fresh: the same file gives the same model
+        torch.manual_seed(0)  # for tensors not in the file: the same file gives the same model
         model = PixelModel(spec)
     state = weights.state
-    if weights.layout != "hf-vit":  # renamed already, in full
+    if weights.layout != "hf-vit":  # already renamed
         state = to_timm_names(state, model.net)
     report = load_matching(
         model.net,
@@ -109,13 +111,15 @@ def _count_classes(path: Path, state: State) -> int:
     for head in HEADS:
         if f"{head}.weight" in state:
             return state[f"{head}.weight"].shape[0]
-    raise CasemateError("--classes", path, "has no class head; say how many classes there are")
+    raise CasemateError("--classes", path, "has no class head; give the number of classes")
 
 
 def _native_size(target: Target) -> int:
     if target.upsample:
         raise CasemateError(
-            "--image-size", "?", f"must say from which native side to go up to {target.upsample}"
+            "--image-size",
+            "?",
+            f"must be given: the native side that is up-sampled to {target.upsample}",
         )
     return find(target.architecture)[0].image_size
 
@@ -128,14 +132,14 @@ def _statistic(
     given: tuple[float, ...] | None,
     found: tuple[float, ...] | None,
 ) -> tuple[float, ...]:
-    """Mean or std per channel; given and found must agree to what float32 can tell apart."""
+    """Mean or std per channel; given and found must agree to float32 precision."""
     if given is None and found is None:
         neutral = ",".join(["0" if key == "mean" else "1"] * target.channels)
         raise CasemateError(
             f"--{key}",
             "?",
             f"is not in {path}; give the one it was trained with "
-            f"({neutral} if raw [0, 1] pixels went in, as in Debenedetti's ImageNet models)",
+            f"({neutral} for raw [0, 1] pixels, as in Debenedetti's ImageNet models)",
         )
     values = found if given is None else given
     assert values is not None

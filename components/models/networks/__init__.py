@@ -1,1 +1,1 @@
-"""Networks that timm has no name for and cannot be told to build by options alone."""
+"""Networks that timm cannot build by name and options."""

@@ -48,7 +48,7 @@ def _resnet(
     stem_chs: int,
     **options: Any,
 ) -> nn.Module:
-    """Any image size will do: the head averages over whatever grid remains."""
+    """A network for any image size: the head averages over the remaining grid."""
     net = ResNetV2(
         layers=list(layers),
         channels=tuple(widths),
@@ -64,7 +64,7 @@ def _resnet(
     net.stem = nn.Sequential()
     net.stem.add_module("conv", nn.Conv2d(channels, stem_chs, 3, padding=1, bias=False))
     nn.init.kaiming_normal_(net.stem.conv.weight, mode="fan_out", nonlinearity="relu")
-    for stage in net.feature_info:  # timm counted a stem that shrinks the image fourfold
+    for stage in net.feature_info:  # timm assumes a stem that reduces the side by 4
         stage["reduction"] = max(stage["reduction"] // 4, 1)
     network: nn.Module = net
     return network

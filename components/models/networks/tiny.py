@@ -43,7 +43,7 @@ def tiny_xcit(*, cls_attn_layers: int = 1, **options: int) -> nn.Module:
     sizes = Sizes(**options)
     if sizes.patch_size not in (2, 4, 8):
         raise CasemateError("model.options.patch_size", sizes.patch_size, "is not one of 2, 4, 8")
-    if sizes.embed_dim % sizes.num_heads:  # timm would notice in the first forward pass only
+    if sizes.embed_dim % sizes.num_heads:  # timm would fail in the first forward pass only
         raise ValueError("embed_dim is not a multiple of num_heads")
     net = Xcit(patch_size=8, cls_attn_layers=cls_attn_layers, **sizes.for_timm())
     set_xcit_patch(net, sizes.patch_size)

@@ -1,4 +1,4 @@
-"""Denoising networks: diffusers' UNet, fed images in [-1, 1] and the time of their noise level."""
+"""Denoising networks: diffusers' UNet of images in [-1, 1] and the times of their noise levels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,8 +12,9 @@ from components.core.errors import CasemateError
 class TimedUNet(nn.Module):
     """diffusers' `UNet2DModel` as a plain function of tensors: (B, C, H, W), (B,) -> (B, C', H, W).
 
-    C' is C, or 2 C where the second half predicts a variance. With `patch` the network sees squares
-    of so many pixels as channels of one pixel, and works at that fraction of the images' side.
+    C' is C, or 2 C where the second half predicts a variance. With `patch` > 1, squares of this
+    side become the channels of one pixel (space to depth), so the network works at 1 / `patch` of
+    the image side.
     """
 
     def __init__(self, unet: Any, *, patch: int = 1) -> None:
@@ -23,7 +24,7 @@ class TimedUNet(nn.Module):
 
     def forward(self, noisy: Tensor, times: Tensor) -> Tensor:
         seen = F.pixel_unshuffle(noisy, self.patch)
-        # diffusers rounds plain numbers to whole timesteps; tensors it takes as they are
+        # diffusers rounds plain numbers to whole timesteps; tensors are not rounded
         output: Tensor = self.unet(seen, times, return_dict=False)[0]
         return F.pixel_shuffle(output, self.patch)
 
@@ -33,24 +34,24 @@ class TimedUNet(nn.Module):
 
     @property
     def stride(self) -> int:
-        """Sides of images are multiples of this."""
+        """Image sides must be multiples of this."""
         return self.patch << (len(self.unet.config.block_out_channels) - 1)
 
     @property
     def takes_fractions(self) -> bool:
-        """Whether times between whole timesteps mean anything to it."""
+        """Whether fractional timesteps are supported."""
         return bool(self.unet.config.time_embedding_type == "positional")
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse `UNet2DModel`s that are no denoisers of plain images."""
+    """Raise an error for a `UNet2DModel` that is not an unconditional image denoiser."""
     key = "denoiser"
     if config.get("time_embedding_type") == "fourier":
         remedy = "is that of a variance-exploding model, which is not supported"
         raise CasemateError(f"{key}.time_embedding_type", "fourier", remedy)
     for name in ("class_embed_type", "num_class_embeds"):
         if config.get(name) is not None:
-            remedy = "is not supported: a denoiser must not be told the label"
+            remedy = "is not supported: a denoiser must not be conditioned on the label"
             raise CasemateError(f"{key}.{name}", config[name], remedy)
     given, made = config.get("in_channels", 3), config.get("out_channels", 3)
     if made not in (given, 2 * given):
@@ -61,11 +62,11 @@ def check_config(config: Mapping[str, Any]) -> None:
 def unet(
     *, image_size: int, channels: int, num_classes: int, patch: int = 1, **config: Any
 ) -> nn.Module:
-    """Any `UNet2DModel`: `config` are its own arguments, without the number of input channels."""
-    from diffusers import UNet2DModel  # seconds to import, and classifiers do not need it
+    """Any `UNet2DModel`: `config` holds its arguments, except the number of input channels."""
+    from diffusers import UNet2DModel  # takes seconds to import; classifiers do not need it
 
     if patch < 1 or image_size % patch:
-        raise ValueError(f"an image side of {image_size} has no whole patches of {patch}")
+        raise ValueError(f"an image side of {image_size} is not a multiple of patch {patch}")
     variance, inputs = (2 if config.pop("learn_variance", False) else 1), channels * patch**2
     sizes = {
         "in_channels": inputs,

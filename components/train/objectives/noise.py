@@ -77,7 +77,7 @@ class DenoisedFineTuning(GaussianNoise):
             raise CasemateError("train.objective.denoiser", settings.denoiser, remedy)
         denoiser = load_denoiser(settings.denoiser)
         denoiser.diffusion.schedule.check(settings.sigma)
-        return cls(settings, denoise=OneShot(denoiser), label_smoothing=label_smoothing)
+        return cls(settings, denoise=OneShot(denoiser=denoiser), label_smoothing=label_smoothing)
 
     @classmethod
     def trained_for(cls, settings: Any, *, start: str | None) -> dict[str, Any]:

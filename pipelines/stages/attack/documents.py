@@ -2,7 +2,7 @@
 
 from typing import Literal, NotRequired, TypedDict
 
-Accuracy = dict[str, float | int]  # value, low, high, num_items: `components/evaluate/accuracy.py`
+Accuracy = dict[str, float | int]  # value, low, high, num_items: `components/core/statistics.py`
 
 
 class Costs(TypedDict):

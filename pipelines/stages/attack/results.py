@@ -13,9 +13,9 @@ from components.attacks.cascade import CascadeState, Outcome, after_attack, befo
 from components.attacks.listing import ListedAttack
 from components.attacks.scales import Scales
 from components.core.files import atomic
+from components.core.statistics import accuracy
 from components.core.threats import UNIT
 from components.data.prepared import PreparedDataset
-from components.evaluate.accuracy import accuracy
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.attack.documents import (

@@ -26,7 +26,7 @@ from components.core.types import Images, Labels, LogitsFn
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
-from components.models.fast import lean
+from components.models.fast import fast_forward
 from components.models.pixels import PixelModel
 from pipelines.stages.attack import sanity
 
@@ -113,7 +113,7 @@ class AttackWorker:
 
     def __call__(self, task: Task) -> pa.Table:
         model: PixelModel = self.model(task.model)
-        with attack_mode(model), lean(model.net):
+        with attack_mode(model), fast_forward(model.net):
             match task:
                 case CleanTask():
                     return self.clean(model, self.items(task.items))

@@ -15,6 +15,7 @@ import ray.data
 
 from components.core.errors import CasemateError
 from components.core.files import leftovers
+from components.data.fitting import Fitting
 from components.data.shards import (
     ShardJob,
     ShardPlan,
@@ -27,7 +28,6 @@ from components.data.shards import (
 )
 from components.data.sources import open_source
 from components.data.sources.base import Entry, Source
-from components.data.sources.fitting import Fitting
 from components.data.sources.labels import match_classes
 from components.data.splits import (
     SPLITS,

@@ -16,9 +16,9 @@ def steps(planning: Planning) -> list[Step]:
 
 
 def _dataset_identity(prepared: Path) -> dict[str, object]:
-    from components.data.stream import read_page
+    from components.data.stream import read_document
 
-    return {"digest": read_page(prepared / "dataset.json")["digest"]}
+    return {"digest": read_document(prepared / "dataset.json")["digest"]}
 
 
 def _data_identity(section: DataSettings) -> dict[str, object]:

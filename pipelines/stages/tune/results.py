@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune import Result
 
-from components.evaluate.accuracy import clopper_pearson_interval
-from components.evaluate.differences import difference, paired_difference
+from components.core.statistics import clopper_pearson_interval, difference, paired_difference
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.trials import Values, tuned

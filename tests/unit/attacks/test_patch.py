@@ -268,7 +268,7 @@ class OnDemand:
 @pytest.mark.parametrize("seed", range(4))
 def test_masks_made_a_few_at_a_time_attack_alike(monkeypatch, kind, seed):
     """Bit for bit what an attack that holds all masks finds, without ever holding them."""
-    ablations = Ablations(kind=kind, image_size=(SIDE, SIDE), band=3)
+    ablations = Ablations(kind=kind, image_size=(SIDE, SIDE), band=3, stride=1)
     generator = torch.Generator().manual_seed(seed)
     model = LinearVoter(torch.randn(3, 2, SIDE, SIDE, generator=generator), torch.zeros(3)).eval()
     image = torch.rand(2, SIDE, SIDE, generator=generator)

@@ -237,7 +237,7 @@ def test_what_a_user_can_mend_is_said_in_one_line(name, value, remedy):
 
 @pytest.mark.parametrize("patch", [9, 0, (9, 1), (1, 13)])
 def test_patches_beyond_the_image_are_refused_in_one_line(patch):
-    ablations = Ablations(kind="columns", image_size=(8, 12), band=2)
+    ablations = Ablations(kind="columns", image_size=(8, 12), band=2, stride=1)
     with pytest.raises(CasemateError, match=r"does not fit into the image, 8x12 pixels"):
         num_touched(ablations, patch)
     with pytest.raises(CasemateError, match="delta_rule: printed is not one of"):

@@ -84,7 +84,7 @@ def test_a_class_behind_the_leader_may_be_the_only_one_that_can_be_certified(vot
 def test_published_examples(counts, low, high, certified, is_open):
     votes = np.full((1, 32), UNSEEN, dtype=np.uint16)
     votes[0, : sum(counts)] = np.repeat([0, 1], counts)
-    ablations = Ablations(kind="columns", image_size=(32, 32), band=4)  # m = 2 touches 5
+    ablations = Ablations(kind="columns", image_size=(32, 32), band=4, stride=1)  # m = 2 touches 5
     found = certify_partial(votes, ablations, num_classes=10, patch_sizes=[2])
     assert (found.margin_low[0], found.margin_high[0]) == (low, high)
     assert (found.certified[0, 0], found.open[0, 0]) == (certified, is_open)
@@ -96,7 +96,7 @@ def test_published_examples(counts, low, high, certified, is_open):
 )
 def test_unanimous_votes_stop_where_the_formula_says(patch_sizes, label, expected):
     # ceil((K + 2 Delta + [c > 0]) / 2) of K = 224 votes
-    ablations = Ablations(kind="columns", image_size=(224, 224), band=19)
+    ablations = Ablations(kind="columns", image_size=(224, 224), band=19, stride=1)
     order, votes = voting_order(224), np.full((224, 224), UNSEEN, dtype=np.uint16)
     for asked in range(224):
         votes[asked, order[: asked + 1]] = label
@@ -115,7 +115,7 @@ def test_the_order_names_every_ablation_once_and_spreads(num_ablations):
 
 
 def test_votes_that_are_no_votes_are_refused():
-    ablations = Ablations(kind="columns", image_size=(3, 3), band=1)
+    ablations = Ablations(kind="columns", image_size=(3, 3), band=1, stride=1)
     with pytest.raises(ValueError, match="classes"):
         certify(np.array([[0, 1, UNSEEN]]), ablations, num_classes=2, patch_sizes=[1])
     with pytest.raises(ValueError, match="classes"):

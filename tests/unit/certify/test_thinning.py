@@ -94,8 +94,9 @@ def test_a_thinned_certificate_is_that_of_its_own_stride(tmp_path, kind):
     votes, predictions = fine_votes(tmp_path / "fine", kind)
     claim = {"patch_sizes": [1, 2], "rule": "count", "second_rule": "loc"}
     documents = []
+    fine = Ablations(kind=kind, image_size=SIZE, band=2, stride=1).masks()
     chosen = [
-        next(k for k, other in enumerate(Ablations(kind=kind, image_size=SIZE, band=2).masks())
+        next(k for k, other in enumerate(fine)
              if torch.equal(other, mask))
         for mask in Ablations(kind=kind, image_size=SIZE, band=2, stride=4).masks()
     ]  # fmt: skip

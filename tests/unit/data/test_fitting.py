@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import transforms
 
 from components.core.errors import CasemateError
-from components.data.sources.fitting import Fitting
+from components.data.fitting import Fitting
 
 
 def random_pixels(*shape: int, seed: int = 0) -> np.ndarray:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.data.fitting import Fitting
 from components.data.prepared import ImageSplit, PreparedDataset
 from components.data.shards import (
     ShardJob,
@@ -27,7 +28,6 @@ from components.data.shards import (
 )
 from components.data.sources import open_source
 from components.data.sources.base import Entry
-from components.data.sources.fitting import Fitting
 
 
 class Noise:

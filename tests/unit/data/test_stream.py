@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from components.data import stream
+from components.data.fitting import Fitting
 from components.data.prepared import ImageSplit, LazySplit, PreparedDataset, windowed_order
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources.base import Entry
-from components.data.sources.fitting import Fitting
 
 SHARD = 4
 NUM_ITEMS = 22  # five whole shards and a half one

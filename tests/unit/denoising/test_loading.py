@@ -42,7 +42,7 @@ def test_a_denoiser_survives_both_formats(saved, tmp_path, normals, no_draws):
     save_diffusers(tmp_path / "theirs", ours)
     theirs = load_denoiser(f"diffusers:{tmp_path / 'theirs'}")
     noisy = normals(2, 1, 8, 8)
-    a, b = (OneShot(denoiser)(noisy, 0.5, no_draws) for denoiser in (ours, theirs))
+    a, b = (OneShot(denoiser=denoiser)(noisy, 0.5, no_draws) for denoiser in (ours, theirs))
     assert torch.equal(a, b)
     assert a.min() >= 0
     assert a.max() <= 1
@@ -53,7 +53,9 @@ def test_a_denoiser_survives_both_formats(saved, tmp_path, normals, no_draws):
     flat.mkdir()
     for path in [*(tmp_path / "theirs").glob("*/*")]:
         path.rename(flat / path.name)
-    assert torch.equal(OneShot(load_denoiser(f"diffusers:{flat}"))(noisy, 0.5, no_draws), a)
+    assert torch.equal(
+        OneShot(denoiser=load_denoiser(f"diffusers:{flat}"))(noisy, 0.5, no_draws), a
+    )
 
 
 def test_the_network_is_told_fractions_on_its_own_scale(saved, normals):
@@ -71,15 +73,15 @@ def test_a_denoiser_follows_its_images_and_knows_their_shape(saved, no_draws):
     denoiser = load_denoiser(f"model:{saved()}")
     assert denoiser.output(torch.zeros(1, 1, 8, 8, device="meta"), 3.0).device.type == "meta"
     with pytest.raises(CasemateError, match=r"denoiser: 1 channels go in, but .* have 3"):
-        OneShot(denoiser)(torch.zeros(1, 3, 8, 8), 0.5, no_draws)
+        OneShot(denoiser=denoiser)(torch.zeros(1, 3, 8, 8), 0.5, no_draws)
     with pytest.raises(CasemateError, match="image side: 9 is no multiple of 2"):
-        OneShot(denoiser)(torch.zeros(1, 1, 9, 8), 0.5, no_draws)
+        OneShot(denoiser=denoiser)(torch.zeros(1, 1, 9, 8), 0.5, no_draws)
 
 
 def test_gradients_reach_the_pixels(saved, normals, no_draws):
     denoiser = load_denoiser(f"model:{saved()}")
     noisy = normals(1, 1, 8, 8).requires_grad_()
-    OneShot(denoiser)(noisy, 0.5, no_draws).sum().backward()
+    OneShot(denoiser=denoiser)(noisy, 0.5, no_draws).sum().backward()
     assert noisy.grad is not None
     assert noisy.grad.abs().max() > 0
 

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
+from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
 from components.denoising.samplers import Heun
 
@@ -27,10 +29,11 @@ def test_estimates_of_the_clean_image(prediction, at_08, at_259):
     assert diffusion.clean(output, noisy, abar).item() == pytest.approx(at_259, abs=2e-7)
 
 
-class Shrinking:
+class Shrinking(Denoiser):
     """D(z, s) = 0.25 z / (0.25 + s^2): the best estimate for clean images ~ N(0, 1/4)."""
 
     def __init__(self):
+        nn.Module.__init__(self)
         self.num_calls = 0
 
     def timestep(self, ratio):
@@ -52,7 +55,7 @@ class Shrinking:
 def test_the_deterministic_sampler(top, value, exact):
     denoiser = Shrinking()
     one = torch.ones(1, 1, 1, 1, dtype=torch.float64)  # pixel 1 is z = 1
-    z = 2 * Heun(denoiser)(one, top / 2, None).item() - 1
+    z = 2 * Heun(denoiser=denoiser)(one, top / 2, None).item() - 1
     assert z == pytest.approx(value, abs=6e-11)
     assert z == pytest.approx(exact, abs=3e-3)
     assert math.sqrt(0.25 / (0.25 + top**2)) == pytest.approx(exact, abs=6e-8)  # of the ODE
@@ -60,6 +63,6 @@ def test_the_deterministic_sampler(top, value, exact):
 
 
 def test_the_levels_of_the_deterministic_sampler():
-    levels = Heun(Shrinking()).levels(0.5)
+    levels = Heun(denoiser=Shrinking()).levels(0.5)
     assert levels[:5] == pytest.approx([1, 0.78146, 0.605205, 0.464185, 0.352322], abs=6e-6)
     assert levels[-2:] == pytest.approx([0.00352, 0.002], abs=6e-6)

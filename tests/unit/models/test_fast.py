@@ -12,7 +12,7 @@ from components.models.attention.gaps import attention_gaps
 from components.models.attention.lesions import removed
 from components.models.attention.masks import masked_keys
 from components.models.attention.scaling import attach_scales, scaled_attention
-from components.models.fast import lean, num_tokens_read
+from components.models.fast import fast_forward, num_tokens_read
 from components.models.tokens import forward_kept, kept_indices
 from tests.unit.models.test_tokens_variants import (
     NUM_TOKENS,
@@ -52,7 +52,7 @@ def test_logits_and_gradients_are_those_of_timm(label):
             net.rope.float()  # timm computes learned rotations in single precision only
             bound = max(bound, 1e-6)
         expected = gradient(net, images)
-        with lean(net):
+        with fast_forward(net):
             found = gradient(net, images)
         for ours, theirs in zip(found, expected, strict=True):
             assert (ours - theirs).abs().max() <= bound * max(1, theirs.abs().max())
@@ -66,7 +66,7 @@ def test_only_the_tokens_that_the_head_reads_leave_the_last_block(label):
     assert num_tokens_read(net) == read
     net.norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
     net.patch_embed.proj._conv_forward = None  # whoever still convolves fails
-    with lean(net):
+    with fast_forward(net):
         net(random_images())
     assert seen == [read or net.num_prefix_tokens + NUM_TOKENS]
 
@@ -81,7 +81,7 @@ def test_options_of_blocks(options, unfused):
     for block in net.blocks:
         block.attn.fused_attn = not unfused
     expected = net(random_images())
-    with lean(net):
+    with fast_forward(net):
         assert (net(random_images()) - expected).abs().max() < 1e-12
 
 
@@ -114,9 +114,9 @@ def test_whoever_watches_sees_the_network_as_timm_wrote_it(label, name):
     watch = watchers(net)[name]
     with watch() as reading:
         expected = net(images)
-    with lean(net), watch() as inside:
+    with fast_forward(net), watch() as inside:
         within = net(images)
-    with watch() as outside, lean(net):
+    with watch() as outside, fast_forward(net):
         around = net(images)
     for logits, other in ((within, inside), (around, outside)):
         assert (logits - expected).abs().max() < 1e-12
@@ -133,7 +133,7 @@ def test_attached_scales_stay_in_force():
     unscaled = net(images)
     attach_scales(net, torch.tensor([0.5, 3.0], dtype=torch.float64))
     expected = net(images)
-    with lean(net):
+    with fast_forward(net):
         assert (net(images) - expected).abs().max() < 1e-12
     assert (expected - unscaled).abs().max() > 1e-3
 
@@ -142,20 +142,20 @@ def test_attached_scales_stay_in_force():
 def test_dropped_tokens_stay_dropped(label):
     net, kept = variant(label), kept_indices(random_keep(5))
     expected = forward_kept(net, random_images(), kept)
-    with lean(net):
+    with fast_forward(net):
         assert (forward_kept(net, random_images(), kept) - expected).abs().max() < 1e-12
 
 
 def test_nesting_and_training_mode():
     net, images = variant(PLAIN), random_images()
     expected, state = net(images), copy.deepcopy(net.state_dict())
-    with lean(net), lean(net):
+    with fast_forward(net), fast_forward(net):
         assert (net(images) - expected).abs().max() < 1e-12
         net.train()
         assert (net(images) - expected).abs().max() < 1e-12
         net.eval()
     assert all(torch.equal(state[key], value) for key, value in net.state_dict().items())
-    with pytest.raises(ZeroDivisionError), lean(net):
+    with pytest.raises(ZeroDivisionError), fast_forward(net):
         _ = 1 / 0
     assert torch.equal(net(images), expected)
 
@@ -168,7 +168,7 @@ def test_other_networks_run_as_they_are():
         images = torch.rand(2, 3, 32, 32, dtype=torch.float64)
         expected = net(images)
         assert num_tokens_read(net) == 0
-        with lean(net):
+        with fast_forward(net):
             assert (net(images) - expected).abs().max() < 1e-12
 
 
@@ -176,7 +176,7 @@ def test_a_hooked_stem_and_odd_sizes_take_the_convolution():
     net = variant("any image size")
     expected = net(random_images())
     hook = net.patch_embed.proj.register_forward_hook(lambda _, args, output: 2 * output)
-    with lean(net):
+    with fast_forward(net):
         assert (net(random_images()) - expected).abs().max() > 1e-3
         hook.remove()
         conv: nn.Module = net.patch_embed.proj

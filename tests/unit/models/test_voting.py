@@ -1,5 +1,7 @@
 """Votes of ablations: one at a time is the truth, no faster backend may change it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,8 +12,8 @@ from components.models.masked_votes import group_by_tokens
 from components.models.vote_plan import plan_for
 from components.models.voting import (
     FAST,
+    PLAIN,
     AblationPredictor,
-    VotingBackend,
     ablation_predictions,
     column_predictions,
 )
@@ -88,9 +90,9 @@ def test_quick_votes_alone_are_right_too(new_model, images, policy):
     ask = predictor(model, ablations, 7)
     assert (ask.packed is not None) == (ask.stem is not None) == (policy == "drop")
     with torch.inference_mode():
-        votes, in_doubt = ask._quick_votes(images, ask._asked(None))
+        votes, nearly_tied = ask._fast_votes(images, ask._requested(None))
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
-    assert in_doubt.float().mean() < 0.1
+    assert nearly_tied.float().mean() < 0.1
 
 
 def test_a_predictor_votes_again_and_again(new_model, images):
@@ -106,21 +108,24 @@ def test_close_calls_are_decided_by_one_ablation_at_a_time(new_model, images, mo
     """Wrong by more than any rounding, for rows in doubt only: the votes must not show it."""
     model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
     truth = vote_one_at_a_time(model, images, ablations)
-    quick = AblationPredictor._quick_votes
+    quick = AblationPredictor._fast_votes
 
     def spoiled(*args):
         votes, _ = quick(*args)
         doubt = torch.arange(votes.numel()).view(votes.shape) % 3 == 0
         return torch.where(doubt, (votes + 1) % 5, votes), doubt
 
-    monkeypatch.setattr(AblationPredictor, "_quick_votes", spoiled)
+    monkeypatch.setattr(AblationPredictor, "_fast_votes", spoiled)
     assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
 
 
 def test_what_is_close():
     nan = float("nan")
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.99999], [100.0, 99.999], [nan, 0.0], [2.0, 2.0]])
-    assert voting._is_close(logits, voting.DOUBT["float32"]).tolist() == [False, *[True] * 4]
+    assert voting._is_close(logits, voting.TIE_TOLERANCE["float32"]).tolist() == [
+        False,
+        *[True] * 4,
+    ]
     assert voting._is_close(torch.ones(2, 1), 0.1).tolist() == [True, True]  # one class: no rival
 
 
@@ -132,7 +137,7 @@ def test_order_asks_only_for_some(new_model, images):
     assert torch.equal(some, votes[:, order])
 
 
-@pytest.mark.parametrize("backend", [FAST, VotingBackend(path="plain")])
+@pytest.mark.parametrize("backend", [FAST, PLAIN])
 def test_every_ablation_can_be_asked_alone(new_model, images, backend):
     """Also where the groups of other token counts have nothing to do."""
     model, ablations = new_model(token_policy="drop"), ablations_of("blocks", band=6, stride=5)
@@ -194,7 +199,7 @@ def test_compiled_blocks_see_one_shape_per_group(new_model, images, monkeypatch)
         return forward
 
     monkeypatch.setattr(voting, "_compiled_forward", compiled)
-    backend = VotingBackend(compiled=True)
+    backend = replace(FAST, compiled=True)
     votes = ablation_predictions(model, images, ablations, micro_batch=5, backend=backend)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert len(shapes) == 5  # of 24 ablations, in the first of two blocks
@@ -211,16 +216,16 @@ def test_precision_is_refused_where_it_only_costs(monkeypatch):
     with pytest.raises(CasemateError, match="no units in this processor"):
         voting.check_precision("bfloat16", CPU)
     with pytest.raises(CasemateError, match="not one of float32"):
-        VotingBackend(precision="int8")
+        replace(FAST, precision="int8")
     with pytest.raises(ValueError, match="plain path is float32"):
-        VotingBackend(path="plain", precision="bfloat16")
+        replace(PLAIN, precision="bfloat16")
 
 
 @pytest.mark.parametrize(("kind", "stride"), [("columns", 2), ("blocks", 5)])
 def test_reduced_precision_keeps_the_votes(new_model, images, monkeypatch, kind, stride):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     model, ablations = new_model(token_policy="drop"), ablations_of(kind, band=5, stride=stride)
-    backend = VotingBackend(precision="bfloat16")
+    backend = replace(FAST, precision="bfloat16")
     votes = ablation_predictions(model, images, ablations, micro_batch=8, backend=backend)
     assert votes.tolist() == vote_one_at_a_time(model, images, ablations)
     assert 1e-5 < predictor(model, ablations, 8, backend).difference_to_plain() < 2**-4
@@ -241,9 +246,7 @@ def test_the_fast_path_is_compared_with_the_plain_one(
     for kind in ("columns", "blocks"):
         ablations = ablations_of(kind, band=5, stride=3)
         assert predictor(model, ablations, 7).agrees_with_plain()
-        plain = ablation_predictions(
-            model, images, ablations, micro_batch=7, backend=VotingBackend(path="plain")
-        )
+        plain = ablation_predictions(model, images, ablations, micro_batch=7, backend=PLAIN)
         assert torch.equal(ablation_predictions(model, images, ablations, micro_batch=7), plain)
     if changes.get("token_policy") == "drop":  # sums of other lines than the visible ones
         right = partial_tokens._Scan.__call__
@@ -253,9 +256,7 @@ def test_the_fast_path_is_compared_with_the_plain_one(
             lambda *args: {k: v * (1 + 0.1 * k) for k, v in right(*args).items()},
         )
         assert not predictor(model, ablations_of(band=5), 7).agrees_with_plain()
-        assert predictor(
-            model, ablations_of(band=5), 7, VotingBackend(path="plain")
-        ).agrees_with_plain()
+        assert predictor(model, ablations_of(band=5), 7, PLAIN).agrees_with_plain()
 
 
 def test_wrong_calls(new_model, images):
@@ -264,7 +265,7 @@ def test_wrong_calls(new_model, images):
         ablation_predictions(new_model().train(), images, ablations, micro_batch=8)
     with pytest.raises(ValueError, match="micro_batch"):
         ablation_predictions(model, images, ablations, micro_batch=0)
-    other = Ablations(kind="columns", image_size=(8, 8), band=4)
+    other = Ablations(kind="columns", image_size=(8, 8), band=4, stride=1)
     with pytest.raises(ValueError, match="do not fit"):
         ablation_predictions(model, images, other, micro_batch=8)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources import open_source
-from components.data.sources.fitting import Fitting
 from components.data.splits import SPLITS, assign_splits
 from components.models.checkpoint import save_model
 from components.models.pixels import PixelModel

@@ -17,7 +17,7 @@ from components.attacks.listing import attack_list
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
-from components.models.fast import lean
+from components.models.fast import fast_forward
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.stages.attack import units as attack_units
 from pipelines.stages.attack import worker as attack_worker
@@ -60,7 +60,7 @@ def test_the_stage_is_the_cascade_of_components(finished, prepared, models, mode
     section = AttackSection(eps=EPS, attacks=LIST)
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     attacks = [own.attack for own in listed]
-    with attack_mode(network), lean(network.net):
+    with attack_mode(network), fast_forward(network.net):
         whole = run_cascade(attacks, in_fixed_batches(network, size=8), items)
     state = whole.state
     moved = (whole.x_adv.double() - items.x.double()).abs().flatten(1).amax(dim=1)

@@ -22,7 +22,7 @@ from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
-from components.models.voting import AblationPredictor, VotingBackend
+from components.models.voting import FAST, AblationPredictor
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify.resample import resample
 from tests.unit.pipelines.conftest import InProcess, certify_in_process, train
@@ -339,7 +339,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
             voting, "AblationPredictor", wraps=voting.AblationPredictor
         ) as asked:
             assert resample(out.path, count=2, **places) == []
-    assert asked.call_args.kwargs["backend"] == VotingBackend(precision="bfloat16")
+    assert asked.call_args.kwargs["backend"] == replace(FAST, precision="bfloat16")
     assert document_of(out)["evidence"]["settings"]["way"]["precision"] == "bfloat16"
     for item_id, votes in votes_of(out).items():
         assert (votes == votes_of(finished["rows"])[item_id]).all()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from components.core.errors import CasemateError
+from components.data.fitting import Fitting
 from components.data.settings import DataSettings
 from components.data.shards import ShardRecord, plan_shards
-from components.data.sources.fitting import Fitting
 from components.data.sources.labels import match_classes
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.prepare import stage as prepare

@@ -18,9 +18,9 @@ from PIL import Image
 from components.certify.certificate import write_certificate
 from components.certify.vote_rows import VoteRow, image_digest
 from components.certify.votes import write_votes
+from components.core.statistics import accuracy
 from components.core.threats import UNIT
 from components.data.shards import FORMAT, SHARD_SCHEMA
-from components.evaluate.accuracy import accuracy
 from components.report.page import render
 from pipelines.stages.report.stage import build_content
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
-from components.evaluate.accuracy import accuracy
+from components.core.statistics import accuracy
 from components.report.content import Accuracy, Chapter, Column, Content, Table
 
 

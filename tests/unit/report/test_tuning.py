@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
-from components.evaluate.accuracy import clopper_pearson_interval
+from components.core.statistics import clopper_pearson_interval
 from components.report import tuning, tuning_figures
 from components.report.content import Accuracy
 from components.report.results import AddedStep, TunedTrial, TuneResult, read_tune

@@ -170,7 +170,7 @@ def test_tuning_behind_real_samplers(toy_spec, new_batch):
     spec = ModelSpec("tiny_unet", 0, channels, size, half, half, options=options)
     denoiser = denoiser_of(PixelModel(spec).net, Diffusion.named("linear", 1000))
     batch = new_batch()
-    for sampler in (OneShot(denoiser), Ancestral(denoiser, num_steps=2)):
+    for sampler in (OneShot(denoiser=denoiser), Ancestral(denoiser=denoiser, num_steps=2)):
         objective = DenoisedFineTuning(DENOISED, denoise=sampler, label_smoothing=0.0)
         images = objective.shown(batch, "noise")
         assert not images.requires_grad

@@ -6,6 +6,8 @@ import numpy as np
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.core.settings import default_of
+from components.data.settings import DataSettings
 from components.data.sources.base import Pixels
 
 _FITS = ("pad", "resize", "crop")
@@ -13,12 +15,12 @@ _FITS = ("pad", "resize", "crop")
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What the data settings of these names ask for; None keeps what is there."""
+    """Image size and channels, as in the data settings of these names; None: as stored."""
 
     image_size: int | None = None
-    fit: str = "pad"
+    fit: str = default_of(DataSettings, "fit")
     channels: int | None = None
-    resize: int | None = None  # of crop: the shorter side before cropping; None: image_size
+    resize: int | None = None  # for crop: the shorter side before cropping; None: image_size
 
     def __post_init__(self) -> None:
         if self.fit not in _FITS:
@@ -39,7 +41,7 @@ class Fitting:
             raise CasemateError("data.resize", side, f"is below data.image_size {self.image_size}")
 
     def apply(self, pixels: Pixels, *, item_id: str) -> Pixels:
-        """The image with the wanted channels, then with the wanted size."""
+        """The image with the configured channels and size."""
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
             raise ValueError(f"{item_id}: not uint8 (H, W, 1|3): {pixels.dtype} {pixels.shape}")
         if self.channels is not None:
@@ -56,7 +58,7 @@ class Fitting:
     def enlarged(self, size: int) -> "Fitting":
         """The fitting of training images stored at `size`, for random crops to choose from.
 
-        Nothing of the shorter side is cut away: `resize` is for evaluation.
+        The shorter side is not cropped: `resize` is for evaluation.
         """
         if self.fit == "pad" or self.image_size is None:
             remedy = "needs data.fit=crop or resize and data.image_size"
@@ -92,7 +94,7 @@ def pad_centre(pixels: Pixels, *, size: int, item_id: str) -> Pixels:
 def resize_square(pixels: Pixels, *, size: int) -> Pixels:
     """The central square, scaled by Pillow's bilinear filter (antialiased, fixed-point, exact).
 
-    Square images lose nothing; of others the longer side is cropped, never squeezed.
+    Square images are not cropped; otherwise the longer side is cropped, not squeezed.
     """
     height, width, _ = pixels.shape
     side = min(height, width)
@@ -105,7 +107,7 @@ def resize_and_crop(pixels: Pixels, *, size: int, shorter: int) -> Pixels:
     """The central `size` x `size` after the shorter side was scaled to `shorter` (bicubic).
 
     Antialiased; rounding as in torchvision's Resize and CenterCrop, so that published ImageNet
-    accuracies are met on the same pixels: 224 of 256, or of floor(224 / share) in general.
+    accuracies refer to the same pixels: 224 of 256, or of floor(224 / share) in general.
     """
     height, width, _ = pixels.shape
     longer = int(shorter * max(height, width) / min(height, width))

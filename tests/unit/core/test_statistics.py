@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.evaluate.accuracy import accuracy, clopper_pearson_interval
+from components.core.statistics import accuracy, clopper_pearson_interval
 
 
 def upper_tail(k, n, p):

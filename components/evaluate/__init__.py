@@ -1,1 +1,0 @@
-"""What a finished model withstands: accuracy with exact intervals."""
