@@ -1,5 +1,6 @@
 """What the certify stage writes, tracks and publishes."""
 
+from pathlib import Path
 from typing import Any
 
 from components.certify.certificate import (
@@ -55,6 +56,7 @@ def publish(
     settings = family_of(request.settings.kind).published_settings(request.settings, dataset)
     if settings is None:
         return
+    assert isinstance(request.model, Path)  # stages name models by their folders
     out.run.register_smoothed(
         name=f"{recipe}-{out.part}-smoothed",
         alias="candidate",
