@@ -98,7 +98,7 @@ class ScaledAttack(Settings):
             if len(rows) == 0:
                 break
             found = self._crafted(logits_of, items.take(rows), scales=scales, index=index)
-            result = _worst_of(result, found, items.y, rows)
+            result = worst_of(result, found, items.y, rows)
         return result
 
     def examine(self, logits_of: LogitsFn, items: Items) -> ScaledReport:
@@ -110,7 +110,7 @@ class ScaledAttack(Settings):
             found = self._crafted(logits_of, items, scales=scales, index=index)
             found = replace(found, clean_prediction=result.clean_prediction)  # of f, not of f_S
             networks.append(self._network(logits_of, items, found, scales))
-            result = _worst_of(result, found, items.y, all_rows)
+            result = worst_of(result, found, items.y, all_rows)
         return ScaledReport(result, tuple(networks))
 
     @property
@@ -176,7 +176,7 @@ def _predictions(logits_of: LogitsFn, x: Images, items: Items) -> Labels:
     return check_logits(logits_of(x), items.item_ids).argmax(dim=1)  # ties to the lowest class
 
 
-def _worst_of(result: AttackResult, found: AttackResult, y: Labels, rows: Tensor) -> AttackResult:
+def worst_of(result: AttackResult, found: AttackResult, y: Labels, rows: Tensor) -> AttackResult:
     """`result` with the points of `found` (for `rows`) that break rows which were still robust."""
     broke = (result.adversarial_prediction[rows] == y[rows]) & (
         found.adversarial_prediction != y[rows]

@@ -9,7 +9,6 @@ outside of `components/certify` asks the family instead of telling kinds apart.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -22,7 +21,15 @@ from components.certify.cost import CostedModel
 from components.certify.estimate import Work
 from components.certify.header import FieldTypes, ImageShape, VotesHeader
 from components.certify.settings import CertificateSettings, ChallengeSettings, ClaimSettings
-from components.certify.tasks import VoteSettings, VoteTask
+from components.certify.tasks import (
+    Dataset,
+    DataSource,
+    ModelSource,
+    VoteSettings,
+    VoteTask,
+    digest_of,
+    spec_of,
+)
 from components.certify.vote_rows import ItemVotes, VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
@@ -30,8 +37,6 @@ from components.core.threats import Threat
 from components.core.types import Array
 from components.core.units import LoadPart, Unit, UnitSource, WorkFn
 from components.data.prepared import PreparedDataset
-from components.models.checkpoint import read_header
-from components.models.spec import ModelSpec
 
 SettingsT = TypeVar("SettingsT", bound=CertificateSettings)
 VotesT = TypeVar("VotesT", bound=VoteSettings)
@@ -42,12 +47,12 @@ Summary = Mapping[str, Any]  # of a certificate, as JSON has it
 
 @dataclass(frozen=True, kw_only=True)  # no slots: generic classes set __orig_class__
 class VoteRequest(Generic[SettingsT]):
-    """One certificate that is asked for: its settings, and where model and data are."""
+    """One certificate that is asked for: its settings, model and data."""
 
     settings: SettingsT
     key: str  # of the settings in the recipe, for errors
-    dataset: Path
-    model: Path
+    dataset: DataSource
+    model: ModelSource
     denoiser: str | None  # the source of the network in front of the model
     seed: int
     device: str
@@ -73,9 +78,9 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     # Units and workers ----------------------------------------------------------------------------
 
-    def check_model(self, request: VoteRequest[SettingsT], dataset: PreparedDataset) -> None:
+    def check_model(self, request: VoteRequest[SettingsT], dataset: Dataset) -> None:
         """Refuse a model, or what stands in front of it, that these images do not fit."""
-        spec = ModelSpec.from_dict(read_header(request.model)["spec"])
+        spec = spec_of(request.model)
         spec.check_classes(len(dataset.classes))
         spec.check_image((dataset.channels, dataset.height, dataset.width))
 
@@ -101,7 +106,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     def header(
         self,
         task: VoteTask[VotesT],
-        dataset: PreparedDataset,
+        dataset: Dataset,
         *,
         num_items: int,
         run_id: str,
@@ -111,7 +116,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         return VotesHeader(
             kind=task.votes.kind,
             run_id=run_id,
-            model_digest=read_header(task.model)["digest"],
+            model_digest=digest_of(task.model),
             dataset_digest=dataset.digest,
             num_classes=len(dataset.classes),
             image=ImageShape(dataset.channels, dataset.height, dataset.width),

@@ -1,12 +1,24 @@
-"""What a voting worker is given: places on disk and what its votes depend on."""
+"""What a voting worker is given: model and data, and what its votes depend on.
 
+Stages name both by their folders, since workers are elsewhere; a notebook gives what it has loaded.
+"""
+
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from components.certify.vote_rows import image_digest
 from components.core.types import Array
+from components.data.memory import MemoryDataset
 from components.data.prepared import ImageSplit, PreparedDataset, Split
+from components.models.checkpoint import load_model, read_header, weights_digest
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
+
+ModelSource = Path | PixelModel
+DataSource = Path | MemoryDataset
+Dataset = PreparedDataset | MemoryDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +39,45 @@ VotesT = TypeVar("VotesT", bound=VoteSettings)
 
 @dataclass(frozen=True)  # no slots: generic classes set __orig_class__
 class VoteTask(Generic[VotesT]):
-    """Prepared dataset, model folder and settings; `denoiser` is the source of a network."""
+    """Data, model and settings; `denoiser` is the source of a network in front of the model."""
 
-    dataset: Path
-    model: Path
+    dataset: DataSource
+    model: ModelSource
     votes: VotesT
     denoiser: str | None = None
 
     def items(self) -> Split:
         """The test items: in memory where they fit, else read shard by shard."""
-        return PreparedDataset.open(self.dataset).open_split("test")
+        return self.open_data().open_split("test")
+
+    def open_data(self) -> Dataset:
+        """The dataset that its items come from."""
+        return open_data(self.dataset)
+
+    def load_model(self) -> PixelModel:
+        """The model on the device of the votes, in eval mode; a change of its spec stays here."""
+        if isinstance(self.model, Path):
+            return load_model(self.model, device=self.votes.device)
+        return copy.copy(self.model)  # weights are shared, and where they are is the caller's
+
+
+def open_data(source: DataSource) -> Dataset:
+    """A prepared folder opened, or what is in memory already."""
+    return PreparedDataset.open(source) if isinstance(source, Path) else source
+
+
+def spec_of(model: ModelSource) -> ModelSpec:
+    """The spec of a model folder, or of a loaded model."""
+    if isinstance(model, PixelModel):
+        return model.spec
+    return ModelSpec.from_dict(read_header(model)["spec"])
+
+
+def digest_of(model: ModelSource) -> str:
+    """The digest of a model: as its folder names it, or of the loaded weights."""
+    if isinstance(model, PixelModel):
+        return weights_digest(model)
+    return str(read_header(model)["digest"])
 
 
 def vote_row(item: ImageSplit, stream: str, start: int, predictions: Array) -> dict[str, object]:

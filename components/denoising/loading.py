@@ -24,6 +24,7 @@ from components.denoising.samplers import make_sampler
 from components.models.checkpoint import load_model, read_header
 from components.models.costs import network_of_shapes
 from components.models.networks.unet import TimedUNet, check_config
+from components.models.pixels import PixelModel
 
 KEY = "denoiser"
 OURS, DIFFUSERS = "model:", "diffusers:"
@@ -102,7 +103,7 @@ def load_denoiser(source: str, *, device: str | torch.device = "cpu") -> Denoise
 
 
 def load_denoised(
-    classifier: Path,
+    classifier: Path | PixelModel,
     source: str,
     *,
     sampler: Mapping[str, Any],
@@ -110,11 +111,14 @@ def load_denoised(
     sigma: float,
     device: str | torch.device = "cpu",
 ) -> DenoisedClassifier:
-    """The classifier of a model folder behind a denoiser, ready for many passes."""
+    """A classifier, loaded or in a model folder, behind a denoiser, ready for many passes."""
     denoiser = load_denoiser(source, device=device).with_fast_layout(image_size)
+    loaded = classifier
+    if not isinstance(loaded, PixelModel):
+        loaded = load_model(loaded, device=device)
     return DenoisedClassifier(
         make_sampler(sampler, denoiser),
-        load_model(classifier, device=device),
+        loaded,
         image_size=image_size,
         sigma=sigma,
     ).eval()

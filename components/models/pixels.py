@@ -24,16 +24,19 @@ class PixelModel(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, *, net: nn.Module | None = None) -> None:
+        """`net` stands in for the network of `spec.architecture`, e.g. a user's own."""
         super().__init__()
         self.spec = spec
-        self.net = build_network(
-            spec.architecture,
-            image_size=spec.network_size,
-            channels=spec.channels,
-            num_classes=spec.num_classes,
-            options=spec.options,
-        )
+        if net is None:
+            net = build_network(
+                spec.architecture,
+                image_size=spec.network_size,
+                channels=spec.channels,
+                num_classes=spec.num_classes,
+                options=spec.options,
+            )
+        self.net = net
         if spec.token_policy == "drop":
             check_droppable(self.net)
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1), persistent=False)

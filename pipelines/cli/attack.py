@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.core.errors import CasemateError
+from pipelines.api import load_recipe
 from pipelines.cli.options import (
     AddressOpt,
     ForceOpt,
@@ -16,10 +17,9 @@ from pipelines.cli.options import (
     SmokeOpt,
     StorageOpt,
 )
-from pipelines.cli.show import load_recipe, run_and_show
+from pipelines.cli.show import run_and_show
 
 if TYPE_CHECKING:
-    from components.attacks.settings import AttackSettings
     from components.models.spec import ModelSpec
     from pipelines.recipe.schema.recipe import Recipe
 
@@ -62,6 +62,8 @@ def attack(
     as_json: JsonOpt = False,
 ) -> None:
     """Attack a recipe's models, training them first, or a model folder on any data."""
+    from components.attacks.short_form import read_attack_list
+
     needed = {"--model": model, "--data": data, "--eps": eps}
     alone = {
         **needed,
@@ -73,7 +75,7 @@ def attack(
         for key, value in alone.items():
             if value is not None:
                 raise CasemateError(key, value, "cannot be combined with RECIPE, which sets it")
-        loaded = load_recipe(recipe, set_, smoke)
+        loaded = load_recipe(recipe, overrides=set_ or [], smoke=smoke)
     else:
         missing = [key for key, value in needed.items() if value is None]
         if missing:
@@ -87,7 +89,7 @@ def attack(
         section = {
             "norm": norm or "linf",
             "eps": eps,
-            "attacks": listed(attacks or "autoattack"),
+            "attacks": read_attack_list(attacks or "autoattack", key="--attacks"),
             "num_items": num_items,
         }
         source = {"source": data, "path": data_path, "fit": fit or "pad"}
@@ -166,27 +168,3 @@ def _data(
     spec.check_image((dataset.channels, dataset.height, dataset.width))
     spec.check_classes(len(dataset.classes))
     return {"source": "parquet", "path": str(prepared)}
-
-
-def listed(text: str) -> list[dict[str, object]]:
-    """`fgsm,pgd-20,square-1000,autoattack-plus` as entries of a recipe's attack list."""
-    parts = [part.strip() for part in text.split(",")]
-    if "" in parts:
-        remedy = "has an empty entry; write names with one comma between, e.g. pgd-20,apgd-ce"
-        raise CasemateError("--attacks", repr(text), remedy)
-    return [_entry(part) for part in parts]
-
-
-def _entry(text: str) -> dict[str, object]:
-    """A kind alone, or followed by a value that its settings accept: a count, a version."""
-    from components.attacks.settings import ATTACKS
-
-    kinds: dict[str, type[AttackSettings]] = {kind: ATTACKS[kind].settings for kind in ATTACKS}
-    short = {kind: own for kind, own in kinds.items() if own.has_short_form()}
-    if text in short:
-        return {"kind": text}
-    kind, _, detail = text.rpartition("-")
-    if kind in short and (given := short[kind].from_suffix(detail)) is not None:
-        return {"kind": kind, **given}
-    known = ", ".join(sorted(short))
-    raise CasemateError("--attacks", text, f"is not an attack; write e.g. pgd-20. Known: {known}")

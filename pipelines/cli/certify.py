@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from pipelines import api
 from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt
-from pipelines.cli.show import load_recipe
 
 commands = typer.Typer()
 
@@ -35,13 +35,10 @@ def estimate(
     as_json: JsonOpt = False,
 ) -> None:
     """Estimate the cost of a recipe's certificates: passes, FLOPs, hours and memory."""
-    from pipelines.recipe.check import check
-    from pipelines.stages.certify.cost import estimates_of
-
-    loaded = load_recipe(recipe, set_, smoke)
-    check(loaded)
-    rows = estimates_of(
-        loaded,
+    rows = api.estimate(
+        recipe,
+        overrides=set_ or [],
+        smoke=smoke,
         accelerators=accelerator or [],
         dtype=dtype,
         num_workers=workers,
@@ -94,24 +91,8 @@ def export_tsv(
     as_json: JsonOpt = False,
 ) -> None:
     """Write the radii of an l2 certificate as the per-image table of Cohen et al. 2019."""
-    from components.certify.claim_rows import CERTIFICATES_NAME
-    from components.certify.l2.cohen_tsv import rows_of_certificates, write_cohen_tsv
-    from components.certify.verify import certificate_folder
-    from components.certify.votes import read_table
-    from components.core.errors import CasemateError
-
-    folder = certificate_folder(path)
-    rows = rows_of_certificates(read_table(folder / CERTIFICATES_NAME))
-    target = out or folder.with_name(f"{folder.resolve().name}.tsv")
-    if not target.parent.is_dir():
-        raise CasemateError("--out", target, "is in a folder that does not exist")
-    if target.is_dir():
-        raise CasemateError("--out", target, "is a folder; name the file to write in it")
-    try:
-        write_cohen_tsv(target, rows)
-    except OSError as error:
-        raise CasemateError("--out", target, f"cannot be written ({error.strerror})") from error
+    written = api.export_tsv(path, out)
     if as_json:
-        print(json.dumps({"file": str(target), "num_items": len(rows)}, indent=2))
+        print(json.dumps({"file": str(written.path), "num_items": written.num_items}, indent=2))
     else:
-        print(f"{target}: {len(rows)} items")
+        print(f"{written.path}: {written.num_items} items")

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
+from pipelines.api import load_recipe
 from pipelines.cli.options import (
     ForceOpt,
     JobsOpt,
@@ -19,7 +20,6 @@ from pipelines.cli.options import (
     SmokeOpt,
     StorageOpt,
 )
-from pipelines.cli.show import load_recipe
 
 commands = typer.Typer()
 DASHBOARD = "http://127.0.0.1:8265"
@@ -43,7 +43,7 @@ def submit(
     from pipelines.recipe.check import check
     from pipelines.runtime import jobs
 
-    loaded = load_recipe(recipe, set_, smoke)
+    loaded = load_recipe(recipe, overrides=set_ or [], smoke=smoke)
     check(loaded)
     place = storage or loaded.storage.root
     if "://" in place:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError, first_line
+from pipelines import api
 from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import data as cli_data
@@ -25,7 +26,7 @@ from pipelines.cli.options import (
     SmokeOpt,
     StorageOpt,
 )
-from pipelines.cli.show import check_resumable, load_recipe, run_and_show
+from pipelines.cli.show import check_resumable, run_and_show
 from pipelines.stages.registry import STAGES
 
 SHOWN_PROBLEMS = 20  # of verify, on a terminal
@@ -52,7 +53,7 @@ def _flow_command(name: str, help_: str, *, until: str | None) -> None:
         as_json: JsonOpt = False,
     ) -> None:
         run_and_show(
-            load_recipe(recipe, set_, smoke),
+            api.load_recipe(recipe, overrides=set_ or [], smoke=smoke),
             storage=storage,
             force=force,
             address=address,
@@ -77,7 +78,7 @@ def _train(
     address: AddressOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    loaded = load_recipe(recipe, set_, smoke)
+    loaded = api.load_recipe(recipe, overrides=set_ or [], smoke=smoke)
     if resume:
         check_resumable(loaded, storage=storage, force=force)
     run_and_show(
@@ -110,7 +111,7 @@ def recipes(
     from pipelines.recipe import load as recipe
 
     if name:
-        loaded = load_recipe(name, set_, smoke)
+        loaded = api.load_recipe(name, overrides=set_ or [], smoke=smoke)
         print(json.dumps(loaded.resolved(), indent=2) if as_json else loaded.to_yaml(), end="")
         return
     rows = {n: recipe.headline(n) for n in recipe.available()}
@@ -133,19 +134,18 @@ def lint(
     as_json: JsonOpt = False,
 ) -> None:
     """Validate recipes and warn about known mistakes."""
-    from pipelines.recipe.lint import warnings_of
     from pipelines.recipe.load import available
 
     names = available() if all_ else recipes or []
     if not names:
         raise CasemateError("lint", "", "needs a recipe's name or path, or --all")
     if len(names) == 1:  # the usual case: its error is the command's
-        _show_lint(names[0], warnings_of(load_recipe(names[0], set_, False)), as_json=as_json)
+        _show_lint(names[0], api.lint(names[0], overrides=set_ or []), as_json=as_json)
         return
     wrong, found = 0, {}
     for name in names:
         try:
-            found[name] = warnings_of(load_recipe(name, set_, False))
+            found[name] = api.lint(name, overrides=set_ or [])
         except CasemateError as error:
             print(f"casemate: {error}", file=sys.stderr)
             wrong += 1
@@ -191,18 +191,8 @@ def verify(
     as_json: JsonOpt = False,
 ) -> None:
     """Recompute every claim of a certificate from its votes; no GPU needed."""
-    from components.certify import verify as checks
-    from pipelines.runtime.artifacts import changed_files
-
-    report = checks.verify(path)
-    folder = path if path.is_dir() else path.parent
-    changed = changed_files(folder)
-    problems = [f"{name}: is not the file that manifest.json lists" for name in changed]
-    if resample:
-        from pipelines.stages.certify.resample import resample as vote_again
-
-        problems += vote_again(path, count=resample, model=model, data=data, denoiser=denoiser)
-    problems += report.problems
+    report = api.verify(path, resample=resample, model=model, data=data, denoiser=denoiser)
+    problems = report.problems
     if as_json:
         print(
             json.dumps(
@@ -228,6 +218,7 @@ def verify(
         print(f"{path}: {report.num_items} items checked{again}: {verdict}")
         if not report.sound:
             print("not sound: these claims follow a published rule that does not bound an attacker")
+        folder = path if path.is_dir() else path.parent
         if not resample and not (folder / "manifest.json").exists():
             print("no manifest.json here: whether items were left out shows only with --resample")
     if problems:
@@ -247,17 +238,15 @@ def recertify(
     **claim: Any,
 ) -> None:
     """Derive another certificate from the same votes: other sizes, radii, rule or alpha."""
-    from components.certify import verify as checks
     from components.certify.registry import family_of
 
-    folder = path if path.is_dir() else path.parent
-    target = out or folder.with_name(f"{folder.name}-recertified")
-    document = checks.recertify(path, target, **read_claim(claim))
+    made = api.recertify(path, out, **read_claim(claim))
+    document = made.document
     if as_json:
         print(
             json.dumps(
                 {
-                    "folder": str(target),
+                    "folder": str(made.folder),
                     "claim": document.claim,
                     "summary": document.summary,
                 },
@@ -271,7 +260,7 @@ def recertify(
         print(f"certified at {at:<8} {_percent(entry['accuracy'])}{_second(entry)}")
     if not document.sound:
         print("sound: false (delta_rule paper_reference only reproduces published tables)")
-    print(f"certificate: {target}")
+    print(f"certificate: {made.folder}")
 
 
 def _percent(share: dict[str, Any]) -> str:

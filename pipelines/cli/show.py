@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
+from pipelines import api
 
 if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
-
-
-def load_recipe(name: str, overrides: list[str] | None, smoke: bool) -> "Recipe":
-    """The recipe of a command line."""
-    from pipelines.recipe.load import load
-
-    return load(name, overrides=overrides or [], smoke=smoke)
 
 
 def run_and_show(
@@ -30,20 +24,14 @@ def run_and_show(
     prepared: Path | None = None,
 ) -> None:
     """Run a flow or a part of it and print its figures and folders."""
-    from pipelines.flow.run import run_flow
-    from pipelines.flow.summary import folder_of, summary
-
-    steps = run_flow(
+    done = api.run(
         recipe, storage=storage, address=address, force=force, until=until, prepared=prepared
     )
-    root = Path(storage or recipe.storage.root).resolve()
-    uri = recipe.tracking.uri or f"sqlite:///{root}/mlflow.db"
-    report = folder_of(steps, "report")
     found = {
-        "report": str(report / "report.html") if report else None,
-        "tracking_uri": uri,
-        "steps": {step.name: str(step.folder) for step in steps},
-        "summary": summary(steps),
+        "report": str(done.report) if done.report else None,
+        "tracking_uri": done.tracking_uri,
+        "steps": {name: str(folder) for name, folder in done.steps.items()},
+        "summary": done.summary,
     }
     print(json.dumps(found, indent=2)) if as_json else _show(found)
 

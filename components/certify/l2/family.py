@@ -41,6 +41,7 @@ from components.certify.l2.voters import (
     describe_denoiser,
     draw_units,
 )
+from components.certify.tasks import Dataset, open_data, spec_of
 from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl
@@ -49,8 +50,6 @@ from components.core.threats import UNIT, L2Threat
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import describe_source
-from components.models.checkpoint import read_header
-from components.models.spec import ModelSpec
 
 L2Challenge = ChallengeTask[GaussianVoteSettings, L2ChallengeSettings, GaussianClaimSettings]
 
@@ -77,7 +76,7 @@ class GaussianFamily(
                 request.denoiser,
                 sampler=plain(settings.sampler),
                 sigma=settings.sigma,
-                image_size=PreparedDataset.open(request.dataset).height,
+                image_size=open_data(request.dataset).height,
             )
         votes = GaussianVoteSettings(
             kind=settings.kind,
@@ -100,11 +99,11 @@ class GaussianFamily(
     def worker(self, task: GaussianTask) -> WorkFn:
         return GaussianVoter(task)
 
-    def check_model(self, request: VoteRequest[GaussianSettings], dataset: PreparedDataset) -> None:
+    def check_model(self, request: VoteRequest[GaussianSettings], dataset: Dataset) -> None:
         if request.denoiser is None:
             super().check_model(request, dataset)
             return
-        spec, key = ModelSpec.from_dict(read_header(request.model)["spec"]), request.key
+        spec, key = spec_of(request.model), request.key
         spec.check_classes(len(dataset.classes))
         found = describe_source(request.denoiser)
         try:
@@ -184,7 +183,7 @@ class GaussianFamily(
         told = drawn_of(header).denoiser
         if task.denoiser is None or told is None:
             return []
-        side = PreparedDataset.open(task.dataset).height
+        side = task.open_data().height
         known = describe_denoiser(
             task.denoiser, sampler=told["sampler"], sigma=task.votes.sigma, image_size=side
         )

@@ -16,7 +16,7 @@ from components.certify.vote_rows import SCHEMA
 from components.core.noise_streams import noise_stream
 from components.core.types import Array
 from components.core.units import Unit
-from components.data.prepared import ImageSplit, PreparedDataset
+from components.data.prepared import ImageSplit
 from components.denoising.classifier import DenoisedClassifier
 from components.denoising.loading import (
     denoiser_of,
@@ -24,7 +24,6 @@ from components.denoising.loading import (
     load_denoised,
     source_digest,
 )
-from components.models.checkpoint import load_model
 from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 
@@ -86,12 +85,12 @@ def load_noisy_model(task: GaussianTask) -> PixelModel | DenoisedClassifier:
     """What classifies noisy images: the model itself, or behind its denoiser."""
     votes = task.votes
     if task.denoiser is None or votes.denoiser is None:
-        return load_model(task.model, device=votes.device)
+        return task.load_model()
     return load_denoised(
-        task.model,
+        task.load_model(),
         task.denoiser,
         sampler=votes.denoiser["sampler"],
-        image_size=PreparedDataset.open(task.dataset).width,
+        image_size=task.open_data().width,
         sigma=votes.sigma,
         device=votes.device,
     )
@@ -102,7 +101,7 @@ class GaussianVoter:
 
     def __init__(self, task: GaussianTask) -> None:
         self.settings, self.items = task.votes, task.items()
-        self.num_classes = len(PreparedDataset.open(task.dataset).classes)
+        self.num_classes = len(task.open_data().classes)
         self.model = load_noisy_model(task)
 
     def __call__(self, blocks: Iterable[Block]) -> pa.Table:

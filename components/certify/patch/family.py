@@ -71,13 +71,13 @@ from components.certify.patch.voters import (
     masks_to_ask,
     rows_of_units,
 )
+from components.certify.tasks import spec_of
 from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array
 from components.core.units import WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
-from components.models.checkpoint import read_header
 from components.models.tokens import patch_size_of
 from components.models.voting import PLAIN, VotingBackend
 
@@ -154,9 +154,9 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     def prepare(
         self, request: VoteRequest[AblationSettings], *, source: Votes | None
     ) -> AblationTask:
-        settings, spec = request.settings, read_header(request.model)["spec"]
-        band = _band(request, spec["trained_for"])
-        policy, trained = _token_policy(request, str(spec["token_policy"]))
+        settings, spec = request.settings, spec_of(request.model)
+        band = _band(request, spec.trained_for)
+        policy, trained = _token_policy(request, spec.token_policy)
         backend = VotingBackend(
             path="fast", precision=settings.precision, compiled=settings.compiled
         )
@@ -304,8 +304,7 @@ class DoubleMaskingFamily(
         self, request: VoteRequest[DoubleMaskingSettings], *, source: Votes | None
     ) -> PairTask:
         settings = request.settings
-        trained_policy = str(read_header(request.model)["spec"]["token_policy"])
-        policy, trained = _token_policy(request, trained_policy)
+        policy, trained = _token_policy(request, spec_of(request.model).token_policy)
         votes = PairVoteSettings(
             kind=settings.kind,
             micro_batch=settings.micro_batch,

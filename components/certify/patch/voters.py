@@ -17,8 +17,6 @@ from components.certify.vote_rows import SCHEMA, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, Unit
 from components.data.ablation import Ablations
-from components.data.prepared import PreparedDataset
-from components.models.checkpoint import load_model
 from components.models.masked_votes import Masks, dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
@@ -76,7 +74,7 @@ PairTask = VoteTask[PairVoteSettings]
 
 def image_size_of(task: VoteTask[PatchVotesT]) -> tuple[int, int]:
     """(height, width) of the images of a task."""
-    dataset = PreparedDataset.open(task.dataset)
+    dataset = task.open_data()
     return dataset.height, dataset.width
 
 
@@ -95,7 +93,7 @@ def masks_to_ask(task: PairTask) -> MaskSet:
 def load_voting_model(task: VoteTask[PatchVotesT]) -> PixelModel:
     """The model with the token policy under which it votes."""
     votes = task.votes
-    model = load_model(task.model, device=votes.device)
+    model = task.load_model()
     if votes.token_policy not in (None, model.spec.token_policy):
         if votes.token_policy == "drop":
             check_droppable(model.net)

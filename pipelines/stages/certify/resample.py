@@ -3,21 +3,22 @@
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from components.certify.registry import family_of
-from components.certify.tasks import VoteTask
+from components.certify.tasks import DataSource, ModelSource, VoteTask, digest_of, open_data
 from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.certify.votes import read_votes
 from components.core.errors import CasemateError
 from components.core.types import Array
-from components.data.prepared import PreparedDataset, Split
+from components.data.prepared import Split
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
 from pipelines.runtime.artifacts import read_manifest
+from pipelines.stages.certify.in_process import one_thread
 
 SPAN = 256  # items of the dataset that are read at once
 
@@ -26,8 +27,8 @@ def resample(
     path: Path,
     *,
     count: int,
-    model: Path | None,
-    data: Path | None,
+    model: ModelSource | None,
+    data: DataSource | None,
     denoiser: Path | None = None,
 ) -> list[str]:
     """Problems found by repeating the votes of `count` random items; none: every vote is equal.
@@ -40,10 +41,15 @@ def resample(
     votes = read_votes(folder / VOTES_NAME)
     model_folder, data_folder = _places(folder, votes, model, data)
     _check_identity(votes, model_folder, data_folder)
-    torch.set_num_threads(1)  # as a certification worker with one CPU
+    settings = family_of(votes.header.kind).vote_settings(votes.header)
+    behind = _denoiser(folder, votes, denoiser)
+    with one_thread():
+        return _differences(votes, VoteTask(data_folder, model_folder, settings, behind), count)
+
+
+def _differences(votes: Votes, task: VoteTask[Any], count: int) -> list[str]:
+    """Problems of the votes of `count` random items, repeated."""
     family = family_of(votes.header.kind)
-    settings, behind = family.vote_settings(votes.header), _denoiser(folder, votes, denoiser)
-    task = VoteTask(data_folder, model_folder, settings, behind)
     voter, known = family.worker(task), _known_items(task.items(), votes.header.num_items)
     position = {item: i for i, item in enumerate(known)}
     items = sorted(votes.items(), key=lambda item: item.item_id)
@@ -86,8 +92,10 @@ def _wrong_labels(items: Sequence[ItemVotes], known: Mapping[str, int]) -> list[
     ]
 
 
-def _places(folder: Path, votes: Votes, model: Path | None, data: Path | None) -> tuple[Path, Path]:
-    """The folders of model and data: as given, else those in the step's manifest."""
+def _places(
+    folder: Path, votes: Votes, model: ModelSource | None, data: DataSource | None
+) -> tuple[ModelSource, DataSource]:
+    """The sources of model and data: as given, else the folders in the step's manifest."""
     inputs = _inputs(folder)
     model, data = (
         model or _find(inputs, folder, votes.header.model_digest),
@@ -134,16 +142,17 @@ def _denoiser(folder: Path, votes: Votes, given: Path | None) -> str | None:
     return source_of(place)
 
 
-def _check_identity(votes: Votes, model: Path, data: Path) -> None:
+def _check_identity(votes: Votes, model: ModelSource, data: DataSource) -> None:
     """Refuse a model or dataset other than those the votes are of."""
     header = votes.header
     for name, place, found, expected in (
-        ("model", model, read_header(model)["digest"], header.model_digest),
-        ("data", data, PreparedDataset.open(data).digest, header.dataset_digest),
+        ("model", model, digest_of(model), header.model_digest),
+        ("data", data, open_data(data).digest, header.dataset_digest),
     ):
         if found != expected:
             remedy = f"has digest {found[:12]}, the votes are of {expected[:12]}"
-            raise CasemateError(f"verify --{name}", place, remedy)
+            where = place if isinstance(place, Path) else "as given"
+            raise CasemateError(f"verify --{name}", where, remedy)
 
 
 def _compare(table: pa.Table, item: ItemVotes, *, kept: Array | slice) -> list[str]:

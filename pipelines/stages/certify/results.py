@@ -1,6 +1,7 @@
 """Files, metrics and registered models of the certify stage."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from components.certify.certificate import CertificateDocument
@@ -58,6 +59,7 @@ def publish(
     settings = family_of(request.settings.kind).published_settings(request.settings, dataset)
     if settings is None:
         return
+    assert isinstance(request.model, Path)  # stages name models by their folders
     out.run.register_smoothed(
         name=f"{recipe}-{out.part}-smoothed",
         alias="candidate",

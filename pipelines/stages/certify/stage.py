@@ -5,7 +5,7 @@ from pathlib import Path
 
 from components.certify.certificate import check_claim, write_certificate
 from components.certify.challenge import ChallengeTask
-from components.certify.family import AnyFamily, VoteRequest
+from components.certify.family import VoteRequest
 from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
@@ -13,19 +13,17 @@ from components.certify.tasks import VoteSettings, VoteTask
 from components.certify.vote_rows import VOTES_NAME, Votes
 from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.digests import digest_json
-from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import StageDir, software
+from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.progress import say
 from pipelines.runtime.shards import run_units
 from pipelines.stages.certify import challenge, results
+from pipelines.stages.certify.request import check_sizes, votes_header
 from pipelines.stages.certify.worker import make_voter
-
-PACKAGES = ("casemate", "torch", "timm", "numpy", "scipy")  # whose versions votes record
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
@@ -33,14 +31,16 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     entry = recipe.certificates()[out.part]
     settings, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
     for name, other in recipe.certificates().items():  # all, before the first votes are computed
-        _check_sizes(other.section, dataset, key=f"certify.{name}")
+        check_sizes(other.section, dataset, key=f"certify.{name}")
     family, request = family_of(settings.kind), _request(recipe, settings, inputs, out)
     family.check_model(request, dataset)
     source = read_votes(inputs[f"certify.{entry.finer}"] / VOTES_NAME) if entry.finer else None
     task = family.prepare(request, source=source)
     if source is None and (notice := family.notice(task)):
         say(f"{out.step}: {notice}")
-    header = _header(family, task, dataset, out, num_items=settings.num_items)
+    header = votes_header(
+        family, task, dataset, num_items=settings.num_items, run_id=out.fingerprint
+    )
     family.check_before_votes(settings, header)
     check_can_store(header)
     if source is not None:
@@ -68,32 +68,6 @@ def _request(
         denoiser=denoisers.of_certificate(settings, out.part, inputs),
         seed=recipe.seed,
         device=build.actor_device(recipe.cluster),
-    )
-
-
-def _check_sizes(settings: CertificateSettings, dataset: PreparedDataset, *, key: str) -> None:
-    """Refuse lengths that do not fit into the images; a band as trained fitted in training."""
-    side = min(dataset.height, dataset.width)
-    for name, value in settings.lengths():
-        if value > side:
-            raise CasemateError(f"{key}.{name}", value, f"is larger than the image ({side})")
-
-
-def _header(
-    family: AnyFamily,
-    task: VoteTask[VoteSettings],
-    dataset: PreparedDataset,
-    out: StageDir,
-    *,
-    num_items: int | None,
-) -> VotesHeader:
-    available = dataset.splits["test"]
-    return family.header(
-        task,
-        dataset,
-        num_items=min(num_items or available, available),
-        run_id=out.fingerprint,
-        software={name: v for name, v in software().items() if name in PACKAGES},
     )
 
 

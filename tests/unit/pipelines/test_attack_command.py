@@ -3,9 +3,13 @@
 import pytest
 
 from components.attacks.settings import ATTACKS
+from components.attacks.short_form import read_attack_list
 from components.core.errors import CasemateError
-from pipelines.cli.attack import listed
 from pipelines.recipe.schema.attack import AttackSection
+
+
+def listed(text):
+    return read_attack_list(text, key="--attacks")
 
 
 def test_numbers_are_steps_or_queries():

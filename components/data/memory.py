@@ -1,0 +1,117 @@
+"""Images in memory as a dataset with one split: what notebooks certify without preparing files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from components.core.digests import digest_bytes, digest_json
+from components.core.errors import CasemateError
+from components.data.prepared import ImageSplit
+
+LEVELS = 255
+ROUNDING = 0.02  # of a level: float32 division by 255 is far closer
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryDataset:
+    """Test items in memory; `digest` names ids, labels and pixels."""
+
+    classes: tuple[str, ...]
+    test: ImageSplit
+    digest: str
+
+    @staticmethod
+    def of(
+        images: Tensor, labels: Tensor, *, num_classes: int, item_ids: Sequence[str] | None = None
+    ) -> "MemoryDataset":
+        """(N, C, H, W) images, uint8 or floats on the 256 levels of [0, 1], with (N,) labels."""
+        stored, ids = as_levels(images), tuple(item_ids or numbered(len(images)))
+        test = ImageSplit(ids, stored, checked_labels(labels, stored, num_classes))
+        if len(set(ids)) < len(ids) or "" in ids:
+            raise CasemateError("item_ids", len(ids), "must be different and not empty")
+        classes = tuple(str(number) for number in range(num_classes))
+        identity = {
+            "classes": num_classes,
+            "item_ids": ids,
+            "labels": test.labels.tolist(),
+            "shape": list(stored.shape),
+            "pixels": digest_bytes(stored.contiguous().numpy().tobytes()),
+        }
+        return MemoryDataset(classes, test, digest_json(identity))
+
+    @property
+    def channels(self) -> int:
+        return int(self.test.images.shape[1])
+
+    @property
+    def height(self) -> int:
+        return int(self.test.images.shape[2])
+
+    @property
+    def width(self) -> int:
+        return int(self.test.images.shape[3])
+
+    @property
+    def splits(self) -> dict[str, int]:
+        """Items per split."""
+        return {"test": len(self.test)}
+
+    def open_split(self, split: str) -> ImageSplit:
+        """The items; there is no other split than `test`."""
+        if split != "test":
+            raise CasemateError("split", split, "is not in memory, only test")
+        return self.test
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """Item ids where none are given: the positions, written so that they sort in their order."""
+    return tuple(f"{number:08d}" for number in range(count))
+
+
+def checked_labels(labels: Tensor, images: Tensor, num_classes: int) -> Tensor:
+    """(N,) int64 on the CPU, or an error that says what is wrong with them."""
+    found = torch.as_tensor(labels).detach().cpu()
+    if found.shape != (len(images),) or found.is_floating_point() or found.dtype == torch.bool:
+        shape = "x".join(map(str, found.shape))
+        remedy = f"are not {len(images)} class numbers, one per image"
+        raise CasemateError("labels", f"{shape or 'one'} {found.dtype}", remedy)
+    if not len(found):
+        raise CasemateError("images", 0, "are too few: give at least one")
+    low, high = int(found.min()), int(found.max())
+    if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
+        raise CasemateError("labels", wrong, f"is not a class; the model tells {num_classes} apart")
+    return found.long()
+
+
+def as_pixels(images: Tensor) -> Tensor:
+    """(N, C, H, W) float32 in [0, 1], from floats or from uint8."""
+    found = torch.as_tensor(images).detach()
+    if found.dim() != 4:
+        shape = "x".join(map(str, found.shape))
+        raise CasemateError("images", shape, "are not (items x channels x height x width)")
+    if found.dtype == torch.uint8:
+        return found.to(torch.float32) / LEVELS
+    inside = found.is_floating_point() and bool(((found >= 0) & (found <= 1)).all())
+    if not inside:
+        remedy = "are neither uint8 nor floats in [0, 1]; undo the normalisation"
+        raise CasemateError("images", f"of {found.dtype}", remedy)
+    return found.to(torch.float32)
+
+
+def as_levels(images: Tensor) -> Tensor:
+    """(N, C, H, W) uint8; floats must lie on the 256 levels, so that nothing is rounded silently.
+
+    Votes record a digest of stored pixels, which others need to repeat them.
+    """
+    given = torch.as_tensor(images).detach()
+    if given.dtype == torch.uint8 and given.dim() == 4:
+        return given.cpu()
+    scaled = as_pixels(given).cpu() * LEVELS
+    levels = scaled.round()
+    if bool(((scaled - levels).abs() > ROUNDING).any()):
+        remedy = "lie between the 256 levels of stored images; give (255 * images).round().byte()"
+        raise CasemateError("images", f"of {given.dtype}", remedy)
+    return levels.to(torch.uint8)

@@ -1,0 +1,58 @@
+"""Casemate from Python: everything that the command line does, for notebooks and scripts.
+
+    from pipelines import api
+
+    model = api.load_model(my_network, image_size=32)      # or the path of a model folder
+    api.attack(model, images, labels, eps=8 / 255)          # AutoAttack
+    api.certify_patch(model, images, labels, patch_sizes=[5], band=4)
+    api.certify_l2(model, images, labels, sigma=0.25)
+
+Images are (N, C, H, W) pixels in [0, 1], or uint8. Attacks and certificates are computed in this
+process; `run` is for whole recipes, on Ray. Importing this module is cheap: what a function needs
+is imported when it is called.
+"""
+
+from pipelines.api.attacks import AttackReport, attack
+from pipelines.api.certificates import (
+    Certificate,
+    TsvFile,
+    certify_l2,
+    certify_patch,
+    export_tsv,
+    load_certificate,
+    recertify,
+    verify,
+)
+from pipelines.api.models import load_model
+from pipelines.api.runs import (
+    RunResult,
+    estimate,
+    lint,
+    load_recipe,
+    results,
+    run,
+    steps,
+)
+from pipelines.api.tables import Accuracy
+
+__all__ = [
+    "Accuracy",
+    "AttackReport",
+    "Certificate",
+    "RunResult",
+    "TsvFile",
+    "attack",
+    "certify_l2",
+    "certify_patch",
+    "estimate",
+    "export_tsv",
+    "lint",
+    "load_certificate",
+    "load_model",
+    "load_recipe",
+    "recertify",
+    "results",
+    "run",
+    "steps",
+    "verify",
+]

@@ -1,0 +1,171 @@
+"""Attacks on a loaded model in this process."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines.api.tables import Accuracy, accuracy_of, frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from components.attacks.cascade import CascadeResult
+    from components.attacks.interface import Items
+    from components.attacks.settings import AttackSettings
+    from components.models.pixels import PixelModel
+    from pipelines.recipe.schema.attack import AttackSection
+
+    Attacks = str | AttackSettings | Sequence[AttackSettings | Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class AttackReport:
+    """What a list of attacks did: `robust_accuracy` counts items that are correct under all of it.
+
+    `x_adv` holds for every broken item the point that broke it, for others the image itself;
+    `table` has one row per item, `attacks` one per attack; `warnings` say why the figure may be
+    too high.
+    """
+
+    norm: str
+    eps: float | None
+    clean_accuracy: Accuracy
+    robust_accuracy: Accuracy
+    x_adv: "Tensor"
+    table: "pd.DataFrame"
+    attacks: "pd.DataFrame"
+    warnings: tuple[str, ...]
+
+    @property
+    def broken_by(self) -> "dict[str, int]":
+        """How many items each attack broke, in their order."""
+        return dict(zip(self.attacks["attack"], self.attacks["num_broken"], strict=True))
+
+
+def attack(
+    model: "PixelModel",
+    images: "Tensor",
+    labels: "Tensor",
+    *,
+    eps: float | str | None,
+    norm: str = "linf",
+    attacks: "Attacks" = "autoattack",
+    seed: int = 0,
+    item_ids: Sequence[str] | None = None,
+    micro_batch: int | None = None,
+) -> AttackReport:
+    """Attack a model; each attack gets the items that all before it left correct.
+
+    `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`, or
+    entries as a recipe has them. `micro_batch`: rows of every forward pass, by default as in
+    recipes. Random numbers depend on `seed` and the item ids alone. Weak attacks raise a
+    `UserWarning`, too.
+
+    >>> from pipelines import api
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+    >>> model = api.load_model(network, image_size=8)
+    >>> images = torch.rand(4, 3, 8, 8)
+    >>> labels = model(images).argmax(dim=1)
+    >>> report = api.attack(model, images, labels, eps="8/255", attacks="pgd-20,apgd-ce-20")
+    >>> report.clean_accuracy.value
+    1.0
+    >>> report.robust_accuracy.value <= report.clean_accuracy.value
+    True
+    >>> bool((report.x_adv - images).abs().max() <= 8 / 255 + 1e-6)
+    True
+    """
+    from components.attacks.evaluation import attack_model, weaknesses
+    from components.attacks.interface import Items
+    from components.attacks.listing import attack_list, check_class_count
+    from components.data.memory import as_pixels, checked_labels, numbered
+    from pipelines.runtime import progress
+
+    section = _attack_section(attacks, norm=norm, eps=eps, micro_batch=micro_batch)
+    listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
+    check_class_count([x.settings for x in listed], num_classes=model.spec.num_classes)
+    pixels, device = as_pixels(images), model.mean.device
+    known = checked_labels(labels, pixels, model.spec.num_classes)
+    ids = tuple(item_ids or numbered(len(pixels)))
+    items = Items(pixels.to(device), known.to(device), ids, seed)
+    with progress.bar("attack", total=len(items) * len(listed), unit="items") as bar:
+        result = attack_model(
+            model,
+            items,
+            listed,
+            micro_batch=section.micro_batch,
+            on_progress=lambda rows, _: bar.advance(rows),
+        )
+    found = tuple(weaknesses(section.attacks, section.eps, result))
+    for text in found:
+        warnings.warn(text, stacklevel=2)
+    state = result.state
+    return AttackReport(
+        norm=section.norm,
+        eps=section.eps,
+        clean_accuracy=accuracy_of(state.clean_prediction == state.y),
+        robust_accuracy=accuracy_of(state.robust),
+        x_adv=result.x_adv,
+        table=_attack_table(result, items, norm=section.norm),
+        attacks=frame(
+            {"attack": tally.name, "num_items": tally.num_rows, "num_broken": tally.num_broken}
+            for tally in state.tallies
+        ),
+        warnings=found,
+    )
+
+
+def _attack_section(
+    attacks: "Attacks", *, norm: str, eps: float | str | None, micro_batch: int | None
+) -> "AttackSection":
+    """The threat and the list through the same door as a recipe's."""
+    from pydantic import ValidationError
+
+    from components.attacks.settings import AttackSettings
+    from components.attacks.short_form import read_attack_list
+    from components.core.settings import plain
+    from components.core.user_code import reading
+    from pipelines.recipe.explain import explain
+    from pipelines.recipe.problems import RecipeError
+    from pipelines.recipe.schema.attack import AttackSection
+
+    if isinstance(attacks, str):
+        attacks = read_attack_list(attacks, key="attacks")
+    entries = [attacks] if isinstance(attacks, AttackSettings) else attacks
+    values: dict[str, Any] = {
+        "norm": norm,
+        "eps": eps,
+        "attacks": [plain(e) if isinstance(e, AttackSettings) else dict(e) for e in entries],
+        "sanity": None,  # measured by recipes only
+    }
+    if micro_batch is not None:
+        values["micro_batch"] = micro_batch
+    with reading(base=Path(), trusted=True):
+        try:
+            return AttackSection.model_validate(values)
+        except ValidationError as error:
+            raise RecipeError("attack", explain(AttackSection, values, error)) from None
+
+
+def _attack_table(result: "CascadeResult", items: "Items", *, norm: str) -> "pd.DataFrame":
+    import pandas as pd
+
+    from pipelines.stages.attack.worker import distance
+
+    state = result.state
+    columns = ("y", "clean_prediction", "adversarial_prediction", "robust")
+    counts = ("num_evaluations", "num_gradients", "num_zero_gradients")
+    values = {name: getattr(state, name).cpu().numpy() for name in (*columns, *counts)}
+    return pd.DataFrame(
+        {
+            "item_id": list(items.item_ids),
+            "label": values.pop("y"),
+            **values,
+            "broken_by": state.breaker_names(),
+            "distance": distance(result.x_adv, items.x, norm=norm),
+        }
+    )

@@ -1,0 +1,324 @@
+"""Certificates: made in this process, read, verified, derived again, exported."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from components.core.errors import CasemateError
+from pipelines.api.tables import Accuracy, frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from components.certify.certificate import CertificateDocument
+    from components.certify.tasks import DataSource
+    from components.certify.verify import VerifyReport
+    from components.models.pixels import PixelModel
+
+NOT_HERE = {  # settings of a recipe's certificates that have no meaning for one model in memory
+    "model": "is the first argument here",
+    "sweep": "belongs to recipes; call once for each value",
+    "challenge": "belongs to recipes; attack the certificate with casemate certify",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A stored certificate: the votes, the claims and their document are files in `folder`."""
+
+    folder: Path
+    document: "CertificateDocument"
+    data: "DataSource | None" = field(default=None, repr=False)
+    """The items it was just made from, for `verify(folder, resample=..., data=...)`."""
+
+    @property
+    def sound(self) -> bool:
+        """False for claims that only reproduce published tables."""
+        return self.document.sound
+
+    @property
+    def standard_accuracy(self) -> Accuracy:
+        """Accuracy of the same smoothed classifier without an attack; abstentions are wrong."""
+        return Accuracy(**self.document.summary["standard_accuracy"])
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """One row per item: label, prediction, what is certified."""
+        import pandas as pd
+
+        return pd.read_parquet(self.folder / "certificates.parquet")
+
+    @property
+    def certified(self) -> "pd.DataFrame":
+        """Certified accuracy at each patch side (pixels) or l2 radius, column `at`."""
+        from components.certify.registry import family_of
+
+        family = family_of(self.document.kind)
+        return frame(
+            {"at": family.budget(entry), **entry["accuracy"]}
+            for entry in self.document.summary["certified"]
+        )
+
+    def accuracy_at(self, budget: float) -> Accuracy:
+        """Certified accuracy at one of the claimed patch sides or radii."""
+        found = self.certified
+        rows = found[found["at"] == budget]
+        if rows.empty:
+            known = ", ".join(f"{at:g}" for at in found["at"])
+            raise CasemateError("budget", budget, f"is not claimed; claimed are {known}")
+        value, low, high, count = rows.iloc[0][["value", "low", "high", "num_items"]]
+        return Accuracy(float(value), float(low), float(high), int(count))
+
+
+def load_certificate(path: str | Path) -> Certificate:
+    """A stored certificate, from its folder or one of its files; `verify` checks it."""
+    from components.certify.certificate import CertificateDocument
+    from components.certify.verify import certificate_folder, read_document
+
+    folder = certificate_folder(Path(path))
+    return Certificate(folder, CertificateDocument.from_dict(read_document(folder)))
+
+
+def certify_patch(
+    model: "PixelModel",
+    images: "Tensor | str | Path",
+    labels: "Tensor | None" = None,
+    *,
+    patch_sizes: Sequence[int],
+    band: int | None = None,
+    kind: str = "columns",
+    out: str | Path | None = None,
+    item_ids: Sequence[str] | None = None,
+    **settings: Any,
+) -> Certificate:
+    """Certify items against one square patch of up to these sides, anywhere in the image.
+
+    `images` may also be the folder of a prepared dataset, which has labels. `band`: pixels that an
+    ablation shows, by default as the model was trained. `kind`: columns, rows, blocks, both or
+    double_masking. `settings`: further fields of that kind's settings in
+    `components/certify/patch/settings.py`, e.g. `stride` or `micro_batch`. The certificate is
+    written to the folder `out`, a temporary one by default, and holds for `verify`.
+
+    >>> from pipelines import api
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+    >>> model = api.load_model(network, image_size=8)
+    >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
+    >>> certificate = api.certify_patch(model, images, torch.tensor([0, 1, 2, 3]),
+    ...                                 patch_sizes=[1, 2], band=4)
+    >>> certificate.certified["at"].tolist()
+    [1, 2]
+    >>> api.verify(certificate.folder).ok
+    True
+    """
+    given = dict(settings, patch_sizes=tuple(patch_sizes), kind=kind)
+    if band is not None:
+        given["band"] = band
+    return _certify(model, images, labels, given, out=out, item_ids=item_ids, seed=0)
+
+
+def certify_l2(
+    model: "PixelModel",
+    images: "Tensor | str | Path",
+    labels: "Tensor | None" = None,
+    *,
+    sigma: float,
+    out: str | Path | None = None,
+    item_ids: Sequence[str] | None = None,
+    seed: int = 0,
+    denoiser: str | Path | None = None,
+    **settings: Any,
+) -> Certificate:
+    """Certify items in an l2 ball by randomized smoothing with noise of `sigma`.
+
+    `images` may also be the folder of a prepared dataset, which has labels. `denoiser`: the folder
+    of one, of ours or of diffusers. `settings`: further fields of `GaussianSettings` in
+    `components/certify/l2/settings.py`, e.g. `num_estimate` (100,000 draws per item by default),
+    `radii`, `failure_prob`, `method` or `sampler`. Draws depend on `seed` and the item ids alone.
+
+    >>> from pipelines import api
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+    >>> model = api.load_model(network, image_size=8)
+    >>> images = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
+    >>> certificate = api.certify_l2(model, images, torch.tensor([0, 1]), sigma=0.25,
+    ...                              num_estimate=200, radii=[0.1, 0.25])
+    >>> certificate.certified["at"].tolist()
+    [0.1, 0.25]
+    >>> api.verify(certificate.folder, resample=1, model=model, data=certificate.data).ok
+    True
+    """
+    given = dict(settings, sigma=sigma, kind="gaussian")
+    if "radii" in given:
+        given["radii"] = tuple(given["radii"])
+    if denoiser is not None:
+        given["denoiser"] = _denoiser_source(denoiser)
+    return _certify(model, images, labels, given, out=out, item_ids=item_ids, seed=seed)
+
+
+def _denoiser_source(denoiser: str | Path) -> str:
+    from components.denoising.loading import is_source, source_of
+
+    text = str(denoiser)
+    return text if is_source(text) else source_of(Path(text).expanduser())
+
+
+def _certify(
+    model: "PixelModel",
+    images: "Tensor | str | Path",
+    labels: "Tensor | None",
+    settings: dict[str, Any],
+    *,
+    out: str | Path | None,
+    item_ids: Sequence[str] | None,
+    seed: int,
+) -> Certificate:
+    import tempfile
+
+    from components.attacks.gradients import attack_mode
+    from components.certify.family import VoteRequest
+    from components.certify.registry import FAMILIES
+    from pipelines.stages.certify.in_process import certify
+
+    for key, remedy in NOT_HERE.items():
+        if key in settings:
+            raise CasemateError(key, settings[key], remedy)
+    checked = FAMILIES[settings["kind"]].settings(**settings)
+    folder = Path(tempfile.mkdtemp(prefix="casemate-") if out is None else out)
+    data = _data_source(model, images, labels, item_ids)
+    request = VoteRequest(
+        settings=checked,
+        key="certify",
+        dataset=data,
+        model=model,
+        denoiser=settings.get("denoiser"),
+        seed=seed,
+        device=model.mean.device.type,
+    )
+    with attack_mode(model):
+        return Certificate(folder, certify(request, folder), data)
+
+
+def _data_source(
+    model: "PixelModel",
+    images: "Tensor | str | Path",
+    labels: "Tensor | None",
+    item_ids: Sequence[str] | None,
+) -> "DataSource":
+    """A prepared folder as it is, or images and labels in memory."""
+    from components.data.memory import MemoryDataset
+
+    if isinstance(images, str | Path):
+        for key, value in (("labels", labels), ("item_ids", item_ids)):
+            if value is not None:
+                raise CasemateError(key, "given", "does not apply to a prepared dataset")
+        return Path(images).expanduser().absolute()
+    if labels is None:
+        raise CasemateError("labels", None, "is missing; images in memory need them")
+    return MemoryDataset.of(images, labels, num_classes=model.spec.num_classes, item_ids=item_ids)
+
+
+def verify(
+    path: str | Path,
+    *,
+    resample: int = 0,
+    model: "PixelModel | str | Path | None" = None,
+    data: "DataSource | str | None" = None,
+    denoiser: str | Path | None = None,
+) -> "VerifyReport":
+    """Recompute every claim of a certificate from its votes, and compare files with the manifest.
+
+    `resample`: so many random items are voted on again by the model, which must give equal votes;
+    model, data and denoiser are those that the step used unless you name others, by their folders
+    or as loaded.
+
+    >>> from pipelines import api
+    >>> api.verify("/nowhere")
+    Traceback (most recent call last):
+    components.core.errors.CasemateError: path: /nowhere is neither a folder with a certificate ...
+    """
+    from components.certify.verify import VerifyReport
+    from components.certify.verify import verify as check
+    from pipelines.runtime.artifacts import changed_files
+
+    place = Path(path)
+    report = check(place)
+    folder = place if place.is_dir() else place.parent
+    problems = [
+        f"{name}: is not the file that manifest.json lists" for name in changed_files(folder)
+    ]
+    if resample:
+        problems += _resample(place, resample, model, data, denoiser)
+    return VerifyReport(report.num_items, [*problems, *report.problems], report.sound)
+
+
+def _resample(
+    path: Path,
+    count: int,
+    model: "PixelModel | str | Path | None",
+    data: "DataSource | str | None",
+    denoiser: str | Path | None,
+) -> list[str]:
+    from components.attacks.gradients import attack_mode
+    from components.models.pixels import PixelModel
+    from pipelines.stages.certify.resample import resample
+
+    named = Path(model) if isinstance(model, str) else model
+    with attack_mode(named) if isinstance(named, PixelModel) else nullcontext():
+        return resample(
+            path,
+            count=count,
+            model=named,
+            data=Path(data) if isinstance(data, str) else data,
+            denoiser=Path(denoiser) if denoiser is not None else None,
+        )
+
+
+def recertify(path: str | Path, out: str | Path | None = None, **claim: Any) -> Certificate:
+    """Another certificate from the same votes: other sizes, radii, rule or failure probability.
+
+    `out` is by default PATH-recertified. `claim`: `patch_sizes`, `rule`, `second_rule`,
+    `delta_rule`, or `radii`, `failure_prob`; what is left out stays as it was.
+    """
+    from components.certify import verify as checks
+
+    place = Path(path)
+    folder = place if place.is_dir() else place.parent
+    target = Path(out) if out else folder.with_name(f"{folder.name}-recertified")
+    return Certificate(target, checks.recertify(place, target, **claim))
+
+
+class TsvFile(NamedTuple):
+    """A written table and how many items it holds."""
+
+    path: Path
+    num_items: int
+
+
+def export_tsv(path: str | Path, out: str | Path | None = None) -> TsvFile:
+    """Write the radii of an l2 certificate as the per-image table of Cohen et al. 2019.
+
+    `out` is by default PATH.tsv.
+    """
+    from components.certify.claim_rows import CERTIFICATES_NAME
+    from components.certify.l2.cohen_tsv import rows_of_certificates, write_cohen_tsv
+    from components.certify.verify import certificate_folder
+    from components.certify.votes import read_table
+
+    folder = certificate_folder(Path(path))
+    rows = rows_of_certificates(read_table(folder / CERTIFICATES_NAME))
+    target = Path(out) if out else folder.with_name(f"{folder.resolve().name}.tsv")
+    if not target.parent.is_dir():
+        raise CasemateError("--out", target, "is in a folder that does not exist")
+    if target.is_dir():
+        raise CasemateError("--out", target, "is a folder; name the file to write in it")
+    try:
+        write_cohen_tsv(target, rows)
+    except OSError as error:
+        raise CasemateError("--out", target, f"cannot be written ({error.strerror})") from error
+    return TsvFile(target, len(rows))

@@ -1,0 +1,91 @@
+"""Models to attack and certify: from a folder, or around a network of the user's own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.core.errors import CasemateError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from components.models.pixels import PixelModel
+
+
+def load_model(
+    model: "str | Path | nn.Module",
+    *,
+    num_classes: int | None = None,
+    image_size: int | None = None,
+    channels: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    device: str = "cpu",
+) -> "PixelModel":
+    """A classifier of pixels in [0, 1]: from a model folder, or around a network of your own.
+
+    Your network returns logits of images after `(images - mean) / std` (left out: of the pixels
+    themselves). Without `num_classes` one forward pass tells how many there are; `channels` is 3
+    unless you say otherwise. The network is put into eval mode and moved to `device`. A model's
+    digest covers its weights, these settings and the name of its class, not the code of the class.
+
+    >>> from pipelines import api
+    >>> from torch import nn
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))
+    >>> model = api.load_model(network, image_size=8)
+    >>> model.spec.num_classes
+    10
+    """
+    options = {"num_classes": num_classes, "image_size": image_size, "channels": channels}
+    if isinstance(model, str | Path):
+        from components.models import checkpoint
+
+        given = {**options, "mean": mean, "std": std}
+        for key, value in given.items():
+            if value is not None:
+                raise CasemateError(key, value, "does not apply to a folder: model.json says it")
+        folder = Path(model).expanduser()
+        inside = folder / "model"  # of a training's folder
+        return checkpoint.load_model(
+            inside if (inside / "model.json").is_file() else folder, device=device
+        )
+    if image_size is None:
+        raise CasemateError("image_size", None, "is missing: the side of the images in pixels")
+    return _own_model(
+        model, num_classes, image_size, channels or 3, mean=mean, std=std, device=device
+    )
+
+
+def _own_model(
+    net: "nn.Module",
+    num_classes: int | None,
+    image_size: int,
+    channels: int,
+    *,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    device: str,
+) -> "PixelModel":
+    import torch
+
+    from components.models.pixels import PixelModel
+    from components.models.spec import ModelSpec
+
+    net = net.to(device).eval()
+    zeros = torch.zeros(1, channels, image_size, image_size, device=device)
+    with torch.no_grad():
+        logits = net(zeros)
+    shape = tuple(getattr(logits, "shape", ()))
+    if len(shape) != 2 or shape[0] != 1 or num_classes not in (None, shape[1]):
+        expected = f"(1, {num_classes or 'classes'})"
+        remedy = f"returned {shape or type(logits).__name__} for one image, not {expected} logits"
+        raise CasemateError("model", type(net).__name__, remedy)
+    spec = ModelSpec(
+        architecture=f"{type(net).__module__}.{type(net).__qualname__}",
+        num_classes=int(shape[1]),
+        channels=channels,
+        image_size=image_size,
+        mean=tuple(mean or (0.0,) * channels),
+        std=tuple(std or (1.0,) * channels),
+    )
+    return PixelModel(spec, net=net).to(device).eval()

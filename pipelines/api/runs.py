@@ -1,0 +1,224 @@
+"""Recipes and runs: load, check, run, and read what finished runs left."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.core.errors import CasemateError
+from pipelines.api.tables import frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipelines.recipe.lint import LintWarning
+    from pipelines.recipe.schema.recipe import Recipe
+    from pipelines.runtime.artifacts import Manifest
+    from pipelines.stages.registry import Headline
+
+    RecipeSource = str | Path | Mapping[str, Any] | Recipe
+
+
+def load_recipe(
+    recipe: "RecipeSource", *, overrides: Sequence[str] = (), smoke: bool = False
+) -> "Recipe":
+    """A recipe from its name, a YAML path or plain values, with `key=value` overrides.
+
+    >>> from pipelines import api
+    >>> api.load_recipe("demo", overrides=["seed=3"]).seed
+    3
+    """
+    from pipelines.recipe import load
+    from pipelines.recipe.schema.recipe import Recipe
+
+    if isinstance(recipe, str | Path):
+        return load.load(str(recipe), overrides=overrides, smoke=smoke)
+    if isinstance(recipe, Recipe):
+        if not overrides and not smoke:
+            return recipe
+        text, source = recipe.to_yaml(), recipe.source
+    else:
+        import yaml
+
+        text, source = yaml.safe_dump(dict(recipe)), "recipe"
+    return load.loads(text, source=source, overrides=overrides, smoke=smoke)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A finished run: the folder of every step, the headline rows, report and tracking store."""
+
+    steps: dict[str, Path]
+    summary: "list[Headline]"
+    report: Path | None
+    tracking_uri: str
+
+    @property
+    def table(self) -> "pd.DataFrame":
+        """The headline rows."""
+        return frame(dict(row) for row in self.summary)
+
+
+def run(
+    recipe: "RecipeSource",
+    *,
+    storage: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    force: bool = False,
+    until: str | None = None,
+    address: str | None = None,
+    prepared: Path | None = None,
+) -> RunResult:
+    """Run what is not finished of a recipe, here or on the Ray cluster at `address`.
+
+    `until` names the stage to stop after, `force` runs finished steps again, `prepared` is a
+    finished dataset in place of the recipe's own.
+
+    >>> from pipelines import api
+    >>> api.run("demo", smoke=True, storage="runs").table  # doctest: +SKIP
+    """
+    from pipelines.flow.run import run_flow
+    from pipelines.flow.summary import folder_of, summary
+
+    loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+    steps = run_flow(
+        loaded, storage=storage, address=address, force=force, until=until, prepared=prepared
+    )
+    root = Path(storage or loaded.storage.root).resolve()
+    report = folder_of(steps, "report")
+    return RunResult(
+        steps={step.name: step.folder for step in steps},
+        summary=summary(steps),
+        report=report / "report.html" if report else None,
+        tracking_uri=loaded.tracking.uri or f"sqlite:///{root}/mlflow.db",
+    )
+
+
+def steps(storage: str | Path) -> "pd.DataFrame":
+    """Every finished step below a storage, oldest first; only stored files are opened.
+
+    >>> from pipelines import api
+    >>> import tempfile
+    >>> api.steps(tempfile.mkdtemp()).empty
+    True
+    """
+    columns = ["recipe", "step", "fingerprint", "files", "kB", "reads", "folder"]
+    rows = (
+        {
+            "recipe": folder.parent.name,
+            "step": manifest.step,
+            "fingerprint": manifest.fingerprint[:12],
+            "files": len(manifest.files),
+            "kB": sum(file["bytes"] for file in manifest.files.values()) // 1000,
+            "reads": ", ".join(manifest.inputs),
+            "folder": folder,
+        }
+        for folder, manifest in _finished(Path(storage))
+    )
+    return frame(rows).reindex(columns=columns)
+
+
+def results(storage: str | Path) -> "pd.DataFrame":
+    """The headline figures of all finished attacks and certificates below a storage.
+
+    Only stored files are opened; code of your own that a recipe names is not imported.
+
+    >>> from pipelines import api
+    >>> import tempfile
+    >>> list(api.results(tempfile.mkdtemp()).columns)[:4]
+    ['recipe', 'step', 'model', 'what']
+    """
+    from pipelines.stages.registry import STAGES, Step
+
+    rows = []
+    for folder, manifest in _finished(Path(storage)):
+        stage, _, part = manifest.step.partition(".")
+        if stage not in STAGES or not STAGES[stage].headlines:
+            continue
+        identity = {stage: {"model": _model_name(folder, manifest)}}
+        known = Step(stage, part, identity=identity)
+        for row in STAGES[stage].steps().headlines([(known, folder)]):
+            place = {"fingerprint": manifest.fingerprint[:12], "folder": folder}
+            rows.append({"recipe": folder.parent.name, "step": manifest.step, **row, **place})
+    columns = [
+        *("recipe", "step", "model", "what", "value", "low", "high", "num_items"),
+        *("verdict", "reasons", "fingerprint", "folder"),
+    ]
+    return frame(rows).reindex(columns=columns)
+
+
+def _finished(storage: Path) -> "Iterator[tuple[Path, Manifest]]":
+    """Folders of finished steps with their manifests, oldest first."""
+    from pipelines.runtime.artifacts import MANIFEST, read_manifest
+
+    if not storage.is_dir():
+        raise CasemateError("storage", storage, "is not a folder; run a recipe first")
+    found = storage.resolve().glob(f"*/*/{MANIFEST}")
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime, path)):
+        if manifest := read_manifest(path.parent):
+            yield path.parent, manifest
+
+
+def _model_name(folder: Path, manifest: "Manifest") -> str:
+    """The model that a certificate is of: the one among its inputs with the digest it names."""
+    from components.models.checkpoint import read_header
+
+    document = folder / "certificate.json"
+    if not document.is_file():
+        return ""
+    digest = json.loads(document.read_text())["evidence"]["model_digest"]
+    names = [name for name in manifest.input_folders if name.startswith(("train.", "model."))]
+    for name in names:
+        place = folder / manifest.input_folders[name]
+        place = place / "model" if name.startswith("train.") else place
+        if (place / "model.json").is_file() and read_header(place)["digest"] == digest:
+            return name.partition(".")[2]
+    return names[0].partition(".")[2] if len(names) == 1 else digest[:12]
+
+
+def lint(
+    recipe: "RecipeSource", *, overrides: Sequence[str] = (), smoke: bool = False
+) -> "list[LintWarning]":
+    """Warnings about a recipe that is valid but probably not meant; one that cannot work raises.
+
+    >>> from pipelines import api
+    >>> api.lint("demo")
+    []
+    """
+    from pipelines.recipe.lint import warnings_of
+
+    return warnings_of(load_recipe(recipe, overrides=overrides, smoke=smoke))
+
+
+def estimate(
+    recipe: "RecipeSource",
+    *,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    accelerators: Sequence[str] = (),
+    dtype: str = "fp32",
+    num_workers: int = 1,
+    num_items: int | None = None,
+    passes_per_second: float | None = None,
+) -> list[dict[str, Any]]:
+    """What a recipe's certificates cost: passes, FLOPs, hours at each accelerator, memory.
+
+    >>> from pipelines import api
+    >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][0]
+    'certify.patch'
+    """
+    from pipelines.recipe.check import check
+    from pipelines.stages.certify.cost import estimates_of
+
+    loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+    check(loaded)
+    return estimates_of(
+        loaded,
+        accelerators=accelerators,
+        dtype=dtype,
+        num_workers=num_workers,
+        num_items=num_items,
+        passes_per_second=passes_per_second,
+    )

@@ -1,0 +1,84 @@
+"""A certificate in this process, without a cluster: the same votes as those of the stage."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from components.certify.certificate import CertificateDocument, check_claim, write_certificate
+from components.certify.family import VotePlan, VoteRequest
+from components.certify.registry import family_of
+from components.certify.tasks import digest_of, open_data
+from components.certify.vote_rows import VOTES_NAME
+from components.certify.votes import check_can_store, write_votes
+from components.core.digests import digest_json
+from components.core.settings import plain
+from components.core.units import WorkFn
+from pipelines.runtime import progress
+from pipelines.stages.certify.request import check_sizes, votes_header
+
+
+def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
+    """Votes, certificates and certificate.json in the folder `out`."""
+    settings, dataset = request.settings, open_data(request.dataset)
+    family = family_of(settings.kind)
+    check_sizes(settings, dataset, key=request.key)
+    family.check_model(request, dataset)
+    with one_thread():
+        task = family.prepare(request, source=None)
+        if notice := family.notice(task):
+            progress.say(f"{request.key}: {notice}")
+        header = votes_header(
+            family, task, dataset, num_items=settings.num_items, run_id=_run_id(request)
+        )
+        family.check_before_votes(settings, header)
+        check_can_store(header)
+        plan = family.plan(task, settings, header)
+        parts = _run(plan, family.worker(task), label=request.key)
+    out.mkdir(parents=True, exist_ok=True)
+    votes = write_votes(out / VOTES_NAME, plan.rows(parts.__getitem__), header.to_dict())
+    return write_certificate(out, votes, check_claim(votes.header, family.claim_of(settings)))
+
+
+def _run_id(request: VoteRequest[Any]) -> str:
+    """A digest of everything that is asked for: the same request gives the same bytes."""
+    return digest_json(
+        {
+            "certify": plain(request.settings),
+            "seed": request.seed,
+            "model": digest_of(request.model),
+            "dataset": open_data(request.dataset).digest,
+        }
+    )
+
+
+def _run(plan: VotePlan, work: WorkFn, *, label: str) -> dict[str, pa.Table]:
+    """The results of all units of a plan, and of those that its source asks for."""
+    parts: dict[str, pa.Table] = {}
+    todo, source = deque(plan.units), plan.source
+    total, unit = (source.total, source.counts) if source else (len(todo), "units")
+    with progress.bar(label, total=total, unit=unit) as bar:
+        while todo or (source and (todo := deque(source.next(1)))):
+            one = todo.popleft()
+            parts[one.name] = work(one.payload)
+            if source is None:
+                bar.advance()
+            else:
+                source.keep(one, parts[one.name])
+                source.show(bar)
+    return parts
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes as in a certification worker with one CPU: votes are equal to the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
