@@ -91,7 +91,7 @@ def test_a_model_of_other_images_is_refused_before_anything_starts(places, tmp_p
     other = tmp_path / "other"
     other.mkdir()
     for key, value, told in (
-        ("num_classes", 7, "classes: 10 in the data, but this tiny_vit tells 7 apart"),
+        ("num_classes", 7, "classes: 10 in the data, but this tiny_vit has 7"),
         ("image_size", 16, "image: 1x8x8 (channels x height x width) is not the 1x16x16"),
     ):
         header = json.loads((model / "model.json").read_text())
@@ -107,8 +107,8 @@ def test_a_source_that_does_not_fit_is_refused_before_it_is_prepared(places, tmp
     np.savez(tmp_path / "two.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 2)
     np.savez(tmp_path / "wide.npz", images=np.full((40, 8, 8), 1.5), labels=np.arange(40) % 10)
     for name, told in (
-        ("two", "classes: 2 in the data, but this tiny_vit tells 10 apart"),
-        ("wide", "is float64 (40, 8, 8); wanted is uint8"),  # so pixels never leave [0, 1]
+        ("two", "classes: 2 in the data, but this tiny_vit has 10"),
+        ("wide", "is float64 (40, 8, 8); expected uint8"),  # so pixels never leave [0, 1]
     ):
         source = ("--data", "npz", "--data-path", tmp_path / f"{name}.npz")
         said = mistake("--model", model, *source, "--eps", 0.1, "--storage", tmp_path / "s")

@@ -132,7 +132,7 @@ def test_refusals_are_one_line(mine):
         f"{main}.py:Thin": "Thin is unknown; did you mean 'Thing'? allowed: Bare, Loose, Thing",
         f"{main}.py": "is not of the form python:file.py:Name",
         f"{main}.py:": "is not of the form",
-        "json.py:X": "module json has the name of one of the standard library; rename it",
+        "json.py:X": "module json has the name of a module of the standard library; rename it",
         "pytest.py:X": "module pytest has the name of another one",
         "breaks.py:X": "fails to import: ZeroDivisionError: division by zero",
         "leaves.py:X": "fails to import: SystemExit: 3",
@@ -154,7 +154,7 @@ def test_a_copy_that_was_changed_is_refused(mine):
     reference = pinned(f"python:{main}.py:Thing", field="kind")
     copy = copy_of(reference.partition("@")[2].partition(":")[0])
     (copy / f"{helper}.py").write_text("X = 99")
-    with pytest.raises(SettingError, match="has a copy that was changed"):
+    with pytest.raises(SettingError, match="has a modified copy"):
         load(reference, field="kind")
 
 
@@ -171,7 +171,7 @@ def test_options_fit_the_signature(mine):
         with pytest.raises(SettingError) as caught:
             checked_options(reference, options, **given)
         assert words in str(caught.value)
-    with pytest.raises(SettingError, match="takes no argument channels"):
+    with pytest.raises(SettingError, match="needs an argument channels"):
         checked_options(reference, {}, field="architecture", given=("channels",))
 
 

@@ -244,8 +244,8 @@ def test_first_copies_are_only_framed_and_all_copies_share_the_framing():
     [
         ({"size": 0}, "size: 0 must be at least 1"),
         ({"crop": "random"}, "crop: random is unknown; choose one of none, pad, resized"),
-        ({"crop": "pad"}, "pad: 0 goes with crop: pad"),
-        ({"pad": 4}, "pad: 4 goes with crop: pad"),
+        ({"crop": "pad"}, "pad: 0 must be positive with crop: pad"),
+        ({"pad": 4}, "pad: 4 must be positive with crop: pad"),
         ({"scale": (1.0, 0.5)}, "scale: "),
         ({"ratio": (0.0, 1.0)}, "ratio: "),
         ({"interpolation": "nearest"}, "interpolation: nearest"),
@@ -258,9 +258,9 @@ def test_first_copies_are_only_framed_and_all_copies_share_the_framing():
         ({"rand_augment": "rand-m9.5"}, "rand-m9.5 is not a RandAugment setting"),
         ({"rand_augment": "augmix-m3"}, "is not a RandAugment setting"),
         ({"rand_augment": "rand-m9-tnone"}, "is not a RandAugment setting"),
-        ({"rand_augment": "rand-n16-tweights"}, "asks for 16 operations; write n1 to n15"),
-        ({"rand_augment": "rand-n15-t3aw"}, "asks for 15 operations; write n1 to n14"),
-        ({"rand_augment": "rand-n2-n0"}, "asks for 0 operations"),
+        ({"rand_augment": "rand-n16-tweights"}, "has 16 operations; write n1 to n15"),
+        ({"rand_augment": "rand-n15-t3aw"}, "has 15 operations; write n1 to n14"),
+        ({"rand_augment": "rand-n2-n0"}, "has 0 operations"),
     ],
 )
 def test_wrong_settings_name_their_key(wrong, message):

@@ -67,7 +67,7 @@ def test_names_of_first_copies_are_their_items():
 
 
 def test_mistakes_name_their_key():
-    with pytest.raises(CasemateError, match=r"train\.batch_size: 8 is no multiple of 3"):
+    with pytest.raises(CasemateError, match=r"train\.batch_size: 8 is not a multiple of 3"):
         split_indices(permutation(9), num_splits=3, batch_size=8)
     with pytest.raises(CasemateError, match="must be at least 1"):
         repeat_augment_indices(permutation(9), num_repeats=0, batch_size=3)

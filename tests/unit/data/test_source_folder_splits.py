@@ -81,5 +81,5 @@ def test_a_split_word_over_plain_images_is_no_split(tmp_path, folders, wrong):
 def test_a_class_that_holds_folders_only_is_none(tmp_path, top):
     write_images(tmp_path, f"{top}cats/tabby", f"{top}cats/tiger", f"{top}dogs")
     source = open_source("folder", path=str(tmp_path))
-    with pytest.raises(CasemateError, match="cats is no class: it holds folders of images"):
+    with pytest.raises(CasemateError, match="cats is not a class: it holds folders of images"):
         source.entries()

@@ -202,7 +202,7 @@ def test_the_whole_of_imagenet_is_wanted(tmp_path):
     with pytest.raises(UndecodableItemError, match=WNIDS[0]):
         source.decode(source.entries()[0])
     (tmp_path / "train" / "n99999999").mkdir()
-    with pytest.raises(CasemateError, match="n99999999 is no class"):
+    with pytest.raises(CasemateError, match="n99999999 is not a class"):
         open_source("imagenet", path=str(tmp_path), options={"subset": True})
 
 
@@ -280,7 +280,7 @@ def test_flat_validation_images_without_a_map(train):
     ("text", "message"),
     [
         ("", "is empty"),
-        (f"{val_name(1)} {CAT}\n", f"does not say the class of {val_name(2)}"),
+        (f"{val_name(1)} {CAT}\n", f"has no class for {val_name(2)}"),
         (f"{val_name(1)} cat\n", "not `<image> <wnid"),
         (f"{val_name(1)} n99999999\n", "not `<image> <wnid"),
         (f"{val_name(1)} {CAT}\n{val_name(1)} {DOG}\n", "two classes"),

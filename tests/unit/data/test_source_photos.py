@@ -83,7 +83,7 @@ def test_caltech_pixels_below_the_folder_of_torchvision(caltech):
 
 
 def test_caltech_mistakes_are_named(caltech, tmp_path):
-    with pytest.raises(CasemateError, match="is too many: accordion has 3 images"):
+    with pytest.raises(CasemateError, match="is too large: accordion has 3 images"):
         open_source("caltech101", path=str(caltech)).entries()
     with pytest.raises(CasemateError, match="at least 1"):
         open_source("caltech101", path=str(caltech), options={"train_per_class": 0})
@@ -91,7 +91,7 @@ def test_caltech_mistakes_are_named(caltech, tmp_path):
     with pytest.raises(CasemateError, match="lacks 101_ObjectCategories"):
         open_source("caltech101", path=str(tmp_path / "empty"))
     (caltech / "101_ObjectCategories" / "102nd").mkdir()
-    with pytest.raises(CasemateError, match="has 103 class folders, wanted are 102"):
+    with pytest.raises(CasemateError, match="has 103 class folders, expected 102"):
         open_source("caltech101", path=str(caltech))
     clutter = caltech / "101_ObjectCategories" / "BACKGROUND_Google"
     clutter.rename(tmp_path / "clutter")

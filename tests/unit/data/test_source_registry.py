@@ -38,7 +38,7 @@ def test_options_are_arguments_of_the_opener(info):
 @pytest.mark.parametrize(
     ("name", "path", "options", "message"),
     [
-        ("digits", None, {"subset": True}, "is no option of source digits; allowed: none"),
+        ("digits", None, {"subset": True}, "is not an option of source digits; allowed: none"),
         ("caltech101", "x", {"backgruond": False}, "allowed: background, train_per_class"),
         ("caltech101", "x", {"background": 0}, "0 must be true or false"),
         ("caltech101", "x", {"train_per_class": "30"}, "'30' must be a whole number or null"),

@@ -67,10 +67,10 @@ def test_usual_words_are_understood_and_foreign_ones_asked_about():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"train": "learn"}, "learn is not there; choose of test, train"),
-        ({"learn": "train"}, "learn is no split"),
-        ({"train": "train", "test": "train"}, "a source of its own"),
-        ({}, "a source of its own"),
+        ({"train": "learn"}, "learn does not exist; choose from test, train"),
+        ({"learn": "train"}, "learn is not a split"),
+        ({"train": "train", "test": "train"}, "a different source for each split"),
+        ({}, "a different source for each split"),
     ],
 )
 def test_wrong_choices_of_splits(chosen, message):
@@ -149,7 +149,7 @@ def test_class_names_must_agree_between_files(tmp_path, others):
         source = open_source("parquet", path=str(tmp_path), options=options)
         assert source.classes == ("a", "b")
     else:
-        with pytest.raises(CasemateError, match="write all files alike"):
+        with pytest.raises(CasemateError, match="write all files with the same classes"):
             open_source("parquet", path=str(tmp_path), options=options)
 
 
@@ -217,14 +217,14 @@ def test_parquet_of_test_items_alone(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        ([0, 1], {"image_column": "picture"}, "picture is no column of .*; there are image, label"),
+        ([0, 1], {"image_column": "picture"}, "picture is not a column of .*; there are image, label"),
         ([0, 1], {"image_column": "label"}, "holds int64"),
         ([0.5, 1.5], {}, "is double"),
         ([0, None], {}, "1 gaps"),
         ([0, 2], {"classes": ["a", "b"]}, "label 2 at 1, but there are 2 classes"),
-        (["a", "c"], {"classes": ["a", "b"]}, "label 'c' at 1, which is no class"),
+        (["a", "c"], {"classes": ["a", "b"]}, "label 'c' at 1, which is not a class"),
         ([0, 1], {"classes": ["a", "a"]}, "twice"),
-        ([0, 1], {"classes": [True, False]}, "list of texts"),
+        ([0, 1], {"classes": [True, False]}, "list of strings"),
     ],
 )
 def test_bad_parquet_is_explained(tmp_path, labels, options, message):
@@ -234,7 +234,7 @@ def test_bad_parquet_is_explained(tmp_path, labels, options, message):
 
 
 def test_damaged_and_missing_parquet_are_named(tmp_path):
-    with pytest.raises(CasemateError, match="no Parquet file"):
+    with pytest.raises(CasemateError, match="neither a Parquet file"):
         open_source("parquet", path=str(tmp_path))
     write_table(tmp_path / "a.parquet", [0, 1])
     (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-4])
@@ -365,7 +365,7 @@ def test_hub_dataset_without_class_names_and_with_chosen_splits(hub):
 def test_hub_mistakes_are_one_line(hub):
     with pytest.raises(CasemateError, match=r"hf:nowhere cannot be loaded \(no route\)"):
         open_source("hf:nowhere", path=None)
-    with pytest.raises(CasemateError, match="img is no column of beans; there are image, label"):
+    with pytest.raises(CasemateError, match="img is not a column of beans; there are image, label"):
         open_source("hf:beans", path=None, options={"image_column": "img"})
     hub["splits"]["train"].rows[0]["label"] = 2
     with pytest.raises(CasemateError, match="label 2 at 0, but there are 2 classes"):

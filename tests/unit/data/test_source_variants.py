@@ -79,7 +79,7 @@ def test_folders_by_wnid_keep_the_labels_of_the_thousand(tmp_path, name, wnids):
 def test_a_class_that_is_not_of_the_set_is_refused(tmp_path):
     foreign = next(wnid for wnid in WNIDS if wnid not in imagenet_r_synsets())
     write_image(tmp_path / foreign / "0.jpg")
-    with pytest.raises(CasemateError, match=f"{foreign} is no class"):
+    with pytest.raises(CasemateError, match=f"{foreign} is not a class"):
         open_source("imagenet_r", path=str(tmp_path), options={"subset": True})
 
 
@@ -92,7 +92,7 @@ def test_v2_folders_are_numbers_and_not_words(tmp_path):
     assert [e.label for e in entries] == list(range(1000))
     assert all(e.locator == f"{e.label}/x.jpeg" for e in entries)
     write_image(tmp_path / "1000" / "x.jpeg")
-    with pytest.raises(CasemateError, match="1000 is no class"):
+    with pytest.raises(CasemateError, match="1000 is not a class"):
         open_source("imagenet_v2", path=str(tmp_path))
 
 
@@ -165,8 +165,8 @@ def test_all_corruptions_are_asked_for_by_one_word(tmp_path):
         ({"severity": 1}, "corruption: None must be set"),
         ({"corruption": "fog"}, "severity: None must be set"),
         ({"corruption": "mist", "severity": 1}, "mist is unknown; choose"),
-        ({"corruption": "fog", "severity": 6}, "none of 1 to 5"),
-        ({"corruption": "fog", "severity": "2"}, "none of 1 to 5"),
+        ({"corruption": "fog", "severity": 6}, "neither 1 to 5"),
+        ({"corruption": "fog", "severity": "2"}, "neither 1 to 5"),
         ({"corruption": "fog", "severity": True}, "must be a whole number"),
         ({"corruption": [], "severity": 1}, "is unknown"),
         ({"corruption": ["fog", "all"], "severity": 1}, "all is unknown"),
@@ -185,7 +185,7 @@ def test_wrong_corruption_options_are_explained(tmp_path, options, message):
         ("labels", np.arange(14) % 10, "severity after severity"),
         ("labels", np.linspace(0, 1, 15), "labels are a row of integers"),
         ("fog", np.zeros((15, 32, 32, 3)), "float64"),
-        ("fog", np.zeros((12, 32, 32, 3), np.uint8), "wanted is uint8"),
+        ("fog", np.zeros((12, 32, 32, 3), np.uint8), "expected uint8"),
         ("fog", b"\x93NUMPY but cut off", "is not a readable .npy"),
         ("labels", b"", "is not a readable .npy"),
     ],

@@ -122,7 +122,7 @@ def test_missing_blocks_are_told(kind):
     state = made_network().state_dict()
     last = max(int(name.split(".")[1]) for name in state if name.startswith(kind))
     cut = {k: v for k, v in state.items() if not k.startswith(f"{kind}.{last}.")}
-    with pytest.raises(CasemateError, match="output_blocks are not as many as the input_blocks"):
+    with pytest.raises(CasemateError, match="output_blocks differ in number from the input_blocks"):
         layout_of(cut)
 
 
@@ -152,15 +152,15 @@ def test_what_cannot_be_imported(tmp_path):
         unet_config(unattended, head_width=48)
     with pytest.raises(CasemateError, match="--attention-order: sideways"):
         to_diffusers(state, head_width=16, order="sideways")
-    with pytest.raises(CasemateError, match="extra is no part of"):
+    with pytest.raises(CasemateError, match="extra is not part of"):
         to_diffusers({**state, "extra": torch.zeros(1)}, head_width=16)
     save_file({"weight": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(CasemateError, match="is no UNet of guided"):
+    with pytest.raises(CasemateError, match="is not a UNet of guided"):
         import_denoiser(tmp_path / "other.safetensors", DenoiserTarget())
     save_file(state, tmp_path / "whole.safetensors")
     for target, words in (
-        (DenoiserTarget(15, head_width=16), "--image-size: 15 is no multiple of 2"),
-        (DenoiserTarget(16, head_width=16, num_timesteps=1), "--timesteps: 1 are no schedule"),
+        (DenoiserTarget(15, head_width=16), "--image-size: 15 is not a multiple of 2"),
+        (DenoiserTarget(16, head_width=16, num_timesteps=1), "--timesteps: 1 are too few"),
         (DenoiserTarget(16, head_width=16, num_heads=4), "--num-heads: 4 and --head-width"),
     ):
         with pytest.raises(CasemateError, match=words):

@@ -72,9 +72,9 @@ def test_the_network_is_told_fractions_on_its_own_scale(saved, normals):
 def test_a_denoiser_follows_its_images_and_knows_their_shape(saved, no_draws):
     denoiser = load_denoiser(f"model:{saved()}")
     assert denoiser.output(torch.zeros(1, 1, 8, 8, device="meta"), 3.0).device.type == "meta"
-    with pytest.raises(CasemateError, match=r"denoiser: 1 channels go in, but .* have 3"):
+    with pytest.raises(CasemateError, match=r"denoiser: 1 input channels, but .* have 3"):
         OneShot(denoiser=denoiser)(torch.zeros(1, 3, 8, 8), 0.5, no_draws)
-    with pytest.raises(CasemateError, match="image side: 9 is no multiple of 2"):
+    with pytest.raises(CasemateError, match="image side: 9 is not a multiple of 2"):
         OneShot(denoiser=denoiser)(torch.zeros(1, 1, 9, 8), 0.5, no_draws)
 
 
@@ -101,7 +101,7 @@ def test_digests_name_content(saved, tmp_path):
 
 
 def test_folders_that_hold_no_denoiser(saved, tmp_path, toy_classifier):
-    with pytest.raises(CasemateError, match=r"^denoiser: diffusers:.*nowhere is no folder"):
+    with pytest.raises(CasemateError, match=r"^denoiser: diffusers:.*nowhere is not a folder"):
         load_denoiser(f"diffusers:{tmp_path / 'nowhere'}")
     save_model(tmp_path / "vit", toy_classifier(channels=1, image_size=8), recipe_digest="none")
     with pytest.raises(CasemateError, match=r"holds a classifier \(tiny_vit\)"):
@@ -113,7 +113,7 @@ def test_folders_that_hold_no_denoiser(saved, tmp_path, toy_classifier):
     for change, message in (
         ({"_class_name": "UNet2DConditionModel"}, "holds a UNet2DConditionModel; only"),
         ({"time_embedding_type": "fourier"}, "variance-exploding"),
-        ({"num_class_embeds": 10}, "must not be told the label"),
+        ({"num_class_embeds": 10}, "must not be conditioned on the label"),
         ({"block_out_channels": [8, 16]}, "cannot be loaded"),
     ):
         config.write_text(json.dumps(values | change))

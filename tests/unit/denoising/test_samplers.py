@@ -171,8 +171,8 @@ def test_a_classifier_behind_a_denoiser(toy_classifier, gaussian_denoiser, norma
 @pytest.mark.parametrize(
     ("channels", "image_size", "sigma", "message"),
     [
-        (3, 8, 0.5, r"^denoiser: 1 channels go in, but the images of the classifier have 3$"),
-        (1, 6, 0.5, r"^image side: 6 is no multiple of 4"),
+        (3, 8, 0.5, r"^denoiser: 1 input channels, but the images of the classifier have 3$"),
+        (1, 6, 0.5, r"^image side: 6 is not a multiple of 4"),
         (1, 8, 1e6, r"^sigma: 1000000\.0 is outside the denoiser's schedule"),
     ],
 )

@@ -97,7 +97,7 @@ def test_the_xcit_stem_can_go_back():
     [
         (lambda: xcit(), 3, r"stem_patch: 3 is not one of \[1, 2, 4, 8, 16\]"),
         (lambda: xcit(8), 16, r"stem_patch: 16 is not one of \[1, 2, 4, 8\]"),
-        (lambda: vit(16, 4), 2, "needs an XCiT, VisionTransformer is none"),
+        (lambda: vit(16, 4), 2, "needs an XCiT, VisionTransformer is not one"),
     ],
 )
 def test_patches_that_a_stem_cannot_cut(net, patch, message):

@@ -117,7 +117,7 @@ def test_globs_search_the_catalogue_and_what_it_lacks_in_timm():
         "levit_conv_128",
         "levit_conv_128s",
     ]
-    with pytest.raises(CasemateError, match="models: vit_bas fits no name, here or in timm"):
+    with pytest.raises(CasemateError, match="models: vit_bas matches no name, here or in timm"):
         catalog.find("vit_bas")
 
 

@@ -134,6 +134,6 @@ def test_an_upsampled_model_costs_what_its_network_costs(new_spec):
 
 def test_a_network_that_looks_at_values_is_named():
     with pytest.raises(
-        CasemateError, match=r"model\.architecture: Gemma4VitClassifier looks at values"
+        CasemateError, match=r"model\.architecture: Gemma4VitClassifier depends on values"
     ):
         costs_of("gemma4_vit_167m", image_size=64, num_classes=7, options={"depth": 1})

@@ -310,9 +310,9 @@ def test_damaged_files_are_named_in_one_line(tmp_path, suffix, damage):
 def test_junk_is_shown_as_what_it_begins_with(tmp_path):
     file = tmp_path / "junk.pth"
     for content, reason in (
-        (b"junk\n", r"is no torch file: it begins with b'junk"),
+        (b"junk\n", r"is not a torch file: it begins with b'junk"),
         (b"version https://git-lfs", r"begins with b'version "),
-        (b"", "is no torch file: it is empty"),
+        (b"", "is not a torch file: it is empty"),
     ):
         file.write_bytes(content)
         with pytest.raises(CasemateError, match=reason):
@@ -338,13 +338,13 @@ def test_files_without_a_state_dict(tmp_path, content):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mean": None}, r"--mean: \? is not in .*w\.pth; give .* \(0,0,0 if raw \[0, 1\]"),
+        ({"mean": None}, r"--mean: \? is not in .*w\.pth; give .* \(0,0,0 for raw \[0, 1\]"),
         ({"std": None}, r"--std: \? is not in .*w\.pth"),
         ({"mean": (0.5,)}, r"--mean: \(0\.5,\) needs 3 values"),
         ({"std": (1.0, 0.0, 1.0)}, r"--std: .* must be finite and positive"),
         ({"std": (float("nan"), 1.0, 1.0)}, r"--std: \(nan, .* must be finite and positive"),
         ({"mean": (0.0, float("inf"), 0.0)}, r"--mean: .* must be finite"),
-        ({"image_size": None, "upsample": 32}, r"--image-size: .* native side to go up to 32"),
+        ({"image_size": None, "upsample": 32}, r"--image-size: .* native side that is up-sampled to 32"),
         ({"architecture": "tiny_vitt"}, r"model\.architecture: tiny_vitt is unknown"),
         ({"options": {"depht": 2}}, r"do not fit tiny_vit"),
     ],
@@ -596,7 +596,7 @@ def test_preact_resnets_of_robustbench(tmp_path, images):
 
     older = {name: value for name, value in state.items() if not name.startswith("bn.")}
     file = write(tmp_path / "older.pt", older | statistics("mu", "sigma"))
-    with pytest.raises(CasemateError, match=r"no norm before its head .* another function"):
+    with pytest.raises(CasemateError, match=r"no norm before its head .* a different function"):
         import_weights(file, aim)
 
 

@@ -255,13 +255,13 @@ def test_only_kept_tokens_pass_the_blocks():
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("swin_tiny_patch4_window7_224", {"depths": (1, 1, 1, 1)}, "SwinTransformer is none"),
-        ("convnext_atto", {"depths": (1, 1, 1, 1)}, "ConvNeXt is none"),
-        ("cait_xxs24_224", {"depth": 1}, "Cait is none"),
-        ("xcit_nano_12_p16_224", {"depth": 1}, "Xcit is none"),
-        ("levit_128s", {}, "LevitDistilled is none"),
-        ("resnet18", {}, "ResNet is none"),
-        ("vit_relpos_small_patch16_224", {"depth": 1}, "VisionTransformerRelPos is none"),
+        ("swin_tiny_patch4_window7_224", {"depths": (1, 1, 1, 1)}, "SwinTransformer is not one"),
+        ("convnext_atto", {"depths": (1, 1, 1, 1)}, "ConvNeXt is not one"),
+        ("cait_xxs24_224", {"depth": 1}, "Cait is not one"),
+        ("xcit_nano_12_p16_224", {"depth": 1}, "Xcit is not one"),
+        ("levit_128s", {}, "LevitDistilled is not one"),
+        ("resnet18", {}, "ResNet is not one"),
+        ("vit_relpos_small_patch16_224", {"depth": 1}, "VisionTransformerRelPos is not one"),
         ("vit_tiny_r_s16_p8_224", {"depth": 1}, "VisionTransformer with the stem HybridEmbed"),
     ],
 )

@@ -327,7 +327,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
     with (
         mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=False),
         mock.patch.object(torch.cpu, "_is_amx_tile_supported", return_value=False),
-        pytest.raises(CasemateError, match="no units in this processor"),
+        pytest.raises(CasemateError, match="is not supported by this processor"),
     ):
         run(section)
     with (

@@ -132,7 +132,7 @@ def test_starts_that_do_not_fit_are_refused(folder, prepared, tmp_path):
     other = recipe_of(f"diffusers:{folder}", objective={"schedule": "cosine"})
     with pytest.raises(CasemateError, match="is not the schedule of"):
         build.model_spec(other, dataset, "cleaner")
-    with pytest.raises(CasemateError, match="is no folder"):
+    with pytest.raises(CasemateError, match="is not a folder"):
         build.model_spec(recipe_of(f"diffusers:{tmp_path / 'none'}"), dataset, "cleaner")
     wide = recipe_of(f"diffusers:{folder}", options={**UNET, "block_out_channels": [16, 16]})
     with pytest.raises(CasemateError, match=r"leave out model\.options"):

@@ -136,7 +136,7 @@ def test_mistakes_in_a_folder_are_told_by_the_key_that_names_it(unet):
     assert line.startswith(f"certify.l2.denoiser: {source} cannot be used: denoiser: ")
     assert "holds a UNet2DConditionModel" in line
     unet(down_block_types=["NoBlock"] * 2)
-    assert "describes no UNet2DModel" in refusal(certified(source))
+    assert "does not describe a UNet2DModel" in refusal(certified(source))
 
 
 def test_a_folder_elsewhere_is_warned_about():

@@ -60,7 +60,7 @@ def test_numbers_mean_themselves_in_whatever_order_folders_list_them():
 def test_an_unknown_name_is_refused(tmp_path):
     real = write(tmp_path / "real.npz", names=["ant", "bee"], num_classes=2)
     made = write(tmp_path / "made.npz", names=["ant", "wasp"], num_classes=2)
-    with pytest.raises(CasemateError, match="class wasp is none of the 2: ant, bee") as caught:
+    with pytest.raises(CasemateError, match="class wasp is not one of the 2: ant, bee") as caught:
         prepare.open_sources(section(real, made))
     assert caught.value.key == "data.synthetic.source"
 

@@ -136,5 +136,5 @@ def test_compiled_networks_are_refused(new_net):
 
 
 def test_unknown_names_are_refused(new_net):
-    with pytest.raises(ValueError, match=r"blocks\.7\.attn is no attention module; there are"):
+    with pytest.raises(ValueError, match=r"blocks\.7\.attn is not an attention module; there are"):
         attention_of(new_net("vit"), ["blocks.7.attn"])

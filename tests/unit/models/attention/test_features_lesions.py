@@ -159,13 +159,13 @@ def test_what_cannot_be_removed_is_refused_by_name(new_net):
     with (
         pytest.raises(
             CasemateError,
-            match=r"cls_attn_blocks\.0: attn cannot be taken out of a ClassAttention",
+            match=r"cls_attn_blocks\.0: attn cannot be removed from a ClassAttention",
         ),
         removed(new_net("xcit"), [(2, "attn")]),
     ):
         pass
     with (
-        pytest.raises(CasemateError, match=r"stages\.1\.downsample: block cannot be taken out"),
+        pytest.raises(CasemateError, match=r"stages\.1\.downsample: block cannot be removed"),
         removed(new_net("levit"), [(1, "block")]),
     ):
         pass
