@@ -10,7 +10,7 @@ from components.certify.patch.settings import (
     DoubleMaskingClaimSettings,
     DoubleMaskingSettings,
 )
-from components.certify.settings import ClaimSettings
+from components.certify.settings import CertificateSettings, ClaimSettings
 from components.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ CLAIMS: tuple[type[ClaimSettings], ...] = (
     DoubleMaskingClaimSettings,
     AblationClaimSettings,
 )
+
+
+def settings_of(kind: str) -> type[CertificateSettings]:
+    """The settings class of a kind of certificate."""
+    found: type[CertificateSettings] = FAMILIES[kind].settings
+    return found
 
 
 @cache
