@@ -69,32 +69,42 @@ def _is_rate(value: object) -> bool:
     return type(value) in (int, float) and 0 <= value < 1  # type: ignore[operator]
 
 
-def _given(options: Options, **checks: Callable[[object], bool]) -> bool:
+def _is_halved(side: int, *, patch: Any, times: int = 0) -> bool:
+    """Whether whole patches cover a side, so many that their number can be halved so often."""
+    return _is_count(patch) and times < 10 and bool(side % (patch << times) == 0)
+
+
+def _given(options: Options, **checks: Callable[[Any], bool]) -> bool:
     """Whether all options are among `checks` and have values that their checks pass."""
     return all(key in checks and checks[key](value) for key, value in options.items())
 
 
 def _vit(options: Options, side: int) -> bool:
     counts = dict.fromkeys(("patch_size", "depth"), _is_count)
-    return _given(options, **counts, drop_path_rate=_is_rate) and side % options["patch_size"] == 0
+    patch = options["patch_size"]
+    return _given(options, **counts, drop_path_rate=_is_rate) and _is_halved(side, patch=patch)
 
 
 def _tiny_vit(options: Options, side: int) -> bool:
     given = {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4, **options}
     if not _given(given, **dict.fromkeys(("patch_size", *_TINY), _is_count)):
         return False
-    return side % given["patch_size"] == 0 and given["embed_dim"] % given["num_heads"] == 0
+    whole_heads = bool(given["embed_dim"] % given["num_heads"] == 0)
+    return whole_heads and _is_halved(side, patch=given["patch_size"])
 
 
 _TINY = ("embed_dim", "depth", "num_heads")
 
 
 def _xcit(options: Options, side: int) -> bool:
-    patch, stem = options["patch_size"], options.get("stem_patch", options["patch_size"])
-    halved = [2**n for n in range(patch.bit_length())] if _is_count(patch) else []
-    given = {key: value for key, value in options.items() if key not in ("stem_patch",)}
-    fits = _is_count(stem) and stem in halved and side % patch == 0
-    return fits and _given(given, patch_size=lambda p: p in (8, 16), drop_path_rate=_is_rate)
+    """The stem halves images as often as patches say; `stem_patch` leaves the first times out."""
+    patch = options["patch_size"]
+    checks = {
+        "patch_size": lambda value: type(value) is int and value in (8, 16),
+        "stem_patch": lambda value: type(value) is int and value in (1, 2, 4, 8, patch),
+        "drop_path_rate": _is_rate,
+    }
+    return _given(options, **checks) and _is_halved(side, patch=patch)
 
 
 def _cait(options: Options, side: int) -> bool:
@@ -112,10 +122,6 @@ def _preact(options: Options, side: int) -> bool:
     return both and len(options["layers"]) == len(options["widths"])
 
 
-def _is_halved(side: int, *, times: int, patch: object) -> bool:
-    return _is_count(patch) and times < 10 and side % (int(patch) << times) == 0  # type: ignore[call-overload, no-any-return]
-
-
 def _tiny_unet(options: Options, side: int) -> bool:
     given = {"widths": (8, 16, 32), "patch": 1, **options}
     if not _given(given, widths=_are_counts, patch=_is_count):
@@ -128,12 +134,11 @@ def _tiny_unet(options: Options, side: int) -> bool:
 
 def _unet(options: Options, side: int) -> bool:
     """Of diffusers' many options those of plain UNets, all written out."""
-    down, up, widths = (
-        options.get(key) for key in ("down_block_types", "up_block_types", "block_out_channels")
-    )
-    if not isinstance(down, list | tuple) or not isinstance(up, list | tuple):
+    parts = ("down_block_types", "up_block_types", "block_out_channels")
+    if not all(isinstance(options.get(key), list | tuple) for key in parts):
         return False
-    blocks = {
+    down, up, widths = (options[key] for key in parts)
+    blocks: dict[str, Callable[[Any], bool]] = {
         "down_block_types": lambda names: all(name in _DOWN for name in names),
         "up_block_types": lambda names: all(name in _UP for name in names),
         "block_out_channels": _are_counts,
@@ -141,7 +146,7 @@ def _unet(options: Options, side: int) -> bool:
         "attention_head_dim": _is_count,
         "dropout": _is_rate,
     }
-    if widths is None or not _given(options, **blocks):
+    if not _given(options, **blocks):
         return False
     head = options.get("attention_head_dim", 8)
     fits = all(width % 32 == 0 and width % head == 0 for width in widths)

@@ -248,6 +248,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         from components.certify.votes import check_can_store
 
         for entry in section.entries(name).values():
+            later = {"band": getattr(entry.section, "band", 0) or 1, "run_seed": recipe.seed}
             header = VotesHeader(  # as far as the number of votes depends on it
                 kind=section.kind,
                 run_id="",
@@ -255,7 +256,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
                 dataset_digest="",
                 num_classes=facts.num_classes or 2,
                 image=ImageShape(facts.channels or 3, facts.side, facts.side),
-                settings={**plain(entry.section), "band": getattr(entry.section, "band", 0) or 1},
+                settings={**plain(entry.section), **later},
                 noise_impl=None,
                 num_items=num_items,
                 software={},
