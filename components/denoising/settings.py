@@ -70,9 +70,7 @@ class AncestralSettings(SamplerBase):
     """`reference`: as in the authors' code, one timestep below the noise level."""
 
     def num_passes(self, schedule: "NoiseSchedule", sigma: float) -> int:
-        from components.denoising.samplers import timesteps_below  # imports torch
-
-        below = timesteps_below(schedule, sigma, num_steps=self.num_steps)
+        below = schedule.timesteps_below(sigma, num_steps=self.num_steps)
         leaves_lower = self.start == "reference" and bool(below)
         return len(below) + (not leaves_lower)
 
