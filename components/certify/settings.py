@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from components.core.registry import Registry
 from components.core.settings import Problem, Settings, changed_fields, plain
-from components.denoising.settings import is_on_disk
+from components.denoising.settings import SamplerBase, is_on_disk
 from components.train.objectives.settings import ObjectiveSettings
 
 FAMILIES = Registry("certificate")
@@ -102,6 +102,16 @@ class CertificateSettings(Settings):
     @property
     def denoiser_name(self) -> str | None:
         """The denoiser in front of the model: a model of the recipe or a folder on disk."""
+        return None
+
+    @property
+    def noise_sigma(self) -> float | None:
+        """Standard deviation of the Gaussian noise that is certified."""
+        return None
+
+    @property
+    def denoising_sampler(self) -> SamplerBase | None:
+        """How the denoiser is used."""
         return None
 
     def entries(self, name: str) -> Mapping[str, CertificateEntry]:

@@ -22,7 +22,7 @@ from components.core.seeding import standard_normals
 from components.core.settings import settings
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
-from components.denoising.schedule import NoiseSchedule, abar_of
+from components.denoising.schedule import abar_of
 from components.denoising.settings import AncestralSettings, HeunSettings, OneShotSettings
 
 # Step -> standard normals in the shape of the images. A randomised classifier is certified only if
@@ -99,7 +99,7 @@ class Ancestral(AncestralSettings):
     def levels(self, sigma: float) -> list[tuple[float, float]]:
         """(abar, timestep) of every level that is visited, the noisiest first."""
         schedule = self.denoiser.diffusion.schedule
-        below = timesteps_below(schedule, sigma, num_steps=self.num_steps)
+        below = schedule.timesteps_below(sigma, num_steps=self.num_steps)
         first = (abar_of(sigma), self.denoiser.timestep(2 * sigma))
         further = [(float(schedule.alphas_cumprod[t]), float(t)) for t in below]
         return further if self.start == "reference" and further else [first, *further]
@@ -136,19 +136,6 @@ def check_variance(variance: str, *, predicted: bool = True) -> None:
     if variance == "learned_range" and not predicted:
         remedy = "needs a network that predicts it: twice as many output as input channels"
         raise CasemateError(key, variance, remedy)
-
-
-def timesteps_below(schedule: NoiseSchedule, sigma: float, *, num_steps: int | None) -> list[int]:
-    """Timesteps that are visited after the level of sigma, descending.
-
-    Of `num_steps` visits the first is that level; the others are spread evenly over all timesteps
-    below it, the first and the last of them included.
-    """
-    whole = schedule.timestep_at_least(sigma)
-    if num_steps is None:
-        return list(range(whole - 1, -1, -1))
-    spread = np.linspace(0, max(whole - 1, 0), max(min(num_steps - 1, whole), 0))
-    return [int(t) for t in np.unique(spread.round().astype(int))[::-1]]
 
 
 @settings

@@ -86,3 +86,15 @@ class NoiseSchedule:
         if (timesteps == len(self)).any():
             self.check(float(np.max(sigmas)))
         return timesteps
+
+    def timesteps_below(self, sigma: float, *, num_steps: int | None) -> list[int]:
+        """The timesteps that are visited after the level of sigma itself, falling.
+
+        Of `num_steps` visits the first is that level; the others are spread evenly over all
+        timesteps below it, the first and the last of them included.
+        """
+        whole = self.timestep_at_least(sigma)
+        if num_steps is None:
+            return list(range(whole - 1, -1, -1))
+        spread = np.linspace(0, max(whole - 1, 0), max(min(num_steps - 1, whole), 0))
+        return [int(t) for t in np.unique(spread.round().astype(int))[::-1]]

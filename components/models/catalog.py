@@ -16,8 +16,9 @@ from torch import nn
 from components.core.errors import CasemateError
 from components.models.attention.discover import attention_of
 from components.models.costs import costs_of_shapes, network_of_shapes
+from components.models.names import VARIANTS
 from components.models.tokens import check_droppable
-from components.models.zoo import OWN, VARIANTS, is_known
+from components.models.zoo import OWN, is_known
 
 RECIPE, SCALING, SMOOTHED, DENOISED, UNDERSTANDING = (
     "light-recipe",

@@ -15,6 +15,7 @@ from components.core import user_code
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
 from components.models.adapt import set_xcit_patch
+from components.models.names import VARIANTS
 from components.models.networks.preact import preact_resnet18, wrn_28_10
 from components.models.networks.tiny import tiny_vit, tiny_xcit
 from components.models.networks.unet import tiny_unet, unet
@@ -27,16 +28,6 @@ OWN: Mapping[str, Callable[..., nn.Module]] = {
 }
 # Networks that estimate clean images from noisy ones and their noise levels.
 DENOISERS: Mapping[str, Callable[..., nn.Module]] = {"tiny_unet": tiny_unet, "unet": unet}
-# Names that timm lacks: an architecture of timm with options.
-VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 1.0}),
-    "resnet50_gelu": ("resnet50", {"act_layer": "gelu"}),
-    "vit_tiny_patch32_224": ("vit_tiny_patch16_224", {"patch_size": 32}),
-    "xcit_medium_12_p16_224": ("xcit_small_12_p16_224", {"embed_dim": 512}),
-    "xcit_medium_12_p8_224": ("xcit_small_12_p8_224", {"embed_dim": 512}),
-    "xcit_large_12_p16_224": ("xcit_small_12_p16_224", {"embed_dim": 768, "num_heads": 16}),
-    "xcit_large_12_p8_224": ("xcit_small_12_p8_224", {"embed_dim": 768, "num_heads": 16}),
-}
 WEIGHT_OPTIONS = ("pretrained", "checkpoint_path")  # of timm; building downloads nothing
 
 COUNTS = (

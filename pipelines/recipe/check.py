@@ -6,26 +6,23 @@ group reports everything that it finds; later groups build on it, so they are no
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from components.attacks.settings import AasSettings
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.settings import plain
 from components.data.sources import find_source
 from components.data.sources.registry import check_options
 from components.denoising.settings import ARCHITECTURES, is_on_disk
+from components.models.known import Known, known_network, starts_from_timm
 from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
-from components.train.objectives.settings import (
-    AdversarialSettings,
-    DenoisedTrainingSettings,
-    ObjectiveSettings,
-)
+from components.train.objectives.settings import ObjectiveSettings
 from components.train.schedules import peak_rate
 from pipelines.recipe.consistency import consistency_problems, objective_key
 from pipelines.recipe.facts import (
@@ -42,9 +39,12 @@ from pipelines.recipe.schema.recipe import MAIN, Recipe
 if TYPE_CHECKING:
     from torch import nn
 
+    from pipelines.recipe.denoisers import BehindDenoiser
+
 Check = Callable[[Recipe, Facts, Problems], None]
 MOST_VOTES = 2**31  # of one file
 TIMM = "timm"
+PLAIN_RAND_AUGMENT = re.compile(r"rand(-(m\d+|mstd\d+(\.\d+)?|inc[01]))*")  # always allowed
 ANY_IMAGES = Facts(height=32, width=32)  # of a size that most networks take, to inspect layers
 
 
@@ -159,7 +159,8 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Policies in timm's notation; all other rules are those of the settings."""
-    if recipe.train and recipe.train.augment.rand_augment:
+    policy = recipe.train.augment.rand_augment if recipe.train else None
+    if recipe.train and policy and not PLAIN_RAND_AUGMENT.fullmatch(policy):
         from components.data.augment import Augmentation
 
         Augmentation.of(recipe.train.augment, size=recipe.data.image_size or 1)
@@ -247,6 +248,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         from components.certify.votes import check_can_store
 
         for entry in section.entries(name).values():
+            later = {"band": getattr(entry.section, "band", 0) or 1, "run_seed": recipe.seed}
             header = VotesHeader(  # as far as the number of votes depends on it
                 kind=section.kind,
                 run_id="",
@@ -254,7 +256,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
                 dataset_digest="",
                 num_classes=facts.num_classes or 2,
                 image=ImageShape(facts.channels or 3, facts.side, facts.side),
-                settings={**plain(entry.section), "band": getattr(entry.section, "band", 0) or 1},
+                settings={**plain(entry.section), **later},
                 noise_impl=None,
                 num_items=num_items,
                 software={},
@@ -287,24 +289,53 @@ def _given_model(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 def _denoisers(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Denoisers that do not suit what is trained or certified behind them."""
-    behind = [(k, o) for k, o in _objectives(recipe) if isinstance(o, DenoisedTrainingSettings)]
-    certified = [(f"certify.{n}", c) for n, c in recipe.certify.items() if c.denoiser_name]
-    starts = [(k, s) for k, s in denoisers_on_disk(recipe) if k.endswith(".pretrained")]
-    if not behind and not certified and not starts:
-        return
-    from pipelines.recipe import denoisers
-
     images = {"channels": facts.channels, "side": facts.side}
-    for key, objective in behind:
-        with problems.at(""):
-            denoisers.check_use(recipe, key, objective, **images)
-    for key, section in certified:
-        with problems.at(""):
-            denoisers.check_certificate(recipe, key, section, **images)
-    for key, start in starts:
-        if is_here(start):
+    for key, objective in _objectives(recipe):
+        if objective.denoiser_name and not _certainly_suits(recipe, objective, facts):
+            from pipelines.recipe import denoisers
+
+            with problems.at(""):
+                denoisers.check_use(recipe, key, objective, **images)
+    for name, section in recipe.certify.items():
+        if section.denoiser_name and not _certainly_suits(recipe, section, facts):
+            from pipelines.recipe import denoisers
+
+            with problems.at(""):
+                denoisers.check_certificate(recipe, f"certify.{name}", section, **images)
+    for name in recipe.denoisers() if recipe.train else ():
+        levels, most = (
+            recipe.objective_of(name).certain_levels(),
+            recipe.objective_of(name).max_sigma(),
+        )
+        if most and not (levels and most <= levels[1]):
+            from pipelines.recipe import denoisers
+
+            with problems.at(""):
+                denoisers.check_training(recipe, f"{objective_key(name)}.objective", name)
+    for key, start in denoisers_on_disk(recipe):
+        if key.endswith(".pretrained") and is_here(start):
+            from pipelines.recipe import denoisers
+
             with problems.at(""):
                 denoisers.check_start(key, start, channels=facts.channels)
+
+
+def _certainly_suits(recipe: Recipe, section: "BehindDenoiser", facts: Facts) -> bool:
+    """Whether a denoiser is elsewhere, or of this recipe and knows the noise without doubt."""
+    name, sigma = section.denoiser_name, section.noise_sigma
+    assert name is not None
+    if is_on_disk(name):
+        return not is_here(name)
+    model = recipe.model_of(name)
+    levels = recipe.objective_of(name).certain_levels()
+    return (
+        model.pretrained is None
+        and "learn_variance" not in model.options
+        and recipe.data.channels in (None, facts.channels)
+        and levels is not None
+        and sigma is not None
+        and levels[0] <= sigma <= levels[1]
+    )
 
 
 def denoisers_on_disk(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -313,11 +344,11 @@ def denoisers_on_disk(recipe: Recipe) -> Iterator[tuple[str, str]]:
         if model.pretrained and is_on_disk(model.pretrained):
             yield _joined(above, "model.pretrained"), model.pretrained
     for key, objective in _objectives(recipe):
-        if isinstance(objective, DenoisedTrainingSettings) and is_on_disk(objective.denoiser):
-            yield f"{key}.denoiser", objective.denoiser
+        if objective.denoiser_name and is_on_disk(objective.denoiser_name):
+            yield f"{key}.denoiser", objective.denoiser_name
     for name, section in recipe.certify.items():
-        if section.denoiser_name and is_on_disk(section.denoiser_name):
-            yield f"certify.{name}.denoiser", section.denoiser_name
+        if section.denoiser_on_disk:
+            yield f"certify.{name}.denoiser", section.denoiser_on_disk
 
 
 def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -326,9 +357,20 @@ def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         return
     for above, section in _model_sections(recipe):
         drops = section.token_policy == "drop"
-        if drops or section.options or section.architecture in ARCHITECTURES:
+        if not (drops or section.options or section.architecture in ARCHITECTURES):
+            continue
+        known = _known(section, facts)
+        if known is None or (drops and not known.drops_tokens):
             with problems.at(above):
                 _check_network(section, facts)
+
+
+def _known(section: ModelSettings, facts: Facts) -> Known | None:
+    """What is certain of a section's network without building it."""
+    side = section.upsample or facts.side
+    if side is None or (section.pretrained and section.architecture in ARCHITECTURES):
+        return None  # options may be those of the weights
+    return known_network(section.architecture, section.options, image_size=side)
 
 
 def _check_network(section: ModelSettings, facts: Facts) -> None:
@@ -352,10 +394,13 @@ def _check_network(section: ModelSettings, facts: Facts) -> None:
 
 def has_droppable_tokens(section: ModelSettings, facts: Facts) -> bool:
     """Whether a network could leave tokens out; most that are not plain transformers cannot."""
+    seen = facts.updated(None if facts.side else ANY_IMAGES)
+    if known := _known(section, seen):
+        return known.drops_tokens
     from components.models.tokens import check_droppable
 
     try:
-        check_droppable(_network(section, facts.updated(None if facts.side else ANY_IMAGES)))
+        check_droppable(_network(section, seen))
     except CasemateError:
         return False
     return True
@@ -389,9 +434,12 @@ def _attention(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     if facts.side is None:
         return
     for key, model in _scaled_models(recipe):
+        section = recipe.model_of(model)
+        known = _known(section, facts)
+        if known and known.scales_attention:
+            continue
         from components.models.attention.discover import attention_of
 
-        section = recipe.model_of(model)
         try:
             attention_of(_network(section, facts))
         except CasemateError as error:
@@ -403,12 +451,11 @@ def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.train is None:
         return
     for name in recipe.model_names():
-        objective = recipe.objective_of(name)
-        if isinstance(objective, AdversarialSettings) and objective.aas:
+        if recipe.objective_of(name).scales_attention:
             yield f"{objective_key(name)}.objective.aas", name
     for name, section in recipe.attack.items():
         for number, entry in enumerate(section.attacks):
-            if isinstance(entry, AasSettings):
+            if entry.scaling:
                 yield from ((f"attack.{name}.attacks.{number}", model) for model in section.models)
 
 
@@ -418,13 +465,25 @@ def _starting_weights(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         return
     for name in recipe.model_names():
         start = recipe.model_of(name).pretrained
-        if start is None or is_on_disk(start):
+        if start is None or is_on_disk(start) or _certainly_starts(recipe, name, facts):
             continue  # random weights, and denoisers, which are checked above
         if start == TIMM or Path(start).expanduser().is_dir():
             from pipelines.recipe import build
 
             with problems.at("" if name == MAIN else f"train.variants.{name}"):
                 build.model_spec(recipe, _as_prepared(facts), name)
+
+
+def _certainly_starts(recipe: Recipe, name: str, facts: Facts) -> bool:
+    """Whether timm has the weights of a model for such images without doubt."""
+    section, behind = recipe.model_of(name), recipe.objective_of(name).denoiser_name
+    return (
+        section.pretrained == TIMM
+        and starts_from_timm(section.architecture, section.options)
+        and (section.mean, section.std, behind) == (None, None, None)
+        and facts.channels == 3
+        and facts.height == facts.width
+    )
 
 
 def _as_prepared(facts: Facts) -> Any:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
-from components.certify.l2.settings import GaussianSettings
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
 from components.denoising import pretrained
@@ -17,14 +16,11 @@ from components.denoising.loading import (
     describe_source,
     source_of,
 )
-from components.denoising.samplers import check_variance, timesteps_below
-from components.denoising.settings import AncestralSettings, HeunSettings, is_on_disk
+from components.denoising.samplers import check_variance
+from components.denoising.settings import is_on_disk
 from components.models.settings import ModelSettings
 from components.train.objectives.denoiser import diffusion_of
-from components.train.objectives.settings import (
-    DenoisedTrainingSettings,
-    DenoiserTrainingSettings,
-)
+from components.train.objectives.settings import DenoiserTrainingSettings
 from pipelines.recipe.facts import is_here
 from pipelines.recipe.schema.recipe import Recipe
 
@@ -55,11 +51,11 @@ def of_certificate(
     section: CertificateSettings, part: str, inputs: Mapping[str, Path]
 ) -> str | None:
     """The source of the denoiser in front of a certified model, from the folders of its inputs."""
-    if not isinstance(section, GaussianSettings) or section.denoiser is None:
+    if section.denoiser_name is None:
         return None
-    if is_on_disk(section.denoiser):
+    if section.denoiser_on_disk:
         return source_of(inputs[f"denoiser.{part}"])
-    return with_absolute_path(section.denoiser, inputs)
+    return with_absolute_path(section.denoiser_name, inputs)
 
 
 def folder_behind(recipe: Recipe, name: str) -> str | None:
@@ -81,6 +77,15 @@ def describe(recipe: Recipe, name: str) -> Description | None:
     return Description(diffusion_of(objective, start), channels, architecture, options)
 
 
+class BehindDenoiser(Protocol):
+    """A section that trains or certifies behind a denoiser."""
+
+    @property
+    def denoiser_name(self) -> str | None: ...
+    @property
+    def noise_sigma(self) -> float | None: ...
+
+
 def check_certificate(
     recipe: Recipe,
     key: str,
@@ -88,18 +93,18 @@ def check_certificate(
     *,
     channels: int | None,
     side: int | None,
-) -> None:
+) -> Description | None:
     """Refuse a denoiser that does not suit the certificate at `key`, before any training."""
-    assert isinstance(section, GaussianSettings)
     found = check_use(recipe, key, section, channels=channels, side=side)
-    if found and isinstance(section.sampler, AncestralSettings):
+    if found and section.denoising_sampler and section.denoising_sampler.puts_noise_back:
         _check_ancestral(f"{key}.sampler", section.denoiser_name or "", found)
+    return found
 
 
 def check_use(
     recipe: Recipe,
     key: str,
-    section: GaussianSettings | DenoisedTrainingSettings,
+    section: BehindDenoiser,
     *,
     channels: int | None,
     side: int | None,
@@ -108,20 +113,28 @@ def check_use(
 
     Networks that the recipe trains itself are asked for their side where they are described.
     """
-    name = section.denoiser
+    name, sigma = section.denoiser_name, section.noise_sigma
     assert name is not None
+    assert sigma is not None
     on_disk = is_on_disk(name)
     with by_key(f"{key}.denoiser", name) if on_disk else nullcontext():
         found = describe(recipe, name)
     if found is None:
         return None
-    check_sigma(f"{key}.sigma", section.sigma, found.diffusion)
+    check_sigma(f"{key}.sigma", sigma, found.diffusion)
     check_channels(f"{key}.denoiser", found.channels, channels)
     if side and on_disk:
         with by_key(f"{key}.denoiser", name):
             network = found.network(image_size=side, channels=found.channels)
         check_side(f"{key}.denoiser", name, network, side=side)
     return found
+
+
+def check_training(recipe: Recipe, key: str, name: str) -> None:
+    """Refuse to train a denoiser on noise that is stronger than all of its schedule."""
+    objective, found = recipe.objective_of(name), describe(recipe, name)
+    if found and objective.max_sigma() > found.diffusion.schedule.sigmas[-1]:
+        check_sigma(key, objective.max_sigma(), found.diffusion)
 
 
 @contextmanager
@@ -170,15 +183,3 @@ def check_channels(key: str, channels: int, wanted: int | None) -> None:
     if channels and wanted and channels != wanted:
         remedy = f"channels go into the denoiser, but images have {wanted}"
         raise CasemateError(key, channels, remedy)
-
-
-def num_passes(section: GaussianSettings, known: Diffusion) -> int:
-    """Passes of the network for each noisy copy."""
-    match section.sampler:
-        case HeunSettings() as sampler:
-            return 2 * sampler.num_levels - 1
-        case AncestralSettings() as sampler:
-            below = timesteps_below(known.schedule, section.sigma, num_steps=sampler.num_steps)
-            leaves_lower = sampler.start == "reference" and bool(below)
-            return len(below) + (not leaves_lower)
-    return 1

@@ -3,31 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from components.attacks.settings import (
-    AasSettings,
-    ApgdSettings,
-    AttackSettings,
-    AutoAttackSettings,
-    FgsmSettings,
-    GamaSettings,
-    PgdSettings,
-)
-from components.core.user_code import UserEntry
-from components.train.objectives.settings import (
-    AdversarialSettings,
-)
+from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.check import check, denoisers_on_disk, has_droppable_tokens
 from pipelines.recipe.facts import facts_of, is_here, trained_model
 from pipelines.recipe.schema.recipe import Recipe
 
 ABSENT = "is not on this machine: not checked"
-FEWEST_STEPS: dict[type, int] = {
-    PgdSettings: 10,
-    ApgdSettings: 20,
-    GamaSettings: 20,
-    AutoAttackSettings: 100,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +48,7 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
     for model in recipe.model_names():
         key = "train.objective" if model == "main" else f"train.variants.{model}.objective"
         objective, epochs = recipe.objective_of(model), recipe.epochs_of(model)
-        if isinstance(objective, AdversarialSettings):
-            yield from _adversarial(key, objective, epochs)
+        yield from _adversarial(key, objective, epochs)
         if recipe.train.stop_on_leak and getattr(objective, "clean_forward", "") == "none":
             yield LintWarning(f"{key}.clean_forward", "none: label leaking is not detected")
         average = recipe.train.average
@@ -87,20 +68,14 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
     yield from _rates(recipe.train)
 
 
-def _adversarial(key: str, objective: AdversarialSettings, epochs: int) -> Iterator[LintWarning]:
-    if objective.eps_warmup_epochs >= epochs:
+def _adversarial(key: str, objective: ObjectiveSettings, epochs: int) -> Iterator[LintWarning]:
+    if objective.attack_eps is not None and objective.attack_warmup_epochs >= epochs:
         yield LintWarning(
             f"{key}.eps_warmup_epochs",
-            f"{objective.eps_warmup_epochs} of {epochs} epochs: full eps is never reached",
+            f"{objective.attack_warmup_epochs} of {epochs} epochs: full eps is never reached",
         )
-    if objective.awp and objective.awp.start_epoch >= epochs:
-        yield LintWarning(
-            f"{key}.awp.start_epoch", "weights are never perturbed: training ends before"
-        )
-    if objective.aas and objective.aas.every >= epochs:
-        yield LintWarning(
-            f"{key}.aas.every", "attention scales are never searched: training ends before"
-        )
+    for field, message in objective.never_used(epochs):
+        yield LintWarning(f"{key}.{field}", f"{message}: training ends before")
 
 
 def _rates(train: TrainSettings) -> Iterator[LintWarning]:
@@ -119,41 +94,21 @@ def _rates(train: TrainSettings) -> Iterator[LintWarning]:
 def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
     for name, section in recipe.attack.items():
         for number, entry in enumerate(section.attacks):
-            yield from _steps(f"attack.{name}.attacks.{number}", entry, section.eps)
-        if all(isinstance(entry, FgsmSettings) for entry in section.attacks):
+            for field, value, remedy in entry.weaknesses(section.eps):
+                yield LintWarning(f"attack.{name}.attacks.{number}.{field}", f"{value} {remedy}")
+        if all(entry.weak_alone for entry in section.attacks):
+            kinds = " and ".join(sorted({entry.kind for entry in section.attacks}))
             yield LintWarning(
-                f"attack.{name}.attacks", "FGSM alone overstates robustness; add pgd or apgd-ce"
+                f"attack.{name}.attacks", f"{kinds} alone overstates robustness; add pgd or apgd-ce"
             )
         if section.sanity is None and section.norm != "spatial":
             yield LintWarning(f"attack.{name}.sanity", "sanity checks are off")
-        trained = {
-            objective.eps
-            for objective in map(recipe.objective_of, section.models if recipe.train else [])
-            if isinstance(objective, AdversarialSettings)
-        }
+        objectives = map(recipe.objective_of, section.models if recipe.train else [])
+        trained = {o.attack_eps for o in objectives if o.attack_eps is not None}
         if section.norm == "linf" and trained and section.eps not in trained:
             yield LintWarning(
                 f"attack.{name}.eps",
                 f"{section.eps:g} differs from the training eps {sorted(trained)}",
-            )
-
-
-def _steps(key: str, entry: AttackSettings | UserEntry, eps: float | None) -> Iterator[LintWarning]:
-    """Too few steps, or steps too short to cross the epsilon ball."""
-    if isinstance(entry, AasSettings):
-        yield from _steps(f"{key}.inner", entry.inner, eps)
-    few = FEWEST_STEPS.get(type(entry))
-    steps = getattr(entry, "num_steps", None)
-    if few and steps and steps < few:
-        yield LintWarning(
-            f"{key}.num_steps", f"{steps} steps overstate robustness; use {few} or more"
-        )
-    if isinstance(entry, PgdSettings) and eps:
-        step = entry.step_size or eps / 4
-        if step * entry.num_steps < 2 * eps:
-            yield LintWarning(
-                f"{key}.step_size",
-                f"{entry.num_steps} steps of {step:g} cannot cross the epsilon ball",
             )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.certify.l2.radius import draws_to_certify, max_certifiable_radius
+from components.certify.registry import settings_of
 from components.data.sources import find_source
 from components.denoising.settings import is_on_disk
 
@@ -55,7 +55,6 @@ SIDE = 64  # of images and network inputs: 16-pixel patches still give 4 x 4 tok
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
 MADE_BATCH, MADE_DENOISER = 16, "made-denoiser"
 MAX_TRIALS, MAX_CHANGES = 4, 3
-MAX_SWEPT = 2  # ablation sizes, and strides
 
 _BLOCKS = {"depth": 2, "embed_dim": 32, "num_heads": 4}
 _STAGES = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}
@@ -220,26 +219,11 @@ def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
         if train["rate_rule"] != "absolute" and "floor" in train["schedule"]:
             train["schedule"]["floor"] = None  # the peak shrinks with the batch, maybe below it
     for certify in values["certify"].values():
-        for axis in (certify.get("sweep") or {}).values():
-            del axis[MAX_SWEPT:]
-        if "block_size" in certify:  # stays a multiple of the micro batch, which was capped too
-            certify["block_size"] -= certify["block_size"] % certify["micro_batch"]
-            _keep_reachable(certify)
+        settings_of(certify["kind"]).keep_valid(certify)
     for attack in values["attack"].values():
         if attack["curves"]:
             steps = attack["curves"]["steps"]
             attack["curves"]["steps"] = sorted({min(n, caps["num_steps"]) for n in steps})
-
-
-def _keep_reachable(certify: Values) -> None:
-    """Enough draws for the smallest radius; radii that they cannot certify are left out."""
-    setting = {
-        "sigma": certify["sigma"], "alpha": certify["failure_prob"], "method": certify["method"]
-    }  # fmt: skip
-    needed = draws_to_certify(min(certify["radii"]), **setting) or 0
-    certify["num_estimate"] = max(certify["num_estimate"], needed)
-    most = max_certifiable_radius(n=certify["num_estimate"], **setting)
-    certify["radii"] = [radius for radius in certify["radii"] if radius <= most]
 
 
 def _shrink_tune(values: Values, caps: Mapping[str, int], notes: list[str]) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.core.settings import Problem
-from components.train.objectives.settings import AdversarialSettings
 from pipelines.recipe.load import with_values
 from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.recipe import MAIN, Recipe
@@ -284,7 +283,7 @@ def longest_warmup(recipe: Recipe) -> int:
 
 
 def _warmup(trial: Recipe) -> int:
-    return int(getattr(trial.objective_of(MAIN), "eps_warmup_epochs", 0))
+    return trial.objective_of(MAIN).attack_warmup_epochs
 
 
 def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
@@ -311,7 +310,7 @@ def tune_warnings(recipe: Recipe) -> list[tuple[str, str]]:
 
 def _plain_warnings(section: TuneSection, trials: list[Recipe]) -> Iterator[tuple[str, str]]:
     """Warn of trials without adversarial training: untrained models look most robust."""
-    plain = {not isinstance(trial.objective_of(MAIN), AdversarialSettings) for trial in trials}
+    plain = {trial.objective_of(MAIN).attack_eps is None for trial in trials}
     if section.metric != "val_robust_accuracy" or plain == {False}:
         return
     if plain == {True}:

@@ -33,6 +33,7 @@ from components.denoising.settings import (
     DenoiserName,
     HeunSettings,
     OneShotSettings,
+    SamplerBase,
     SamplerSettings,
 )
 from components.train.objectives.settings import (
@@ -113,6 +114,14 @@ class GaussianSettings(CertificateSettings):
     @property
     def denoiser_name(self) -> str | None:
         return self.denoiser
+
+    @property
+    def noise_sigma(self) -> float:
+        return self.sigma
+
+    @property
+    def denoising_sampler(self) -> SamplerBase | None:
+        return self.sampler if self.denoiser else None
 
     def max_votes(self, *, side: int) -> int:
         drawn = self.num_select + self.num_estimate

@@ -145,7 +145,8 @@ class AblationSettings(PatchSettings):
             yield Problem("band", "", remedy)
 
     def max_votes(self, *, side: int) -> int:
-        return side * side
+        starts = -(-side // min(self.strides))  # along a side
+        return starts * (starts if self.kind == "blocks" else 2)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -181,10 +182,10 @@ class AblationSettings(PatchSettings):
 
     def _early_stop_warnings(self, side: int | None) -> Iterator[Warned]:
         """Votes stop between micro-batches: one that holds them all has nothing to leave out."""
-        from components.data.ablation import Ablations  # here: needs torch
-
         if side is None or not self.stop_early:
             return
+        from components.data.ablation import Ablations  # here: needs torch
+
         for stride in self.strides:
             size = (side, side)
             count = len(Ablations(kind=self.kind, image_size=size, band=1, stride=stride))

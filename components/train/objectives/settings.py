@@ -22,6 +22,7 @@ from components.core.settings import (
     settings,
 )
 from components.core.user_code import UserEntry
+from components.denoising.levels import certain_levels
 from components.denoising.settings import DenoiserName
 from components.train.schedules import epsilon_at
 
@@ -67,10 +68,22 @@ class TrainingObjectiveSettings(Settings):
         """The denoiser in front of the trained classifier."""
         return None
 
+    def certain_levels(self) -> tuple[float, float] | None:
+        """Sigmas that a denoiser's schedule certainly knows, from first to last; None: ask it."""
+        return None
+
     @property
     def scales_attention(self) -> bool:
         """Whether training needs a network with attention modules that can be scaled."""
         return False
+
+    def never_used(self, epochs: int) -> Iterator[tuple[str, str]]:
+        """(field, message) of parts that would start after so many epochs only."""
+        return iter(())
+
+    def max_sigma(self) -> float:
+        """The strongest noise that a denoiser is trained on; 0: as its schedule says."""
+        return 0.0
 
     def trained_ablation(self) -> tuple[str, int] | None:
         """The kind of certificate and the visible side in pixels that the model is trained for."""
@@ -154,6 +167,12 @@ class AdversarialSettings(TrainingObjectiveSettings):
     @property
     def scales_attention(self) -> bool:
         return self.aas is not None
+
+    def never_used(self, epochs: int) -> Iterator[tuple[str, str]]:
+        if self.awp and self.awp.start_epoch >= epochs:
+            yield "awp.start_epoch", "weights are never perturbed"
+        if self.aas and self.aas.every >= epochs:
+            yield "aas.every", "attention scales are never searched"
 
     def eps_at(self, epoch: float) -> float:
         """Epsilon after so many epochs, a fraction of one included."""
@@ -315,6 +334,12 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
     @property
     def is_denoiser(self) -> bool:
         return True
+
+    def certain_levels(self) -> tuple[float, float] | None:
+        return certain_levels(self.schedule, self.num_timesteps)
+
+    def max_sigma(self) -> float:
+        return max([*self.sigmas, *(self.range or ())], default=0.0)
 
     def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
         if train.augment.mixes:

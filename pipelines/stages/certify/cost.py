@@ -19,7 +19,6 @@ from components.certify.estimate import (
     nominal_rate,
 )
 from components.certify.family import AnyFamily
-from components.certify.l2.settings import GaussianSettings
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
@@ -139,7 +138,6 @@ def _denoiser(
     """Cost of a certificate's denoiser, and its passes per draw."""
     if (name := settings.denoiser_name) is None:
         return NO_DENOISER, 0
-    assert isinstance(settings, GaussianSettings)  # the others have no denoiser
     found = denoisers.check_use(recipe, key, settings, channels=channels, side=side)
     if found is None:
         source = denoisers.folder_behind(recipe, name)
@@ -150,7 +148,10 @@ def _denoiser(
         raise CasemateError(f"{key}.denoiser", source, remedy)
     net = _AtOneLevel(found.network(image_size=side, channels=channels))
     costs = costs_of_shapes(net, image_size=side, channels=channels)
-    return costs, denoisers.num_passes(settings, found.diffusion)
+    sampler, sigma = settings.denoising_sampler, settings.noise_sigma
+    assert sampler is not None  # sections with a denoiser have a sampler and noise
+    assert sigma is not None
+    return costs, sampler.num_passes(found.diffusion.schedule, sigma)
 
 
 def _memory(

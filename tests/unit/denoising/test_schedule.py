@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from components.denoising.diffusion import Diffusion
+from components.denoising.levels import certain_levels
 from components.denoising.schedule import NoiseSchedule, abar_of
 
 SIGMAS = (0.25, 0.5, 1.0)
@@ -140,3 +141,13 @@ def test_a_diffusion_survives_its_plain_values():
     np.testing.assert_array_equal(again.schedule.betas, made.schedule.betas)
     with pytest.raises(CasemateError, match="quadratic is unknown"):
         Diffusion.named("quadratic", 50)
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear"])
+@pytest.mark.parametrize("num_timesteps", [10, 50, 1000, 4000])
+def test_levels_that_are_certain_are_those_of_the_schedule(name, num_timesteps):
+    low, high = certain_levels(name, num_timesteps)
+    sigmas = Diffusion.named(name, num_timesteps).schedule.sigmas
+    assert low == pytest.approx(1.01 * sigmas[0], rel=2e-3)
+    assert high == pytest.approx(0.99 * sigmas[-1], rel=2e-3)
+    assert certain_levels("pretrained", num_timesteps) is None

@@ -1,0 +1,167 @@
+"""What is certain of networks by their names and options alone. Needs no torch.
+
+Torch and timm take seconds to import, and most recipes name one of a few networks with ordinary
+options. What is said here holds for the network that `build_network` would make; of all others,
+and of all other options, nothing is said, and the network has to be built and asked.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A network that can be built; what it is good for."""
+
+    drops_tokens: bool = False  # a plain vision transformer
+    scales_attention: bool = False
+
+
+Rule = Callable[[Options, int], bool]
+
+# Names whose networks differ in size alone, with the side of their patches.
+_VIT = re.compile(
+    r"deit_(?:tiny|small|base)_patch(16)_224|vit_(?:tiny|small|base)_patch(16|32)_224"
+    r"|vit_large_patch(16|32)_224"
+)
+_XCIT = re.compile(r"xcit_(?:nano|tiny|small|medium|large)_12_p(8|16)_224")
+_CAIT = re.compile(r"cait_s(?:12|24)_224")
+_RESNET = re.compile(r"(?:resnet(?:18|50|101)|wide_resnet(?:50|101)_2)(?:\.tv_in1k)?|resnet50_gelu")
+# timm's hub has weights of these, for three channels.
+_WITH_WEIGHTS = re.compile(
+    r"deit_(?:tiny|small|base)_patch16_224|vit_(?:tiny|small|base)_patch16_224"
+    r"|resnet(?:18|50|101)\.tv_in1k|wide_resnet(?:50|101)_2\.tv_in1k"
+)
+_SIZES_AND_RATES = {"patch_size", "drop_path_rate"}  # leave the meaning of weights as it is
+
+_DOWN = {"DownBlock2D", "AttnDownBlock2D"}
+_UP = {"UpBlock2D", "AttnUpBlock2D"}
+
+
+def known_network(architecture: str, options: Options, *, image_size: int) -> Known | None:
+    """What is certain of a network for images of this side; None: build it and ask."""
+    for pattern, rule, known in _RULES:
+        if named := re.fullmatch(pattern, architecture):
+            defaults = {"patch_size": int(named[named.lastindex])} if named.lastindex else {}
+            return known if rule({**defaults, **options}, image_size) else None
+    return None
+
+
+def starts_from_timm(architecture: str, options: Options) -> bool:
+    """Whether timm certainly has weights for such a network of images with three channels."""
+    return bool(_WITH_WEIGHTS.fullmatch(architecture)) and options.keys() <= _SIZES_AND_RATES
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= 10_000
+
+
+def _are_counts(values: object) -> bool:
+    return isinstance(values, list | tuple) and bool(values) and all(map(_is_count, values))
+
+
+def _is_rate(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1  # type: ignore[operator]
+
+
+def _is_halved(side: int, *, patch: Any, times: int = 0) -> bool:
+    """Whether whole patches cover a side, so many that their number can be halved so often."""
+    return _is_count(patch) and times < 10 and bool(side % (patch << times) == 0)
+
+
+def _given(options: Options, **checks: Callable[[Any], bool]) -> bool:
+    """Whether all options are among `checks` and have values that their checks pass."""
+    return all(key in checks and checks[key](value) for key, value in options.items())
+
+
+def _vit(options: Options, side: int) -> bool:
+    counts = dict.fromkeys(("patch_size", "depth"), _is_count)
+    patch = options["patch_size"]
+    return _given(options, **counts, drop_path_rate=_is_rate) and _is_halved(side, patch=patch)
+
+
+def _tiny_vit(options: Options, side: int) -> bool:
+    given = {"patch_size": 4, "embed_dim": 64, "depth": 4, "num_heads": 4, **options}
+    if not _given(given, **dict.fromkeys(("patch_size", *_TINY), _is_count)):
+        return False
+    whole_heads = bool(given["embed_dim"] % given["num_heads"] == 0)
+    return whole_heads and _is_halved(side, patch=given["patch_size"])
+
+
+_TINY = ("embed_dim", "depth", "num_heads")
+
+
+def _xcit(options: Options, side: int) -> bool:
+    """The stem halves images as often as patches say; `stem_patch` leaves the first times out."""
+    patch = options["patch_size"]
+    checks = {
+        "patch_size": lambda value: type(value) is int and value in (8, 16),
+        "stem_patch": lambda value: type(value) is int and value in (1, 2, 4, 8, patch),
+        "drop_path_rate": _is_rate,
+    }
+    return _given(options, **checks) and _is_halved(side, patch=patch)
+
+
+def _cait(options: Options, side: int) -> bool:
+    return _given(options, drop_path_rate=_is_rate) and side % 16 == 0
+
+
+def _resnet(options: Options, side: int) -> bool:
+    return _given(options, drop_path_rate=_is_rate)
+
+
+def _preact(options: Options, side: int) -> bool:
+    if not options:
+        return True
+    both = options.keys() == {"layers", "widths"} and all(map(_are_counts, options.values()))
+    return both and len(options["layers"]) == len(options["widths"])
+
+
+def _tiny_unet(options: Options, side: int) -> bool:
+    given = {"widths": (8, 16, 32), "patch": 1, **options}
+    if not _given(given, widths=_are_counts, patch=_is_count):
+        return False
+    widths = given["widths"]
+    return all(width % 8 == 0 for width in widths) and _is_halved(
+        side, times=len(widths) - 1, patch=given["patch"]
+    )
+
+
+def _unet(options: Options, side: int) -> bool:
+    """Of diffusers' many options those of plain UNets, all written out."""
+    parts = ("down_block_types", "up_block_types", "block_out_channels")
+    if not all(isinstance(options.get(key), list | tuple) for key in parts):
+        return False
+    down, up, widths = (options[key] for key in parts)
+    blocks: dict[str, Callable[[Any], bool]] = {
+        "down_block_types": lambda names: all(name in _DOWN for name in names),
+        "up_block_types": lambda names: all(name in _UP for name in names),
+        "block_out_channels": _are_counts,
+        "layers_per_block": _is_count,
+        "attention_head_dim": _is_count,
+        "dropout": _is_rate,
+    }
+    if not _given(options, **blocks):
+        return False
+    head = options.get("attention_head_dim", 8)
+    fits = all(width % 32 == 0 and width % head == 0 for width in widths)
+    agrees = all(len(a) == len(b) for a, b in pairwise((down, up, widths)))
+    return fits and agrees and _is_halved(side, times=len(widths) - 1, patch=1)
+
+
+_PLAIN, _ATTENDS, _NEITHER = Known(True, True), Known(scales_attention=True), Known()
+_RULES: tuple[tuple[str | re.Pattern[str], Rule, Known], ...] = (
+    (_VIT, _vit, _PLAIN),
+    ("tiny_vit", _tiny_vit, _PLAIN),
+    (_XCIT, _xcit, _ATTENDS),
+    (_CAIT, _cait, _ATTENDS),
+    (_RESNET, _resnet, _NEITHER),
+    ("preact_resnet18|wrn_28_10", _preact, _NEITHER),
+    ("tiny_unet", _tiny_unet, _NEITHER),
+    ("unet", _unet, _NEITHER),
+)
