@@ -1,34 +1,20 @@
 """Runs the unfinished steps of a recipe's plan, stage after stage.
 
-Tracking and Ray are connected once: Ray starts while a thread loads torch, timm and MLflow.
+Light to import: a flow whose steps are all finished needs neither Ray nor MLflow.
 """
 
-import ctypes
-import os
-import shutil
-import signal
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.core.digests import digest_json
-from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import StageDir, exclusive, is_made_from, prepare_storage
-from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
-from pipelines.runtime.shards import release_workers
-from pipelines.stages.registry import DATASET, STAGES
+from pipelines.runtime.artifacts import exclusive, is_made_from, prepare_storage
 
 if TYPE_CHECKING:
-    from pipelines.runtime.tracking import StepRun, Tracker
+    pass
 
 
 def run_flow(
@@ -55,7 +41,9 @@ def run_flow(
             if step not in todo:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
         if todo:
-            _execute(
+            from pipelines.flow.execute import execute
+
+            execute(
                 recipe,
                 root,
                 todo,
@@ -81,189 +69,3 @@ def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[Plann
             again.add(step.name)
         todo.append(step)
     return todo, again
-
-
-def _execute(
-    recipe: Recipe,
-    root: Path,
-    todo: Sequence[PlannedStep],
-    *,
-    inputs: Mapping[str, PlannedStep],
-    flow: str,
-    address: str | None,
-    again: set[str],
-) -> None:
-    """Run the steps `todo`; `inputs` are all planned steps, `again` those to run again."""
-    if place := address or recipe.cluster.address:
-        check_reachable(place)  # before a tracking store is made for a flow that cannot start
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_check_and_track, recipe, root)
-        own_code = digests(recipe.resolved())
-        with ray_cluster(recipe.cluster, address=address, user_code=own_code), _stop_signals():
-            tracker = loading.result()
-            for step in todo:
-                if step.name in again:
-                    tracker.supersede(step.name, step.fingerprint)
-                    shutil.rmtree(step.folder, ignore_errors=True)
-            parent = tracker.flow_run(recipe.name, flow, recipe.resolved())
-            runner = _Runner(recipe, tracker, parent, inputs)
-            try:
-                for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
-                    runner.run_stage(list(batch))
-            except BaseException as error:
-                parent.finish(_status(error))
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    progress.say("casemate: stopped; the same command continues where it stopped")
-                if runner.trainings_left:
-                    _leave(error)
-                raise
-            finally:
-                release_workers()  # a Ray that outlives this flow gets its CPUs back
-            parent.finish()
-
-
-def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
-    """Refuse impossible settings before anything is trained or tracked."""
-    from pipelines.recipe.check import check
-    from pipelines.runtime.tracking import Tracker
-
-    check(recipe)
-    return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
-
-
-def _status(error: BaseException) -> str:
-    """The status of a run in MLflow: KILLED if interrupted, FAILED otherwise."""
-    return "KILLED" if isinstance(error, KeyboardInterrupt | SystemExit) else "FAILED"
-
-
-def _leave(error: BaseException) -> None:
-    """End at once while trainings still wait for Ray in threads that cannot be interrupted.
-
-    No finished work is lost: its files are on disk, and a local Ray ends with this process.
-    """
-    sys.stdout.flush()
-    os._exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130)
-
-
-def _give_memory_back() -> None:
-    """Return memory that earlier stages freed to the system; glibc would keep it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-class _Runner:
-    """Runs the steps of one flow, each with its MLflow run."""
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        tracker: "Tracker",
-        parent: "StepRun",
-        steps: Mapping[str, PlannedStep],
-    ) -> None:
-        self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
-        self.active: dict[str, StepRun] = {}
-        self.trainings_left = False
-        self.fits = False  # the recipe fits the prepared images; checked once
-
-    def run_stage(self, batch: Sequence[PlannedStep]) -> None:
-        """The steps of one stage: trainings side by side as far as CPUs go, others in turn."""
-        stage = STAGES[batch[0].step.stage]
-        if stage.name != DATASET:
-            self._check_on_images()
-            end_idle_actors()  # Ray Data is not needed between two stages
-            _give_memory_back()
-        if stage.needs_cpus:
-            release_workers()
-        if not stage.in_lanes:
-            for step in batch:
-                self.run_step(step)
-            return
-        # In threads also when there is one: in the main thread Ray takes Ctrl-C over for good.
-        lanes = min(len(batch), self._lanes())
-        pool = ThreadPoolExecutor(lanes)
-        futures = [pool.submit(self.run_step, step) for step in batch]
-        try:
-            wait(futures)
-        except BaseException as error:  # Ctrl-C or SIGTERM, in the main thread
-            self.trainings_left = True
-            pool.shutdown(wait=False, cancel_futures=True)
-            for run in self.active.values():
-                run.finish(_status(error))
-            raise
-        for future in futures:
-            future.result()
-
-    def _check_on_images(self) -> None:
-        """Refuse what does not fit the prepared images, before anything is trained on them."""
-        from components.data.prepared import PreparedDataset
-        from pipelines.recipe.check import check
-        from pipelines.recipe.facts import facts_of_prepared
-
-        if self.fits:
-            return
-        dataset = PreparedDataset.open(self.steps[DATASET].folder)
-        check(self.recipe, facts_of_prepared(dataset))
-        self.fits = True
-
-    def _lanes(self) -> int:
-        cluster = self.recipe.cluster
-        return max(1, total_cpus() // (cluster.train_workers * cluster.cpus_per_train_worker))
-
-    def run_step(self, planned: PlannedStep) -> None:
-        """One step from its inputs to its manifest."""
-        step, began = planned.step, time.monotonic()
-        run = self.tracker.step_run(self.parent, step.name, planned.fingerprint)
-        self.active[step.name] = run
-        planned.folder.mkdir(parents=True, exist_ok=True)
-        inputs = {name: self.steps[name].folder for name in step.needs if self.steps[name].finished}
-        out = StageDir(planned.folder, step.name, planned.fingerprint, run, inputs)
-        stage = STAGES[step.stage]
-        try:
-            run.params({step.stage: step.identity})
-            run.tags({"casemate.folder": planned.folder.name})
-            stage.load().run(self.recipe, inputs, out)
-            run.artifacts(*(planned.folder / name for name in stage.logged))
-            self._log_dataset(run, stage.context, inputs.get(DATASET, planned.folder))
-            out.finish()
-        except BaseException as error:
-            run.finish(_status(error))
-            raise
-        finally:
-            self.active.pop(step.name, None)
-        run.finish()
-        progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
-
-    def _log_dataset(self, run: "StepRun", context: str, prepared: Path) -> None:
-        """Tie the run to the prepared images by their digest."""
-        from components.data.prepared import PreparedDataset
-
-        dataset = PreparedDataset.open(prepared)
-        run.dataset(
-            name=self.recipe.data.source,
-            digest=dataset.digest,
-            source=str(prepared),
-            context=context,
-            profile={"splits": dataset.splits, "classes": len(dataset.classes)},
-        )
-
-
-@contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGTERM ends the flow like Ctrl-C: runs are marked KILLED, finished work stays.
-
-    Installed after Ray has started, whose own handler would print a stack.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # the caller owns the signals
-        return
-
-    def stop(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

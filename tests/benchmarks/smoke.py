@@ -67,7 +67,7 @@ def main() -> None:
         try:
             for name in names:
                 began = time.monotonic()
-                with mock.patch("pipelines.flow.run.release_workers"):  # the pool stays
+                with mock.patch("pipelines.flow.execute.release_workers"):  # the pool stays
                     ok, about = run(name, storage=Path(home) / "runs")
                 seconds.append(time.monotonic() - began)
                 verdict = "ok" if ok else "FAILED"

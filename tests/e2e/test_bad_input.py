@@ -53,11 +53,14 @@ def recipe(tmp_path):
         ("train.epoch=3", ["train.epoch: 3 is unknown", "did you mean 'epochs'?"]),
         ("certfy={}", ["certfy: {} is unknown", "did you mean 'certify'?"]),
         ("train.epochs=many", ["train.epochs: 'many'", "valid integer"]),
-        ("data=5", ["data: 5", "is wrong"]),
+        ("data=5", ["data: 5", "is not a section"]),
         ("attack.linf.eps=8", ["attack.linf.eps: 8 is outside [0, 1]", "write e.g. 8/255"]),
         ("attack.linf.models=[mian]", ["attack.linf.models: mian", "did you mean 'main'?"]),
         ("certify.l2.num_estimate=9", ["num_estimate: 9 draws", "never certify", "raise "]),
-        ("certify.l2.failure_prob=1e-140", ["failure_prob 1e-140", "never certify", "raise "]),
+        (
+            "certify.l2={kind: gaussian, sigma: 0.25, num_estimate: 400, failure_prob: 1e-140}",
+            ["failure_prob 1e-140", "never certify", "raise "],
+        ),
         ("certify.l2.failure_prob=1", ["certify.l2.failure_prob: 1", "less than 1"]),
     ],
 )

@@ -57,7 +57,7 @@ def test_every_command_shows_an_example_of_itself(command):
 
 
 def test_reading_a_recipe_loads_nothing_heavy():
-    code = "import sys; from pipelines import recipe; recipe.load('demo'); print(*sys.modules)"
+    code = "import sys; from pipelines.recipe import load; load.load('demo'); print(*sys.modules)"
     said = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

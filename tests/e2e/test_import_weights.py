@@ -60,7 +60,7 @@ def test_the_written_folder_holds_the_original_network(tmp_path, network, argume
         ((*STATISTICS, "--kernel", "nearest"), ["--kernel: nearest is not one of bilinear"]),
         ((*STATISTICS, "--option", "depth"), ["--option: depth is not key=value"]),
         ((*STATISTICS, "--option", "depth=-1"), ["model.options.depth: -1 must be at least 1"]),
-        ((*STATISTICS, "--option", "drop_path_rate=7"), ["drop_path_rate: 7 is no rate"]),
+        ((*STATISTICS, "--option", "drop_path_rate=7"), ["drop_path_rate: 7 is not a rate"]),
         (("--mean", "0,0,0", "--std", "nan,1,1"), ["--std: (nan, 1.0, 1.0) must be finite"]),
     ],
 )

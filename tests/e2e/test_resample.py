@@ -62,7 +62,7 @@ def test_items_left_out_are_found(finished_flow, forged):
     folder = forged(lambda claim: {} if claim["correct"] else None)
     said = vote_again(finished_flow, folder)
     assert said.code == 1
-    assert "leave it out" in said.out
+    assert "is missing from the votes" in said.out
 
 
 def test_a_file_that_the_manifest_does_not_list_so_is_found(finished_flow, tmp_path):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from components.core.errors import CasemateError
 from pipelines.cli.main import app
-from pipelines.flow import run as runner
+from pipelines.flow import execute as runner
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import warnings_of

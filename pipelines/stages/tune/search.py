@@ -86,7 +86,7 @@ def _new_tuner(
         listed = {"point": tune.grid_search(numbered)}
     job = TrialJob(
         recipe=build.with_absolute_paths(recipe).resolved(),
-        dataset=dataset,
+        dataset=str(dataset),
         num_threads=cluster.cpus_per_train_worker,
         device=build.actor_device(cluster),
     )

@@ -50,12 +50,11 @@ class Point(TypedDict):
     values: Values
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialJob:
-    """The input that all trials of a search share."""
+class TrialJob(TypedDict):
+    """The input that all trials of a search share: plain values, which Ray Tune can store."""
 
     recipe: dict[str, Any]  # resolved, with absolute paths
-    dataset: Path
+    dataset: str
     num_threads: int
     device: str
 
@@ -82,16 +81,16 @@ def train(job: TrialJob, values: Values) -> None:
     The checkpoint records which values trained which epochs: a scheduler that copies trials and
     changes their values leaves a schedule, and it is read from there.
     """
-    torch.set_num_threads(job.num_threads)
-    base = recipes.parse(job.recipe, source="recipe")
-    section, dataset = tuned(base), PreparedDataset.open(job.dataset)
+    torch.set_num_threads(job["num_threads"])
+    base = recipes.parse(job["recipe"], source="recipe")
+    section, dataset = tuned(base), PreparedDataset.open(Path(job["dataset"]))
     saved = saved_state(tune.get_checkpoint())
     session = make_session(
         trial_recipe(base, values),
         MAIN,
         dataset,
         train=dataset.load("train", limit=section.train_items),
-        device=torch.device(job.device),
+        device=torch.device(job["device"]),
         fresh=saved is None,
     )
     recorded = RecordedAttack(session.val_attack) if session.val_attack else None

@@ -59,7 +59,7 @@ def run(prepared, tmp_path):
                 raise KeyboardInterrupt
 
         job = tune_trial.TrialJob(
-            recipe=recipe.resolved(), dataset=prepared, num_threads=1, device="cpu"
+            recipe=recipe.resolved(), dataset=str(prepared), num_threads=1, device="cpu"
         )
         config = {"job": job, "point": {"trial": 0, "values": values}}
         start = checkpoint and tune_trial.tune.Checkpoint.from_directory(str(checkpoint))
