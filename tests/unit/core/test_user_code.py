@@ -144,7 +144,7 @@ def test_refusals_are_one_line(mine):
         assert words in str(caught.value)
         assert str(caught.value).startswith("kind: 'python:")
         assert "\n" not in str(caught.value)
-    for name, words in {"Bare": "has no settings", "Loose": "can be changed"}.items():
+    for name, words in {"Bare": "has no settings", "Loose": "mutable settings"}.items():
         with pytest.raises(SettingError, match=words):
             user_code.settings_class(f"python:{main}.py:{name}", field="kind")
 

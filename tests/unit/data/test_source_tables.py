@@ -217,11 +217,7 @@ def test_parquet_of_test_items_alone(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "options", "message"),
     [
-        (
-            [0, 1],
-            {"image_column": "picture"},
-            "picture is not a column of .*; there are image, label",
-        ),
+        ([0, 1], {"image_column": "picture"}, "picture is not a column of .*; there are image"),
         ([0, 1], {"image_column": "label"}, "holds int64"),
         ([0.5, 1.5], {}, "is double"),
         ([0, None], {}, "1 gaps"),

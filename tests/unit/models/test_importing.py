@@ -282,7 +282,9 @@ class Payload:
 def test_code_in_a_file_is_refused_and_never_run(tmp_path, capsys):
     file = tmp_path / "evil.pth"
     torch.save({"model": network().state_dict(), "extra": Payload()}, file)
-    with pytest.raises(CasemateError, match=r"evil\.pth needs Python code .* refused") as caught:
+    with pytest.raises(
+        CasemateError, match=r"evil\.pth needs Python code .* not allowed"
+    ) as caught:
         import_weights(file, target())
     assert "\n" not in str(caught.value)
     whole = tmp_path / "module.pth"
@@ -344,10 +346,7 @@ def test_files_without_a_state_dict(tmp_path, content):
         ({"std": (1.0, 0.0, 1.0)}, r"--std: .* must be finite and positive"),
         ({"std": (float("nan"), 1.0, 1.0)}, r"--std: \(nan, .* must be finite and positive"),
         ({"mean": (0.0, float("inf"), 0.0)}, r"--mean: .* must be finite"),
-        (
-            {"image_size": None, "upsample": 32},
-            r"--image-size: .* native side that is up-sampled to 32",
-        ),
+        ({"image_size": None, "upsample": 32}, r"--image-size: .* native side .* up-sampled to 32"),
         ({"architecture": "tiny_vitt"}, r"model\.architecture: tiny_vitt is unknown"),
         ({"options": {"depht": 2}}, r"do not fit tiny_vit"),
     ],

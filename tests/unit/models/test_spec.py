@@ -64,5 +64,5 @@ def test_data_of_another_kind_are_refused(new_spec):
         CasemateError, match=r"^image: 1x16x16 .* is not the 3x16x16 that this tiny"
     ):
         spec.check_image((1, 16, 16))
-    with pytest.raises(CasemateError, match=r"^classes: 10 in the data, but this tiny_vit tells 5"):
+    with pytest.raises(CasemateError, match=r"^classes: 10 in the data, but this tiny_vit has 5"):
         spec.check_classes(10)
