@@ -15,7 +15,7 @@ from components.report.wording import side
 
 def share(held: NDArray[np.bool_]) -> Accuracy:
     """Accuracy from one bool per item."""
-    return Accuracy.parse(accuracy(held), source="certificates")
+    return Accuracy.parse(accuracy(held), where="certificates")
 
 
 def primary_budget(result: CertifyResult) -> float:
@@ -180,11 +180,11 @@ def recount_agrees(result: CertifyResult) -> bool:
     for entry in result.document.summary["certified"]:
         budget = result.family.budget(entry)
         held = result.certified_at(budget)
-        if Accuracy.parse(entry["accuracy"], source=result.name) != share(held):
+        if Accuracy.parse(entry["accuracy"], where=result.name) != share(held):
             return False
         if "accuracy_loc" in entry:
             held = result.certified_at(budget, rule="loc")
-            if Accuracy.parse(entry["accuracy_loc"], source=result.name) != share(held):
+            if Accuracy.parse(entry["accuracy_loc"], where=result.name) != share(held):
                 return False
     return True
 
@@ -219,7 +219,7 @@ def _vote_sentences(result: CertifyResult) -> tuple[str, ...]:
     """Accuracy of single votes, and how many were evaluated if voting stopped early."""
     summary, sentences = result.document.summary, []
     if raw := summary.get("ablation_accuracy"):
-        single = Accuracy.parse(raw, source=result.name)
+        single = Accuracy.parse(raw, where=result.name)
         sentences.append(
             f"A single vote is right in {single.percent('measured')} of all cases "
             f"(95% interval over items {single.interval()})."

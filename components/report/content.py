@@ -27,18 +27,18 @@ class Accuracy:
     num_items: int
 
     @classmethod
-    def parse(cls, raw: Mapping[str, Any], *, source: str) -> "Accuracy":
+    def parse(cls, raw: Mapping[str, Any], *, where: str) -> "Accuracy":
         """From the JSON form that all stages write."""
         try:
             value, low, high = (float(raw[key]) for key in ("value", "low", "high"))
             result = cls(value, low, high, int(raw["num_items"]))
         except (KeyError, TypeError, ValueError) as error:
             raise CasemateError(
-                source, raw, "is not an accuracy {value, low, high, num_items}"
+                where, raw, "is not an accuracy {value, low, high, num_items}"
             ) from error
         if result.num_items < 1 or not 0 <= result.low <= result.value <= result.high <= 1:
             raise CasemateError(
-                source, raw, "is not an accuracy: needs 0 <= low <= value <= high <= 1"
+                where, raw, "is not an accuracy: needs 0 <= low <= value <= high <= 1"
             )
         return result
 

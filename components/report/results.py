@@ -234,8 +234,8 @@ def _tuned_trial(row: Json, metric: str, *, path: Path, step: str) -> TunedTrial
         int(row["trial"]),
         row.get("name"),
         row["values"],
-        _share(row[metric], source=f"{step} {metric}"),
-        _share(row["val_accuracy"], source=f"{step} val_accuracy"),
+        _share(row[metric], where=f"{step} {metric}"),
+        _share(row["val_accuracy"], where=f"{step} val_accuracy"),
         int(row["epochs"]),
         str(row["status"]),
         bool(row["tied_with_best"]),
@@ -248,14 +248,14 @@ def _added_step(row: Json, metric: str, *, path: Path, step: str) -> AddedStep:
     return AddedStep(
         str(row["name"]),
         row["set"],
-        _share(row[metric], source=f"{step} {metric}"),
-        _share(row["val_accuracy"], source=f"{step} val_accuracy"),
+        _share(row[metric], where=f"{step} {metric}"),
+        _share(row["val_accuracy"], where=f"{step} val_accuracy"),
         (float(found["value"]), float(found["low"]), float(found["high"])) if found else None,
     )
 
 
-def _share(raw: Json | None, *, source: str) -> Accuracy | None:
-    return None if raw is None else Accuracy.parse(raw, source=source)
+def _share(raw: Json | None, *, where: str) -> Accuracy | None:
+    return None if raw is None else Accuracy.parse(raw, where=where)
 
 
 def read_model(step: str, folder: Path) -> TrainResult:
@@ -282,12 +282,12 @@ def _attacked_model(summary: Json, examples: Examples, *, path: Path, step: str)
     keys = ("clean_accuracy", "robust_accuracy", "attacks", "num_evaluations", "zero_gradient_rate")
     _need(summary, keys, path=path, step=step)
     curves = {
-        key: tuple((float(p[key]), Accuracy.parse(p["accuracy"], source=step)) for p in points)
+        key: tuple((float(p[key]), Accuracy.parse(p["accuracy"], where=step)) for p in points)
         for key, points in summary.get("curves", {}).items()
     }
     return AttackedModel(
-        Accuracy.parse(summary["clean_accuracy"], source=f"{step} clean_accuracy"),
-        Accuracy.parse(summary["robust_accuracy"], source=f"{step} robust_accuracy"),
+        Accuracy.parse(summary["clean_accuracy"], where=f"{step} clean_accuracy"),
+        Accuracy.parse(summary["robust_accuracy"], where=f"{step} robust_accuracy"),
         int(summary["num_evaluations"]),
         float(summary["zero_gradient_rate"]),
         tuple(_attack_step(entry, path=path, step=step) for entry in summary["attacks"]),
@@ -306,7 +306,7 @@ def _attack_step(entry: Json, *, path: Path, step: str) -> AttackStep:
         str(entry["entry"]),
         int(entry["num_items"]),
         int(entry["num_broken"]),
-        Accuracy.parse(entry["robust_accuracy"], source=f"{step} {entry['name']}"),
+        Accuracy.parse(entry["robust_accuracy"], where=f"{step} {entry['name']}"),
         int(entry["num_evaluations"]),
         int(entry["num_gradients"]),
         float(entry["zero_gradient_rate"]),
@@ -334,8 +334,8 @@ def read_certify(step: str, folder: Path) -> CertifyResult:
         challenge = Challenge(
             str(raw["attack"]),
             raw["threat"],
-            Accuracy.parse(raw["certified"], source=f"{step} certified"),
-            Accuracy.parse(raw["standing"], source=f"{step} standing"),
+            Accuracy.parse(raw["certified"], where=f"{step} certified"),
+            Accuracy.parse(raw["standing"], where=f"{step} standing"),
             int(raw["broken_certified"]),
         )
     return CertifyResult(step, folder, document, columns, challenge)

@@ -131,7 +131,7 @@ def result(error=None, **last):
 def test_a_trial_is_read_from_its_last_report():
     found = tr.read_trial(result())
     assert (found.epochs, found.finished, found.figures["val_robust_accuracy"]) == (3, True, 0.25)
-    assert tr.verdicts(found).tolist() == [False, True, False, False]
+    assert tr.robust_items(found).tolist() == [False, True, False, False]
 
 
 def test_broken_trials_and_searches_without_result_are_errors():

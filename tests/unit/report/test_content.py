@@ -13,7 +13,7 @@ from components.report.content import Accuracy, Chapter, Column, Content, Table
 
 
 def counted(held: int, num_items: int) -> Accuracy:
-    return Accuracy.parse(accuracy(np.arange(num_items) < held), source="test")
+    return Accuracy.parse(accuracy(np.arange(num_items) < held), where="test")
 
 
 @given(st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -54,7 +54,7 @@ def test_percent_examples(held, num_items, proven, measured):
 )  # fmt: skip
 def test_what_is_no_accuracy_is_refused_with_its_source(raw):
     with pytest.raises(CasemateError, match=r"attack\.linf"):
-        Accuracy.parse(raw, source="attack.linf")
+        Accuracy.parse(raw, where="attack.linf")
 
 
 def test_a_ragged_table_and_two_tables_of_one_name_are_refused():
