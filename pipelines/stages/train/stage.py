@@ -37,7 +37,6 @@ from pipelines.stages.train.worker import JOB, TrainJob, train_loop
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Train to the end, or from the last checkpoint of an interrupted run to the end."""
-    _check_batch_size(recipe)
     model, local = out.part, build.with_absolute_paths(recipe, inputs)
     spec = build.model_spec(local, PreparedDataset.open(inputs["prepare"]), model)
     _check_network(local, spec, model)
@@ -61,14 +60,6 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     if job.stopped.exists():
         raise CasemateError(*json.loads(job.stopped.read_text()))
     results.publish(recipe, out)
-
-
-def _check_batch_size(recipe: Recipe) -> None:
-    assert recipe.train is not None
-    size, workers = recipe.train.batch_size, recipe.cluster.train_workers
-    if size % workers:
-        remedy = f"is not shared evenly by {workers} workers"
-        raise CasemateError("train.batch_size", size, remedy)
 
 
 def _check_network(recipe: Recipe, spec: ModelSpec, model: str) -> None:
