@@ -6,14 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.certify.vote_rows import ItemVotes
+from components.certify.vote_rows import ITEM_COLUMNS, ItemVotes
 
 CERTIFICATES_NAME = "certificates.parquet"
 CERTIFICATE_NAME = "certificate.json"
 ITEM_FIELDS = [
-    ("item_id", pa.string()),
-    ("label", pa.int32()),
-    ("image_sha256", pa.string()),
+    *ITEM_COLUMNS,
     ("prediction", pa.int32()),
     ("abstain", pa.bool_()),
     ("correct", pa.bool_()),

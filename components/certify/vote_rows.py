@@ -14,11 +14,10 @@ from components.certify.header import VotesHeader
 from components.core.digests import canonical_json, digest_bytes
 
 VOTES_NAME = "votes.parquet"
+ITEM_COLUMNS = [("item_id", pa.string()), ("label", pa.int32()), ("image_sha256", pa.string())]
 SCHEMA = pa.schema(
     [
-        ("item_id", pa.string()),
-        ("label", pa.int32()),
-        ("image_sha256", pa.string()),
+        *ITEM_COLUMNS,
         ("stream", pa.string()),
         ("start", pa.int32()),
         ("stop", pa.int32()),

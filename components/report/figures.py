@@ -90,9 +90,9 @@ def radius_curve(
     share: FloatArray,
     low: FloatArray,
     high: FloatArray,
-    standard: Accuracy,
-    attacked: tuple[float, Accuracy] | None,
     cap: float | None,
+    attacked: tuple[float, Accuracy] | None,
+    standard: Accuracy,
     name: str,
     alt: str,
 ) -> str:
