@@ -341,7 +341,8 @@ def test_results_are_read_from_stored_files(prepared, models, tmp_path):
         {"kind": "columns", **KINDS["columns"]}, prepared=prepared, models=models, folder=place
     )
     inputs = {"prepare": prepared, "train.main": models["main"]}
-    StageDir(place, "certify.p", "f" * 64, FakeRun(), inputs).finish()
+    run = mock.Mock(run_id="r")
+    StageDir(place, "certify.p", "f" * 64, run, inputs).finish()
     (storage / "mine" / "certify.q-eeeeeeeeeeee").mkdir()  # not finished
     table = api.results(storage)
     assert table["what"].tolist() == [
