@@ -1,4 +1,4 @@
-"""The quickstart notebook, executed on a real finished run as a newcomer would."""
+"""The notebooks for newcomers, executed: one on a real finished run, one on its own network."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from tests.e2e.cli import ROOT
 
 pytestmark = pytest.mark.e2e
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
+OWN_MODEL = ROOT / "notebooks" / "own-model.ipynb"
 HALF_DIGIT = 0.5e-6  # the table prints six decimals
 
 
@@ -85,3 +86,13 @@ def test_steps_and_runs_are_listed(cells):
         assert step in steps
         assert step in runs
     assert runs.count("FINISHED") == 11  # the flow and its ten steps
+
+
+def test_a_network_of_ones_own_is_attacked_and_certified():
+    notebook = nbformat.read(OWN_MODEL, as_version=4)
+    place = {"metadata": {"path": str(OWN_MODEL.parent)}}
+    NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place).execute()
+    cells = {cell["id"]: cell for cell in notebook.cells if cell["cell_type"] == "code"}
+    assert "robust" in text_of(cells["attack"])
+    for name in ("patch", "l2"):
+        assert "num_items" in text_of(cells[name])
