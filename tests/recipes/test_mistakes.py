@@ -200,7 +200,7 @@ def mistake(text: str, **options) -> str:
             "my.yaml: train.variants: main is the name of ",
             "model",
         ),
-        ("data={source: folder}", "my.yaml: data.path: is missing", "place"),
+        ("data={source: folder}", "my.yaml: data.path: is missing", "folder or file"),
         ("data.path=x", "my.yaml: data.path: x would be ignored", "remove it"),
         (
             "data.val_fraction=0.9",

@@ -126,7 +126,7 @@ def test_searching_everywhere_finds_every_name_once():
     assert names[:2] == ["resnet18", "preact_resnet18"]
     assert "gluon_resnet18" not in names
     assert len(names) == len(set(names)) > 2
-    with pytest.raises(CasemateError, match="fits no name"):
+    with pytest.raises(CasemateError, match="matches no name"):
         catalog.find_everywhere("resnet-18")
 
 

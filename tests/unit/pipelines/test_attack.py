@@ -244,7 +244,7 @@ def test_what_cannot_be_attacked_is_one_clear_line(run_attack, models, tmp_path)
         return {**models, "main": tmp_path / name}
 
     section = {"attacks": [{"kind": "fgsm"}]}
-    with pytest.raises(CasemateError, match="classes: 10 in the data, but this tiny_vit tells 3"):
+    with pytest.raises(CasemateError, match="classes: 10 in the data, but this tiny_vit has 3"):
         run_attack(section, folders=saved("three", num_classes=3))
     with pytest.raises(CasemateError, match=r"1x8x8.* is not the 1x16x16"):
         run_attack(section, folders=saved("large", image_size=16))
