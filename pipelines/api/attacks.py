@@ -51,7 +51,7 @@ def attack(
     labels: "Tensor",
     *,
     eps: float | str | None,
-    norm: str = "linf",
+    norm: str | None = None,
     attacks: "Attacks" = "autoattack",
     seed: int = 0,
     item_ids: Sequence[str] | None = None,
@@ -60,8 +60,8 @@ def attack(
     """Attack a model; each attack gets the items that all before it left correct.
 
     `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`, or
-    entries as a recipe has them. `micro_batch`: rows of every forward pass, by default as in
-    recipes. Random numbers depend on `seed` and the item ids alone. Weak attacks raise a
+    entries as a recipe has them. `norm` (None: linf) and `micro_batch`, the rows of every forward
+    pass, default to those of recipes. Random numbers depend on `seed` and the item ids alone. Weak attacks raise a
     `UserWarning`, too.
 
     >>> from pipelines import api
@@ -120,7 +120,7 @@ def attack(
 
 
 def _attack_section(
-    attacks: "Attacks", *, norm: str, eps: float | str | None, micro_batch: int | None
+    attacks: "Attacks", *, norm: str | None, eps: float | str | None, micro_batch: int | None
 ) -> "AttackSection":
     """The threat and the list through the same door as a recipe's."""
     from pydantic import ValidationError
@@ -137,13 +137,12 @@ def _attack_section(
         attacks = read_attack_list(attacks, key="attacks")
     entries = [attacks] if isinstance(attacks, AttackSettings) else attacks
     values: dict[str, Any] = {
-        "norm": norm,
         "eps": eps,
         "attacks": [plain(e) if isinstance(e, AttackSettings) else dict(e) for e in entries],
         "sanity": None,  # measured by recipes only
     }
-    if micro_batch is not None:
-        values["micro_batch"] = micro_batch
+    given = {"norm": norm, "micro_batch": micro_batch}
+    values |= {name: value for name, value in given.items() if value is not None}
     with reading(base=Path(), trusted=True):
         try:
             return AttackSection.model_validate(values)

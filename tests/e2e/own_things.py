@@ -67,8 +67,8 @@ class Focal(Objective):
     class Settings(Settings):
         gamma: Positive = 2.0
 
-    def __init__(self, settings, *, smoothing):
-        self.gamma, self.smoothing = settings.gamma, smoothing
+    def __init__(self, settings, *, label_smoothing):
+        self.gamma, self.smoothing = settings.gamma, label_smoothing
 
     def loss(self, wrapped, bare, batch):
         logits = wrapped(batch.images)

@@ -16,7 +16,7 @@ def make_objective(
 ) -> Objective:
     """The objective of these settings; `start`: denoiser weights that the model starts from."""
     if isinstance(settings, UserObjectiveSettings):
-        return user_objective(settings, smoothing=label_smoothing)
+        return user_objective(settings, label_smoothing=label_smoothing)
     objective: Objective = implementation(settings).build(
         settings, label_smoothing=label_smoothing, start=start
     )

@@ -1,6 +1,6 @@
 """An objective of the user's own, named `python:file.py:Name` (`components/core/user_code.py`).
 
-`Name(settings, smoothing=...)` returns an `Objective`; `smoothing` is `train.label_smoothing`.
+`Name(settings, label_smoothing=...)` returns an `Objective`.
 """
 
 from components.core.errors import CasemateError
@@ -10,10 +10,10 @@ from components.train.objectives.base import Objective
 NEEDED = ("loss", "validation_logits", "eps_at")
 
 
-def user_objective(entry: UserEntry, *, smoothing: float) -> Objective:
+def user_objective(entry: UserEntry, *, label_smoothing: float) -> Objective:
     """The objective of an entry of the user's own."""
     try:
-        made: Objective = entry.load()(entry.settings, smoothing=smoothing)
+        made: Objective = entry.load()(entry.settings, label_smoothing=label_smoothing)
     except CasemateError:
         raise
     except Exception as error:
