@@ -61,8 +61,8 @@ def attack(
 
     `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`, or
     entries as a recipe has them. `norm` (None: linf) and `micro_batch`, the rows of every forward
-    pass, default to those of recipes. Random numbers depend on `seed` and the item ids alone. Weak attacks raise a
-    `UserWarning`, too.
+    pass, default to those of recipes. Random numbers depend on `seed` and the item ids alone.
+    Weak attacks raise a `UserWarning`, too.
 
     >>> from pipelines import api
     >>> import torch

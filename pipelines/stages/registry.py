@@ -107,6 +107,19 @@ class Stage:
         return import_module(f"pipelines.stages.{self.name}.{name}")
 
 
+def _training(name: str, version: int, context: str, help_: str) -> Stage:
+    """A stage that trains models: side by side, on CPUs that no idle actor holds."""
+    return Stage(
+        name,
+        section=name,
+        version=version,
+        help=help_,
+        context=context,
+        in_lanes=True,
+        needs_cpus=True,
+    )
+
+
 STAGES = {
     stage.name: stage
     for stage in (
@@ -118,24 +131,8 @@ STAGES = {
             context="preparation",
             needs_cpus=True,
         ),
-        Stage(
-            "train",
-            section="train",
-            version=3,
-            help="Train the recipe's models, preparing data first.",
-            context="training",
-            in_lanes=True,
-            needs_cpus=True,
-        ),
-        Stage(
-            "tune",
-            section="tune",
-            version=4,
-            help="Tune the recipe; the best one is written as best.yaml.",
-            context="tuning",
-            in_lanes=True,
-            needs_cpus=True,
-        ),
+        _training("train", 3, "training", "Train the recipe's models, preparing data first."),
+        _training("tune", 4, "tuning", "Tune the recipe; the best one is written as best.yaml."),
         Stage(
             "attack",
             section="attack",
