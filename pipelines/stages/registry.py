@@ -109,15 +109,7 @@ class Stage:
 
 def _training(name: str, version: int, context: str, help_: str) -> Stage:
     """A stage that trains models: side by side, on CPUs that no idle actor holds."""
-    return Stage(
-        name,
-        section=name,
-        version=version,
-        help=help_,
-        context=context,
-        in_lanes=True,
-        needs_cpus=True,
-    )
+    return Stage(name, name, version, help_, context, in_lanes=True, needs_cpus=True)
 
 
 STAGES = {
