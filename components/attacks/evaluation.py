@@ -38,7 +38,7 @@ def attack_model(
     """Every attack on the rows that are robust to all before it.
 
     Every forward pass has `micro_batch` rows, as in the stage: logits depend on the batch shape.
-    `on_progress` is told how many rows an attack has finished.
+    `on_progress` is called with the number of rows that an attack has finished.
     """
     with attack_mode(model), fast_forward(model.net):
         fixed = in_fixed_batches(model, size=micro_batch)

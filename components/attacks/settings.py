@@ -32,7 +32,7 @@ ATTACKS = Registry("attack")
 
 
 class AttackSettings(Settings):
-    """Base of all attack settings: what recipes, the command line and the stage ask of any attack.
+    """Base of all attack settings: what recipes, the command line and the stage use of any attack.
 
     The defaults suit a single attack with steps; ensembles and wrappers override them.
     """
@@ -202,7 +202,7 @@ class GamaSettings(GradientSettings):
     num_steps: Count = 100
     num_restarts: Count = 1
     reference: Literal["start", "clean"] = "start"
-    """Whose prediction guides: the code of the paper takes the start, its text the clean image."""
+    """Reference prediction: at the start in the paper's code, at the clean image in its text."""
 
     @property
     def name(self) -> str:

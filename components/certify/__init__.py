@@ -1,4 +1,4 @@
-"""What a model provably withstands: ablation sets, noise blocks, bounds, certificates, verify.
+"""Certified robustness: ablation sets, noise blocks, bounds, certificates, verification.
 
 Importing this package registers the families, in the order of reports: patch, then l2.
 """

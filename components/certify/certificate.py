@@ -1,7 +1,7 @@
 """Certificates derived from votes: a table with one row per item and a JSON document beside it.
 
-No model is asked: other patch sizes, another rule or failure probability need the votes only. No
-time of day and no machine is recorded, so that the same votes and settings give the same bytes.
+No model is needed: other patch sizes, another rule or failure probability need the votes only. The
+time and the machine are not recorded, so that the same votes and settings give the same bytes.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class CertificateDocument:
         return cls(evidence=evidence, sound=bool(values["sound"]), **known)
 
     def to_dict(self) -> dict[str, object]:
-        """The document as JSON has it."""
+        """The document as JSON values."""
         return {
             "format_version": FORMAT_VERSION,
             "kind": self.kind,
@@ -63,9 +63,9 @@ class CertificateDocument:
 
 
 def check_claim(header: VotesHeader, claim: Mapping[str, object]) -> ClaimSettings:
-    """A claim in its one written form, or an error that names the bad setting.
+    """The claim in canonical form, or an error that names the bad setting.
 
-    A setting that the family of the votes does not have would be ignored, so it is refused.
+    A setting that the family of the votes does not have would be ignored, so it is rejected.
     """
     family = family_of(header.kind)
     needed, optional = family.claim_names()
@@ -92,7 +92,7 @@ def derive(votes: Votes, **claim: object) -> tuple[pa.Table, Summary]:
 def describe_certificate(
     votes: Votes, claim: ClaimSettings, summary: Summary, *, certificates_sha256: str
 ) -> CertificateDocument:
-    """The document of a claim that was derived from votes."""
+    """The certificate document of a claim derived from votes."""
     header, written = votes.header, claim.to_dict()
     family = family_of(header.kind)
     return CertificateDocument(
@@ -112,8 +112,8 @@ def write_certificate(
 ) -> CertificateDocument:
     """Write certificates.parquet, then certificate.json, beside the votes; return the latter.
 
-    The JSON file comes last and names the digest of the table: a torn pair cannot pass for a
-    whole one.
+    The JSON file is written last and contains the digest of the table: an interrupted write is
+    detected.
     """
     stored = folder / VOTES_NAME
     if not stored.is_file() or digest_file(stored) != votes.sha256:

@@ -1,4 +1,6 @@
-"""Attacks inside the certified threat model: what they do not break bounds every certificate."""
+"""Attacks inside the certified threat model: their robust accuracy is an upper bound of certified
+accuracy.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ ClaimT = TypeVar("ClaimT", bound=ClaimSettings)
 
 @dataclass(frozen=True)  # no slots: generic classes set __orig_class__
 class ChallengeTask(Generic[VotesT, ChallengeT, ClaimT]):
-    """What an attacking worker is given."""
+    """The input of a worker that attacks a certificate."""
 
     task: VoteTask[VotesT]
     settings: ChallengeT

@@ -1,4 +1,4 @@
-"""What the rows of every certificate share, whichever way the claim was derived."""
+"""Columns and types that the rows of all certificates share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ class Derived:
 
     @property
     def table(self) -> pa.Table:
-        """The rows as certificates.parquet holds them."""
+        """The rows as a table in the format of certificates.parquet."""
         columns = [pa.array([row[f.name] for row in self.rows], f.type) for f in self.schema]
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredClaims:
-    """What a stored certificate says, and the summary that its votes give."""
+    """The claims of a stored certificate, and the summary recomputed from its votes."""
 
     rows: Sequence[Row]
     summary: Mapping[str, Any]
@@ -44,7 +44,7 @@ class StoredClaims:
 
 
 def item_fields(item: ItemVotes, prediction: int) -> Row:
-    """The values of ITEM_FIELDS; a negative prediction abstains."""
+    """The values of ITEM_FIELDS; a negative prediction is an abstention."""
     return {
         "item_id": item.item_id,
         "label": item.label,

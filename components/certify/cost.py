@@ -1,4 +1,4 @@
-"""The networks behind a certificate as shapes: what its cost is computed from."""
+"""Shapes of the networks behind a certificate, from which its cost is computed."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ NO_DENOISER = Costs(params=0, flops=0, activation_bytes=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedModel:
-    """A classifier, and the denoiser in front of it, without values."""
+    """A classifier and the denoiser in front of it, shapes only."""
 
     key: str  # of the certificate in the recipe, for errors
     net: nn.Module
@@ -20,7 +20,7 @@ class CostedModel:
     channels: int
     num_classes: int
     side: int  # of the images
-    upsample: int | None  # side that the network sees, where it is another one
+    upsample: int | None  # side of the network's input, if it differs
     upsample_mode: str
     token_policy: str  # as trained
     trained_ablation: tuple[str, int] | None  # kind and visible side of the training
@@ -29,7 +29,7 @@ class CostedModel:
 
     @property
     def seen(self) -> int:
-        """Side of what the network looks at."""
+        """Side of the network's input."""
         return self.upsample or self.side
 
     def resized(self, visible: Tensor) -> Tensor:

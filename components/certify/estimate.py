@@ -1,4 +1,4 @@
-"""What certifying will cost, before it is paid: passes, FLOPs, hours, memory.
+"""Cost of a certification in advance: passes, FLOPs, hours, memory.
 
 seconds = items * passes * flops / rate / workers / eta + start + one unit as tail. The rate is best
 measured on the real device; without one it is a share of the accelerator's peak, taken from
@@ -41,7 +41,7 @@ ACCELERATORS: Mapping[str, Accelerator] = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job, independent of where it runs."""
+    """The work of a job, independent of the hardware."""
 
     num_items: int
     passes_per_item: int  # forward passes = votes kept
@@ -67,7 +67,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Hours as a range: how early items stop is not known beforehand, never a promise."""
+    """Estimated hours as a range: how early items stop is not known in advance."""
 
     passes: int
     flops: float
@@ -154,7 +154,7 @@ def column_lengths(
 
 
 def nominal_rate(accelerator: str, *, dtype: str, width: int) -> Rate:
-    """Peak times the share that published runs reached: small matrices fill a device badly.
+    """Peak times the share that published runs reached: small matrices use a device poorly.
 
     Shares of the TF32 peak of an A100, from smoothed and plain ViT-T / S / B timings.
     """
@@ -186,7 +186,7 @@ def estimate(
     start_seconds: float = 0.0,
     unit_seconds: float = 0.0,
 ) -> Estimate:
-    """Hours of the job; `least_share` is the hoped-for share of the passes when items stop early.
+    """Hours of the job; `least_share` is the smallest share of the passes if items stop early.
 
     `start_seconds`: loading and compiling, once per worker; `unit_seconds`: one unit of work, which
     the others wait for at the end.
@@ -219,7 +219,7 @@ def device_bytes(*, params: int, activation_bytes: int, micro_batch: int, dtype:
 
 
 def fits(memory_bytes: int, accelerator: str) -> bool:
-    """Whether so much fits beside a tenth of the memory that libraries take for themselves."""
+    """Whether so much memory fits, with a tenth of the device reserved for libraries."""
     if accelerator not in ACCELERATORS:
         names = ", ".join(ACCELERATORS)
         raise CasemateError("accelerator", accelerator, f"is not one of {names}")

@@ -1,9 +1,9 @@
-"""What is asked of every certificate family, and what its workers are given.
+"""Interface of certificate families, and the input of their workers.
 
-A family answers seven questions: which units of work its votes need, what computes one, which
-claims follow from votes, how a stranger verifies them, how an attack challenges them, what they
-cost, and how they are described. The registry knows which family a kind belongs to; everything
-outside of `components/certify` asks the family instead of telling kinds apart.
+A family defines seven things: the units of work behind its votes, the worker that computes one, the
+claims that follow from votes, how they are verified independently, how an attack challenges them,
+what they cost, and how they are described. The registry maps a kind to its family; code outside of
+`components/certify` calls the family and does not distinguish kinds.
 """
 
 from abc import ABC, abstractmethod
@@ -42,12 +42,12 @@ SettingsT = TypeVar("SettingsT", bound=CertificateSettings)
 VotesT = TypeVar("VotesT", bound=VoteSettings)
 ClaimT = TypeVar("ClaimT", bound=ClaimSettings)
 ChallengeT = TypeVar("ChallengeT", bound=ChallengeSettings)
-Summary = Mapping[str, Any]  # of a certificate, as JSON has it
+Summary = Mapping[str, Any]  # of a certificate, as JSON values
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: generic classes set __orig_class__
 class VoteRequest(Generic[SettingsT]):
-    """One certificate that is asked for: its settings, model and data."""
+    """A request for one certificate: its settings, model and data."""
 
     settings: SettingsT
     key: str  # of the settings in the recipe, for errors
@@ -60,7 +60,7 @@ class VoteRequest(Generic[SettingsT]):
 
 @dataclass(frozen=True, slots=True)
 class VotePlan:
-    """The work behind a votes file: units known beforehand, a source of further ones, the rows."""
+    """The work behind a votes file: the initial units, a source of further ones, the rows."""
 
     units: Sequence[Unit]
     rows: Callable[[LoadPart], Iterator[VoteRow]]
@@ -72,36 +72,36 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     kinds: ClassVar[tuple[str, ...]]
     claim_class: type[ClaimT]
-    recorded_fields: ClassVar[FieldTypes]  # of a header's settings, needed to derive claims
-    threat_name: ClassVar[str]  # "l2" or "patch": what is proven, in one word
+    recorded_fields: ClassVar[FieldTypes]  # of a header's settings, required to derive claims
+    threat_name: ClassVar[str]  # "l2" or "patch": the threat model in one word
     vote_unit: ClassVar[str]  # what one vote costs: a "pass", or a "draw" of several passes
 
     # Units and workers ----------------------------------------------------------------------------
 
     def check_model(self, request: VoteRequest[SettingsT], dataset: Dataset) -> None:
-        """Refuse a model, or what stands in front of it, that these images do not fit."""
+        """Reject a model, or a denoiser in front of it, that does not fit these images."""
         spec = spec_of(request.model)
         spec.check_classes(len(dataset.classes))
         spec.check_image((dataset.channels, dataset.height, dataset.width))
 
     @abstractmethod
     def prepare(self, request: VoteRequest[SettingsT], *, source: Votes | None) -> VoteTask[VotesT]:
-        """What workers are given; asks the model's header once for what the settings leave open.
+        """The task of the workers; omitted settings are read once from the model's header.
 
-        `source`: finished votes that hold all that are needed.
+        `source`: finished votes that contain all votes of this request.
         """
 
     def notice(self, task: VoteTask[VotesT]) -> str | None:
-        """What a user should know about how votes will be computed."""
+        """A message to the user about how votes are computed, if there is one."""
         return None
 
     @abstractmethod
     def plan(self, task: VoteTask[VotesT], settings: SettingsT, header: VotesHeader) -> VotePlan:
-        """The units of work: they follow from the settings alone, never from the cluster."""
+        """The units of work: a function of the settings, not of the cluster."""
 
     @abstractmethod
     def worker(self, task: VoteTask[VotesT]) -> WorkFn:
-        """What computes one unit; loads the model."""
+        """The function that computes one unit; loads the model."""
 
     def header(
         self,
@@ -112,7 +112,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         run_id: str,
         software: Mapping[str, str],
     ) -> VotesHeader:
-        """Which model votes on which data under which settings; no time and no place."""
+        """The header: which model votes on which data under which settings; no time, no machine."""
         return VotesHeader(
             kind=task.votes.kind,
             run_id=run_id,
@@ -127,7 +127,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         )
 
     def check_before_votes(self, settings: SettingsT, header: VotesHeader) -> None:
-        """Refuse claims that no votes could prove, before any vote is computed."""
+        """Reject claims that no votes could prove, before any vote is computed."""
 
     def noise_impl(self, votes: VotesT) -> str | None:
         """How random draws are addressed; None: votes are not random."""
@@ -143,10 +143,10 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def streams(self, header: VotesHeader) -> dict[str, int]:
-        """How many predictions every item has, per stream."""
+        """Number of predictions of every item, per stream."""
 
     def may_stop(self, header: VotesHeader) -> bool:
-        """Whether an item may have fewer predictions than `streams` says."""
+        """Whether an item may have fewer predictions than `streams` gives."""
         return False
 
     def is_possible(self, header: VotesHeader) -> bool:
@@ -166,27 +166,27 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """The settings under which the same votes are computed again."""
 
     def repeat_payload(self, index: int, item: ItemVotes) -> object:
-        """What a worker is asked for all votes of the test item at `index` again."""
+        """The payload with which a worker repeats all votes of the test item at `index`."""
         return [index]
 
     def kept_votes(self, header: VotesHeader) -> Array | slice:
-        """Which of the repeated predictions the file keeps."""
+        """Which of the repeated predictions are stored in the file."""
         return slice(None)
 
     def explain_differences(
         self, task: VoteTask[VotesT], items: Sequence[tuple[int, ItemVotes]]
     ) -> list[str]:
-        """One reason behind votes that do not repeat, if the family knows it."""
+        """A reason for votes that do not repeat, if the family can determine one."""
         return []
 
     def wrong_records(self, task: VoteTask[VotesT], header: VotesHeader) -> list[str]:
-        """What a header says of the networks that is not so."""
+        """Statements of a header about the networks that are false."""
         return []
 
     # Claims ---------------------------------------------------------------------------------------
 
     def claim_of(self, settings: SettingsT) -> dict[str, object]:
-        """The claim that a section asks for."""
+        """The claim that a section of a recipe requests."""
         return {name: getattr(settings, name) for name in self.claim_class.names()}
 
     def claim_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -197,7 +197,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def check_claim(self, header: VotesHeader, claim: Mapping[str, object]) -> ClaimT:
-        """The claim in its one written form, or an error that names the bad setting."""
+        """The claim in canonical form, or an error that names the bad setting."""
 
     @abstractmethod
     def derive(self, votes: Votes, claim: ClaimT) -> Derived:
@@ -207,16 +207,16 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def audit(self, votes: Votes, claim: ClaimT, stored: StoredClaims) -> Iterator[str]:
-        """Problems of stored claims, by code of its own: what must hold for any honest one."""
+        """Problems of stored claims, by independent code; a correct certificate has none."""
 
     def check_new_claim(self, header: VotesHeader, claim: ClaimT) -> None:
-        """Refuse a claim that no votes of this number could have proven."""
+        """Reject a claim that this number of votes could never prove."""
 
     # Challenge ------------------------------------------------------------------------------------
 
     @abstractmethod
     def challenger(self, task: ChallengeTask[VotesT, ChallengeT, ClaimT]) -> WorkFn:
-        """What attacks one item; loads the model."""
+        """The function that attacks one item; loads the model."""
 
     def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
         """Clean votes by item that the attack starts from."""
@@ -228,7 +228,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def describe_challenge(self, challenge: ChallengeT) -> dict[str, object]:
-        """The attack and the one budget it used."""
+        """The attack and its budget, as JSON values."""
 
     # Cost -----------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def budget(self, entry: Summary) -> float:
-        """The size of the adversary in one entry of a summary's `certified`."""
+        """The budget of the adversary in one entry of a summary's `certified`."""
 
     @abstractmethod
     def budget_text(self, entry: Summary) -> str:
@@ -264,7 +264,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def metric_suffix(self, entry: Summary) -> str:
-        """The same as the end of a metric's name."""
+        """The same as the suffix of a metric name."""
 
     @abstractmethod
     def budget_words(self, budget: float) -> str:
@@ -272,7 +272,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def smallest_budget(self, claim: Mapping[str, object]) -> float:
-        """The smallest budget that a stored claim is about."""
+        """The smallest budget of a stored claim."""
 
     @abstractmethod
     def challenged_budget(self, threat: Mapping[str, object], *, step: str) -> float:
@@ -303,7 +303,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     can_sweep: ClassVar[bool] = False  # whether one section makes several comparable certificates
 
     def metrics(self, summary: Summary) -> dict[str, float]:
-        """The figures of a certificate by the names they are tracked under."""
+        """The figures of a certificate by metric name."""
         values = {"standard_accuracy": summary["standard_accuracy"]["value"]}
         for entry in summary["certified"]:
             for name in ("accuracy", "accuracy_loc"):

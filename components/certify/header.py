@@ -1,6 +1,6 @@
 """The header of a votes file: which model voted on which data under which settings.
 
-Read once into `VotesHeader`; `to_dict` gives back what was read, key for key.
+It is read once into `VotesHeader`; `to_dict` returns the same keys and values.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class ImageShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VotesHeader:
-    """What identifies votes; `settings` is the record of a family, which alone interprets it."""
+    """Identity of votes; `settings` is a record that only the family interprets."""
 
     kind: str
     run_id: str
@@ -58,7 +58,7 @@ class VotesHeader:
 
     @classmethod
     def from_dict(cls, values: Any) -> "VotesHeader":
-        """Read a header; `ValueError` says which field is missing or of another type."""
+        """Read a header; `ValueError` names a field that is missing or of another type."""
         check_fields(values, HEADER_TYPES)
         check_fields(values["image"], IMAGE_TYPES, prefix="image.")
         if unknown := sorted(values["image"].keys() - IMAGE_TYPES.keys()):
@@ -68,7 +68,7 @@ class VotesHeader:
         return cls(image=ImageShape(**values["image"]), others=others, **known)
 
     def to_dict(self) -> dict[str, object]:
-        """The header as JSON has it."""
+        """The header as JSON values."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "others"}
         return {**own, "image": asdict(self.image), **self.others}
 

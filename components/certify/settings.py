@@ -1,4 +1,4 @@
-"""What the settings of every certificate family share."""
+"""Base classes of the settings of certificate families."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -11,8 +11,8 @@ from components.train.objectives.settings import ObjectiveSettings
 
 FAMILIES = Registry("certificate")
 
-# Keys that recipes did not always have: they count for a fingerprint only where they are used, so
-# that certificates made before keep their fingerprints, and so their bytes.
+# Keys added after the first version: they enter a fingerprint only if they are used, so that older
+# certificates keep their fingerprints and bytes.
 LATER_KEYS = (
     *("token_policy", "allow_token_mismatch", "second_rule", "delta_rule", "stop_early"),
     *("precision", "compiled", "sweep", "denoiser", "sampler"),
@@ -20,21 +20,21 @@ LATER_KEYS = (
 
 
 class Warned(NamedTuple):
-    """A value that is valid but probably not meant; `field` is relative to the section."""
+    """A value that is valid but probably a mistake; `field` is relative to the section."""
 
     field: str
     message: str
 
 
 class ClaimSettings(Settings):
-    """What is claimed from votes: another claim needs no new votes."""
+    """Settings of a claim from votes; another claim needs no new votes."""
 
     __slots__ = ()
 
     help: ClassVar[Mapping[str, str]] = {}  # what each field means, for the command line
 
     def to_dict(self) -> dict[str, object]:
-        """The one written form: what is default is left out."""
+        """The canonical form: default values are left out."""
         values: dict[str, object] = plain(self)
         changed = changed_fields(self)
         return {name: value for name, value in values.items() if name in changed}
@@ -56,10 +56,10 @@ class ChallengeSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """What the training of a model decides about its certificates."""
+    """Properties of a model's training that matter for its certificates."""
 
     name: str
-    trained_for: Mapping[str, Any]  # its objective, as model.json has it
+    trained_for: Mapping[str, Any]  # its objective, as in model.json
     token_policy: str
     objective: ObjectiveSettings | None = None  # of a model that the recipe trains
     denoiser_objective: ObjectiveSettings | None = None  # of a denoiser that the recipe trains
@@ -79,7 +79,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class CertificateEntry:
-    """One certificate; `finer` names the entry whose votes hold all that it needs."""
+    """One certificate; `finer` names the entry whose votes contain all of its votes."""
 
     section: "CertificateSettings"
     finer: str | None = None
@@ -88,7 +88,7 @@ class CertificateEntry:
 class CertificateSettings(Settings):
     """Settings of one section of certificates; every family's class derives from it.
 
-    The fields named here are those of all families; each declares them at its own place.
+    The fields here are those of all families; each class declares them in its own order.
     """
 
     __slots__ = ()
@@ -111,7 +111,7 @@ class CertificateSettings(Settings):
 
     @property
     def denoising_sampler(self) -> SamplerBase | None:
-        """How the denoiser is used."""
+        """Sampler of the denoiser."""
         return None
 
     def entries(self, name: str) -> Mapping[str, CertificateEntry]:
@@ -119,7 +119,7 @@ class CertificateSettings(Settings):
         return {name: CertificateEntry(self)}
 
     def model_problems(self, model: TrainedModel) -> Iterator[Problem]:
-        """Settings that this model cannot be certified with."""
+        """Problems of these settings for this model."""
         return iter(())
 
     def max_votes(self, *, side: int) -> int:
@@ -128,12 +128,12 @@ class CertificateSettings(Settings):
 
     @property
     def denoiser_on_disk(self) -> str | None:
-        """The folder of a denoiser that the section names, with the word for its format."""
+        """The denoiser on disk that the section names, with its format prefix."""
         name = self.denoiser_name
         return name if name is not None and is_on_disk(name) else None
 
     def identity(self, digest_of: Callable[[str], str]) -> dict[str, object]:
-        """What the fingerprint of a certificate depends on; denoisers on disk by their content."""
+        """The inputs of the fingerprint; denoisers on disk are identified by their content."""
         values, used = plain(self), changed_fields(self)
         if source := self.denoiser_on_disk:
             values["denoiser"] = digest_of(source)
@@ -141,13 +141,13 @@ class CertificateSettings(Settings):
         return {key: value for key, value in values.items() if key not in LATER_KEYS or key in used}
 
     def _formula(self) -> dict[str, object]:
-        """Versions of what a fingerprint depends on beside the settings."""
+        """Versions of formulas that enter the fingerprint besides the settings."""
         return {}
 
     def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
-        """What is valid but probably not meant for this model."""
+        """Values that are valid but probably a mistake for this model."""
         return iter(())
 
     @classmethod
     def keep_valid(cls, values: dict[str, Any]) -> None:
-        """Mend plain values in place whose numbers were capped one by one (`--smoke`)."""
+        """Make plain values consistent in place after `--smoke` capped each number."""

@@ -1,6 +1,6 @@
-"""What a voting worker is given: model and data, and what its votes depend on.
+"""The input of a voting worker: model, data, and the settings that its votes depend on.
 
-Stages name both by their folders, since workers are elsewhere; a notebook gives what it has loaded.
+Stages give folders, because workers are other processes; a notebook gives loaded objects.
 """
 
 import copy
@@ -23,7 +23,7 @@ Dataset = PreparedDataset | MemoryDataset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSettings:
-    """Everything beside model and data that votes depend on; a family's class adds its own."""
+    """Settings that votes depend on besides model and data; a family's class adds its own."""
 
     kind: str
     micro_batch: int
@@ -47,22 +47,22 @@ class VoteTask(Generic[VotesT]):
     denoiser: str | None = None
 
     def items(self) -> Split:
-        """The test items: in memory where they fit, else read shard by shard."""
+        """The test items: in memory if they fit, else read shard by shard."""
         return self.open_data().open_split("test")
 
     def open_data(self) -> Dataset:
-        """The dataset that its items come from."""
+        """The dataset of the items."""
         return open_data(self.dataset)
 
     def load_model(self) -> PixelModel:
-        """The model on the device of the votes, in eval mode; a change of its spec stays here."""
+        """The model on the device of the votes, in eval mode; the caller's spec is not changed."""
         if isinstance(self.model, Path):
             return load_model(self.model, device=self.votes.device)
-        return copy.copy(self.model)  # weights are shared, and where they are is the caller's
+        return copy.copy(self.model)  # weights are shared; the caller chooses the device
 
 
 def open_data(source: DataSource) -> Dataset:
-    """A prepared folder opened, or what is in memory already."""
+    """The dataset of a prepared folder, or the one already in memory."""
     return PreparedDataset.open(source) if isinstance(source, Path) else source
 
 
@@ -74,7 +74,7 @@ def spec_of(model: ModelSource) -> ModelSpec:
 
 
 def digest_of(model: ModelSource) -> str:
-    """The digest of a model: as its folder names it, or of the loaded weights."""
+    """The digest of a model: as recorded in its folder, or of the loaded weights."""
     if isinstance(model, PixelModel):
         return weights_digest(model)
     return str(read_header(model)["digest"])

@@ -1,7 +1,7 @@
-"""Checking a certificate as a stranger would: every claim again from the votes, without the model.
+"""Independent check of a certificate: recompute every claim from the votes, without the model.
 
-What cannot be read raises; what can be read but is not true becomes a problem that names item and
-column.
+Unreadable files raise; a claim that does not follow from the votes becomes a problem that names
+item and column.
 """
 
 import json
@@ -33,7 +33,7 @@ class VerifyReport:
 
     num_items: int
     problems: list[str]
-    sound: bool = True  # False: the claims follow, but by a rule that only reproduces tables
+    sound: bool = True  # False: the rule only reproduces published tables
 
     @property
     def ok(self) -> bool:
@@ -73,9 +73,9 @@ def verify(path: Path) -> VerifyReport:
 def recertify(path: Path, out: Path, **changes: object) -> CertificateDocument:
     """Write another certificate from the same votes into the folder `out`; return its document.
 
-    `changes` are fields of the family's claim settings, e.g. `failure_prob` or `patch_sizes`; what
-    is not given, or None, stays as it was. Nothing is written unless the votes are the ones the old
-    certificate was made from and the new settings make sense.
+    `changes` are fields of the family's claim settings, e.g. `failure_prob` or `patch_sizes`; a
+    field that is not given, or None, keeps its value. Nothing is written unless the votes are those
+    of the old certificate and the new settings are valid.
     """
     folder = certificate_folder(path)
     if out.resolve() == folder.resolve():
@@ -103,7 +103,7 @@ def recertify(path: Path, out: Path, **changes: object) -> CertificateDocument:
 
 
 def certificate_folder(path: Path) -> Path:
-    """The folder of a certificate, from itself or from one of the files in it."""
+    """The folder of a certificate, given the folder or one of its files."""
     if path.is_dir():
         return path
     if path.name in (CERTIFICATE_NAME, CERTIFICATES_NAME, VOTES_NAME) and path.is_file():
@@ -114,7 +114,7 @@ def certificate_folder(path: Path) -> Path:
 
 
 def read_document(folder: Path) -> dict[str, Any]:
-    """certificate.json with the fields that the other checks start from."""
+    """The content of certificate.json; raises if a field needed by the other checks is missing."""
     path = folder / CERTIFICATE_NAME
     if not path.is_file():
         raise CasemateError("file", path, "does not exist")

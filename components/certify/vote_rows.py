@@ -58,7 +58,7 @@ class Votes:
     sha256: str
 
     def items(self) -> Iterator[ItemVotes]:
-        """One item after the other, sorted by item id."""
+        """All items, sorted by item id."""
         for item_id, rows in groupby(rows_of(self.table), key=lambda row: row.item_id):
             streams: dict[str, list[NDArray[np.uint16]]] = {}
             for row in rows:

@@ -1,9 +1,9 @@
-"""The votes file: every single prediction, the evidence from which certificates are derived.
+"""The votes file: all single predictions, from which certificates are derived.
 
 One row is a block: predictions of the draws (or ablations, or pairs of masks) start, ..., stop - 1
-of one item and stream. The header, stored in the Parquet schema, says which model voted on which
-data under which settings. A file that is not whole, or not what its header promises, is refused on
-writing and on reading alike.
+of one item and stream. The header, stored in the Parquet schema, records which model voted on
+which data under which settings. Incomplete files, or files that contradict their header, are
+rejected on writing and on reading.
 """
 
 import json
@@ -27,12 +27,12 @@ MOST_PREDICTIONS = 2**31  # in one file: lists are cut by 32-bit offsets
 
 
 def stream_sizes(header: VotesHeader) -> dict[str, int]:
-    """How many predictions every item has, per stream; at most so many if it may stop early."""
+    """Predictions of every item per stream; an upper bound if items may stop early."""
     return family_of(header.kind).streams(header)
 
 
 def check_can_store(header: VotesHeader) -> None:
-    """Refuse more predictions than one file holds, before any is paid for."""
+    """Reject more predictions than one file holds, before any is computed."""
     count = header.num_items * sum(stream_sizes(header).values())
     if count >= MOST_PREDICTIONS and not family_of(header.kind).may_stop(header):
         remedy = f"would make {count:,} predictions; a file holds fewer than 2^31: certify fewer"
@@ -53,7 +53,7 @@ def write_votes(path: Path, rows: Iterable[VoteRow], header: Mapping[str, object
 
 
 def read_votes(path: Path) -> Votes:
-    """Read a votes file; refuse it by name unless it is whole and keeps its header's promises."""
+    """Read a votes file; an error names it unless it is complete and matches its header."""
     table = read_table(path)
     raw = (table.schema.metadata or {}).get(HEADER_KEY)
     if raw is None or not table.schema.equals(SCHEMA):
@@ -81,7 +81,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """A Parquet file; every choice that shapes the bytes is fixed here."""
+    """Write a Parquet file; all options that affect the bytes are fixed here."""
     with atomic(path) as temporary:
         pq.write_table(
             table,
@@ -94,7 +94,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_header(values: object, path: Path) -> VotesHeader:
-    """The header of a file; refuses missing fields, other types and numbers that mean nothing."""
+    """The header of a file; rejects missing fields, other types and invalid numbers."""
     try:
         header = VotesHeader.from_dict(values)
     except ValueError as error:
@@ -118,9 +118,9 @@ def read_header(values: object, path: Path) -> VotesHeader:
 
 
 def _check_rows(rows: Iterable[VoteRow], header: VotesHeader, path: Path) -> None:
-    """Every item once, every stream complete: blocks follow each other without gap or overlap.
+    """Raise unless every item occurs once and its streams are complete, without gap or overlap.
 
-    Where items stop early, how many draws they must have is for the family to say.
+    If items may stop early, the family checks their number of draws.
     """
     sizes, num_items, last = stream_sizes(header), 0, ""
     may_stop = family_of(header.kind).may_stop(header)
@@ -140,14 +140,14 @@ def _check_rows(rows: Iterable[VoteRow], header: VotesHeader, path: Path) -> Non
         if reached != sizes and not stopped:
             raise _refusal(path, f"is incomplete for item {item_id}: {reached} of {sizes}")
     if num_items != header.num_items:
-        raise _refusal(path, f"holds {num_items} items, its header says {header.num_items}")
+        raise _refusal(path, f"holds {num_items} items, its header records {header.num_items}")
 
 
 def _check_block(row: VoteRow, reached: Mapping[str, int], header: VotesHeader, path: Path) -> None:
     where = f"item {row.item_id}, {row.stream} {row.start}..{row.stop}"
     num_classes = header.num_classes
     if row.stream not in reached:
-        raise _refusal(path, f"has a stream its kind does not know: {where}")
+        raise _refusal(path, f"has a stream that its kind does not have: {where}")
     if row.start != reached[row.stream]:
         found = "overlap or duplicate" if row.start < reached[row.stream] else "gap"
         raise _refusal(path, f"has a {found} at {where}")
@@ -166,7 +166,7 @@ def _refusal(path: Path, remedy: str) -> CasemateError:
 
 
 def _table_of(rows: list[VoteRow], path: Path) -> pa.Table:
-    """One chunk per column, so that the bytes do not remember how the rows arrived."""
+    """One chunk per column, so that the bytes do not depend on how the rows arrived."""
     arrays = [np.asarray(row.predictions) for row in rows]
     for row, array in zip(rows, arrays, strict=True):
         if array.ndim != 1 or array.dtype != np.uint16:

@@ -1,4 +1,4 @@
-"""Averages of the weights over a training: validated, selected and kept in place of the last ones.
+"""Averages of the weights over a training: validated, selected and kept instead of the last ones.
 
 EMA: Polyak & Juditsky 1992, with exponential weights; SWA: Izmailov et al. 2018, alg. 1.
 """
@@ -24,7 +24,7 @@ class WeightAverage:
 
     @property
     def model(self) -> PixelModel | None:
-        """The averaged model, once there is one."""
+        """The averaged model; None before the first average."""
         module = self._average.module
         assert isinstance(module, PixelModel)
         return module if int(self._average.n_averaged) else None
@@ -40,7 +40,7 @@ class WeightAverage:
 
     def after_epoch(self, model: PixelModel, epoch: int) -> None:
         """Called after the last step of every epoch."""
-        with torch.no_grad():  # also those that changed between the steps
+        with torch.no_grad():  # also those changed between steps
             for own, theirs in zip(self._average.module.buffers(), model.buffers(), strict=True):
                 own.copy_(theirs)
 
@@ -65,7 +65,7 @@ class StochasticWeightAverage(WeightAverage):
     """Average at the end of epochs, from `start_epoch` on.
 
     Statistics of batch normalisation fit weights that move slowly. They do not fit an average over
-    distant epochs, so networks that have them are refused.
+    distant epochs, so networks with batch normalisation are rejected.
     """
 
     def __init__(self, model: PixelModel, settings: SwaSettings) -> None:
@@ -88,5 +88,5 @@ AVERAGES: dict[str, Callable[..., WeightAverage]] = {
 
 
 def weight_average(model: PixelModel, settings: AverageSettings | None) -> WeightAverage | None:
-    """The average of a model's weights, if the settings ask for one."""
+    """The average of a model's weights, if the settings have one."""
     return AVERAGES[settings.kind](model, settings) if settings else None

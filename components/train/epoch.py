@@ -33,12 +33,12 @@ class EpochPlan:
 
     @cached_property
     def augmentation(self) -> Augmentation:
-        """Changes of single images."""
+        """Augmentation of single images."""
         return Augmentation.of(self.train.augment, size=self.image_size)
 
     @cached_property
     def mixing(self) -> Mixing | None:
-        """MixUp and CutMix, where one of them is on."""
+        """MixUp and CutMix; None if both are off."""
         return Mixing.of(self.train.augment)
 
     def batches(self, data: TrainingSet) -> BatchPlan:
@@ -46,7 +46,7 @@ class EpochPlan:
         return BatchPlan(data, self.train, self.seed)
 
     def updater(self, model: PixelModel) -> Updater:
-        """What turns this model's gradients into steps."""
+        """The updater that turns this model's gradients into steps."""
         optimizer = make_optimizer(model, self.train)
         clip_norm, precision = self.train.clip_norm, self.train.precision
         return Updater(optimizer, model, clip_norm=clip_norm, precision=precision)
@@ -59,7 +59,7 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Where the epoch is after a step, and what this worker saw in it."""
+    """Progress of the epoch after a step, and what this worker saw in it."""
 
     num_done: int
     num_steps: int  # of the epoch
@@ -144,10 +144,10 @@ def train_epoch(
     first_step: int = 0,
     after_step: Callable[[StepDone], None] = lambda done: None,
 ) -> dict[str, float]:
-    """One pass over the data, or what is left of it from `first_step` on.
+    """Train one pass over the data, or the rest of it from `first_step` on.
 
     Returns how many items this worker saw, the last learning rate, its images per second and the
-    seconds of this time that it waited for data.
+    seconds that it waited for data.
     """
     num_steps = plan.batches(data).num_batches
     count, lr, losses = 0, 0.0, 0.0
@@ -193,7 +193,7 @@ def _gradients(
     batch: Batch,
     micro_batch: int | None,
 ) -> Tally:
-    """Leave the gradient of the batch's mean loss in the weights; workers meet in the last part."""
+    """Accumulate the gradient of the batch's mean loss; workers synchronise in the last part."""
     tally = Tally()
     parts = list(split_batch(batch, micro_batch))
     for part in parts[:-1]:

@@ -1,4 +1,4 @@
-"""What a training eats: which samples make each batch, and batches built ahead of their step."""
+"""Training data: which samples make each batch, and batches built ahead of their step."""
 
 import time
 from collections import deque
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """Real items, perhaps joined by generated ones: these come after them in position."""
+    """Real items, optionally followed by generated ones."""
 
     real: Split
     synthetic: Split | None = None
@@ -71,11 +71,11 @@ class TrainingSet:
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """Which samples make the batches of every epoch: decided by seed and epoch, not by workers.
+    """Which samples make the batches of every epoch: a function of seed and epoch, not of workers.
 
     One epoch is one pass over the real items. Every batch holds floor(batch_size * ratio)
-    generated ones, which take turns until all were seen, epoch after epoch; such mixtures are due
-    to Gowal et al. 2021 (arXiv:2110.09468).
+    generated ones, in passes over all of them that continue across epochs, as in Gowal et al. 2021
+    (arXiv:2110.09468).
     """
 
     data: TrainingSet
@@ -112,7 +112,7 @@ class BatchPlan:
         return len(self.data.real) * (augment.copies if augment.clean_copy else 1)
 
     def shares(self, epoch: int, worker: Worker) -> Iterator[Share]:
-        """This worker's share of every global batch, in the order that (seed, epoch) decides.
+        """This worker's share of every global batch, in an order given by (seed, epoch).
 
         Shares are equal, so the mean of the workers' gradients is the gradient of the whole batch.
         """
@@ -143,7 +143,7 @@ class BatchPlan:
         return repeat_augment_indices(order, num_repeats=copies, batch_size=size)
 
     def _generated_samples(self, epoch: int) -> Tensor:
-        """Positions for one epoch: where the passes over the generated items have got to."""
+        """Positions of the generated items of an epoch; passes continue across epochs."""
         if self.data.synthetic is None:
             return torch.arange(0)
         num_items, needed = len(self.data.synthetic), self.num_batches * self.parts[1]
@@ -159,17 +159,17 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Feeding:
-    """How batches are built ahead: where work happens, never what comes out."""
+    """How batches are built ahead; it does not affect their content."""
 
     num_threads: int = 1
-    num_ahead: int = 2  # batches in the making or waiting
+    num_ahead: int = 2  # batches being built or waiting
 
 
 class Feed(Generic[Planned, Built]):
-    """What `build` makes of each planned part, in that order, made ahead by background threads.
+    """Results of `build` for each planned part, in order, built ahead by background threads.
 
     A part that fails raises its error when its turn comes. Leaving the context drops parts that
-    were not read and ends the threads. `wait_seconds` is the time that the reader waited.
+    were not read and ends the threads. `wait_seconds` is the time the reader waited.
     """
 
     def __init__(

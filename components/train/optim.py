@@ -1,4 +1,4 @@
-"""The optimiser, and how a gradient becomes a step: scaled, clipped, applied."""
+"""The optimiser, and the update: gradients are unscaled, clipped and applied."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -91,9 +91,9 @@ class Updater:
 def autocast_passes(model: nn.Module, precision: str) -> Iterator[None]:
     """Inside, passes of the model compute in reduced precision and return float32 logits.
 
-    So losses, pixels and weights stay float32. A pass in eval mode belongs to an attack: bf16
+    Losses, pixels and weights stay float32. A pass in eval mode belongs to an attack: bf16
     keeps the signs of its gradients, fp16 would not (its softmax saturates), so it stays float32.
-    The casts of one pass are not kept for the next: weights may have moved in between.
+    Casts are not cached between passes, because the weights may have changed.
     """
     if precision == "float32":
         yield

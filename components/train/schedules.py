@@ -3,8 +3,8 @@
 import math
 from typing import Literal, NamedTuple
 
-REFERENCE_BATCH = 512  # learning rates that follow the batch are written for this one
-SAFE_RATE = 4e-3  # rules that follow the batch lead here only by batches beyond 4096
+REFERENCE_BATCH = 512  # learning rates that scale with the batch size refer to this one
+SAFE_RATE = 4e-3  # scaled rates reach it only for batches beyond 4096
 
 
 class TrainingSpan(NamedTuple):
@@ -60,7 +60,7 @@ def epsilon_at(
 ) -> float:
     """Epsilon after so many epochs: 0 at first, a linear or a sine rise, then the final value.
 
-    Debenedetti et al. 2022, sec. 4.2; asked at whole epochs, the first one trains on clean images.
+    Debenedetti et al. 2022, sec. 4.2; at whole epochs, the first one trains on clean images.
     The rise begins after `zero_epochs` and ends at `warmup_epochs`, without a jump.
     """
     if epoch >= warmup_epochs:

@@ -1,4 +1,4 @@
-"""Which weights of a training are kept, and when it stops early."""
+"""Selection of the weights to keep, and early stopping."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from components.train.settings import TrainSettings
 
 
 class Selection:
-    """Keeps the weights with the highest validation figure, the first of equals, or the last ones.
+    """Keeps the weights with the highest validation metric (ties: the first), or the last ones.
 
-    `patience` is how many epochs may pass without a new best one. The figure is measured at the
+    `patience` is how many epochs may pass without a new best one. The metric is measured at the
     full epsilon from the beginning, so epochs of a warm-up can be compared with later ones.
     """
 
@@ -22,7 +22,7 @@ class Selection:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything depends on validation figures."""
+        """Whether anything depends on validation metrics."""
         return self.select == "best" or self.patience is not None
 
     def consider(self, value: float, epoch: int, model: nn.Module) -> None:

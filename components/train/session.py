@@ -1,7 +1,7 @@
 """One training from first to last epoch: a function of its checkpoint, so it resumes exactly.
 
-A checkpoint may lie between any two steps. Workers hold the same state, but for their part of the
-running epoch's sums: these are added up before a checkpoint, and go on with the first worker.
+A checkpoint may be taken between any two steps. Workers hold the same state except for their part
+of the running epoch's sums: these are added up before a checkpoint and stay with the first worker.
 """
 
 import time
@@ -84,7 +84,7 @@ class Session:
             check_shardable(model, objective)
             if self.average:
                 self.average.shard()
-        self.updater = plan.updater(model)  # of the weights that wrapping left
+        self.updater = plan.updater(model)  # of the weights after wrapping
         self.history: list[Row] = []
         self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and what they saw
 
@@ -94,13 +94,13 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether the last epoch is over, or patience has ended."""
+        """Whether the last epoch is over, or early stopping has ended the training."""
         last = self.next_epoch - 1
         return self.next_epoch >= self.plan.epochs or self.selection.given_up(last)
 
     @property
     def evaluated(self) -> PixelModel:
-        """The model that is validated and kept: the average, where there is one."""
+        """The model that is validated and kept: the average, if there is one."""
         averaged = self.average.model if self.average else None
         return averaged or self.model
 
@@ -114,15 +114,15 @@ class Session:
     def judged_by(self) -> str:
         """The validation metric that decides which epoch is the best.
 
-        Accuracy under attack judges models that were trained on attacks. For others it is highest
-        when they have learned least, so it is reported but decides nothing.
+        Accuracy under attack selects models that were trained on attacks. For others it is highest
+        when they have learned least, so it is only reported.
         """
         attacked = self.val_attack and self.objective.eps is not None
         return "val_robust_accuracy" if attacked else self.objective.validation_metric
 
     @property
     def progress(self) -> float:
-        """How much of the running epoch is done."""
+        """Share of the running epoch that is done."""
         return self.num_done / self.plan.batches(self.train).num_batches
 
     def running(self) -> Row:
@@ -130,7 +130,7 @@ class Session:
         return self._row(self.next_epoch, self.tally, lr=self.updater.learning_rate)
 
     def final_model(self) -> PixelModel:
-        """The selected model, an ordinary one; the session can go on. All workers must ask."""
+        """The selected model, an ordinary one; the session can go on. All workers must call it."""
         model, best = unsharded(self.evaluated), self.selection.best_weights
         if best is None and not self.objective.has_state:
             return model
@@ -141,9 +141,9 @@ class Session:
         return model
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on; randomness needs none, it is addressed.
+        """Everything that the next step depends on; random numbers have no state.
 
-        All workers must ask: where weights are shared out, the first one alone gets them whole.
+        All workers must call it: sharded weights are gathered, on the first worker only.
         """
         return {
             "model": whole(self.model.state_dict()),
@@ -178,7 +178,7 @@ class Session:
         on_step: Callable[[int, int], None] = lambda step, steps: None,
         on_checkpoint: Callable[[], None] = lambda: None,
     ) -> Row:
-        """Train one epoch, or what is left of it, and validate.
+        """Train one epoch, or the rest of it, and validate.
 
         `total` adds the sums of all workers. `on_checkpoint` is called every `checkpoint_steps`
         inside the epoch, on all workers: `state()` may be saved there, and after the epoch.
@@ -286,10 +286,10 @@ class Session:
         return row
 
     def _select(self, row: Row, total: Total, evaluated: PixelModel) -> None:
-        """All workers judge by the first one's value; the largest is the best."""
+        """Select by the first worker's value on all workers; the largest is the best."""
         if not self.selection.is_on:
             return
         sign = -1 if self.objective.lower_is_better else 1
-        # further workers have no value
+        # other workers have no value
         own = torch.tensor([row.get(self.judged_by) or 0.0], dtype=torch.float64)
         self.selection.consider(sign * float(total(own)), self.next_epoch, evaluated)

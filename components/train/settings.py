@@ -69,7 +69,7 @@ class CosineSettings(Settings):
         )
 
     def problems_in(self, epochs: int) -> Iterator[Problem]:
-        """What does not fit a training of so many epochs."""
+        """Problems of the schedule in a training of so many epochs."""
         if self.cooldown_epochs and self.cooldown_epochs >= epochs:
             remedy = "leaves no epoch before it"
             yield Problem("schedule.cooldown_epochs", self.cooldown_epochs, remedy)
@@ -77,7 +77,7 @@ class CosineSettings(Settings):
 
 @settings
 class StepSettings(Settings):
-    """Times gamma at every milestone, or every so many epochs."""
+    """Multiplied by gamma at every milestone, or every so many epochs."""
 
     kind: Literal["step"] = "step"
     every: Count | None = None
@@ -152,14 +152,14 @@ class TrainSettings(Settings):
     variants: dict[Name, VariantSettings] = field(default_factory=dict)
     epochs: Count = 10
     batch_size: Count = 128
-    """Global, whatever the number of workers."""
+    """Global batch size, for any number of workers."""
     optimizer: OptimizerSettings = AdamWSettings()
     learning_rate: Positive = 1e-3
     rate_rule: Literal["absolute", "linear", "sqrt"] = "absolute"
     """How the rate scales with the batch; `linear` and `sqrt` are relative to a batch of 512."""
     schedule: ScheduleSettings = CosineSettings()
     warmup_epochs: Epochs = 1
-    """Of the learning rate."""
+    """Epochs of the learning rate's warm-up."""
     warmup_start: NonNegative | None = None
     """None: equal rises from 0."""
     weight_decay: NonNegative = 0.05
@@ -167,7 +167,7 @@ class TrainSettings(Settings):
     clip_norm: Positive | None = 1.0
     """None: gradients are not clipped."""
     average: AverageSettings | None = None
-    """Average of the weights, validated and kept in their place."""
+    """Average of the weights, validated and kept instead of them."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     micro_batch: Count | None = None
     """Items of a worker per pass; None: its share of the batch."""
@@ -179,9 +179,9 @@ class TrainSettings(Settings):
     val_eps: PositivePixels | None = None
     """None: eps of an adversarial objective, else no attack."""
     val_attack: Literal["pgd", "apgd-ce", "train"] = "pgd"
-    """`train`: that of the objective, at full eps."""
+    """`train`: the attack of the objective, at full eps."""
     val_steps: Count = 10
-    """Of pgd and apgd-ce."""
+    """Steps of pgd and apgd-ce."""
     select: Literal["last", "best"] = "last"
     """`best`: by validation accuracy, under attack where there is one."""
     patience: Count | None = None

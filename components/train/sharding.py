@@ -1,10 +1,10 @@
-"""Weights, gradients and optimiser shared out over the workers (FSDP, Zhao et al. 2023, sec. 3).
+"""Weights, gradients and optimiser sharded over the workers (FSDP, Zhao et al. 2023, sec. 3).
 
-Every worker keeps its part of every tensor; a pass gathers one block at a time and lets go of it.
-So there is no bare model beside the sharded one: attacks, too, pass through it, and all workers
-must make the same passes in the same order. What cannot promise that is refused. Whatever leaves
-the workers (checkpoints, validated and final models) is whole, so a training may go on with another
-number of workers, or with none of this.
+Every worker keeps its part of every tensor; a pass gathers one block at a time and frees it.
+There is no separate bare model: attacks also run on the sharded one, and all workers must make the
+same passes in the same order. Objectives and networks that cannot guarantee this are rejected.
+Checkpoints, validated and final models are whole, so a training may resume with another number of
+workers, or without sharding.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ from components.train.objectives.inner import has_batch_statistics
 
 
 def shard(model: PixelModel) -> PixelModel:
-    """Share the model out, in place: its blocks one by one, and the rest of it.
+    """Shard the model in place: each block, then the rest.
 
-    All of them let go after a forward pass. The outermost one would not by itself, and a frozen
-    attack pass without gradients would then leave frozen copies for the training pass to find.
+    All of them free their weights after a forward pass. By default the outermost one does not, and
+    a frozen attack pass without gradients would then leave frozen copies for the training pass.
     """
     mesh = init_device_mesh(model.mean.device.type, (distributed.get_world_size(),))
     for block in reversed(_blocks(model)):  # inner ones first
@@ -47,7 +47,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def check_shardable(model: PixelModel, objective: Objective) -> None:
-    """Refuse what would be wrong, or wait for ever, with sharded weights."""
+    """Reject models and objectives that would be wrong, or deadlock, with sharded weights."""
     if why := objective.not_shardable(model) or _network_not_shardable(model):
         raise CasemateError("cluster.strategy", "fsdp", f"does not fit {why}; use ddp")
 
@@ -61,9 +61,9 @@ def _network_not_shardable(model: PixelModel) -> str | None:
 
 
 def whole(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A nested state with shared-out tensors gathered on the host; all workers must call it.
+    """A nested state with sharded tensors gathered on the host; all workers must call it.
 
-    Only the first worker keeps what was gathered: the others hold empty tensors there.
+    Only the first worker keeps the gathered tensors: the others hold empty ones.
     """
     return {key: _whole(value) for key, value in state.items()}
 
@@ -82,7 +82,7 @@ def _gathered(value: Any) -> Any:
 
 
 def unsharded(model: PixelModel) -> PixelModel:
-    """The model itself or, of a shared-out one, a whole copy; all workers must call it."""
+    """The model itself or, of a sharded one, a whole copy; all workers must call it."""
     if not is_sharded(model):
         return model
     with torch.random.fork_rng(devices=[]):  # the weights drawn here are replaced
@@ -92,16 +92,16 @@ def unsharded(model: PixelModel) -> PixelModel:
 
 
 def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Whole weights into a model, shared out or not."""
+    """Load whole weights into a model, sharded or not."""
     own = model.state_dict()
     model.load_state_dict({n: _part_of(w, own[n]) if n in own else w for n, w in state.items()})
 
 
 def optimizer_parts(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """A whole optimiser state as this worker's optimiser can load it.
+    """A whole optimiser state in the form that this worker's optimiser loads.
 
-    Not by torch's own checkpoint functions: they number nothing, name parameters instead, and take
-    a step to make room, so a plain optimiser could not read what they write.
+    torch's own checkpoint functions are not used: they key the state by parameter names and take a
+    step to allocate it, so a plain optimiser could not load it.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     parts = {
@@ -112,7 +112,7 @@ def optimizer_parts(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
 
 
 def _part_of(value: Any, like: Tensor) -> Any:
-    """`value` shared out like a tensor of its shape; every worker has it whole and cuts its own."""
+    """`value` sharded like a tensor of its shape; every worker has it whole and takes its part."""
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     local = value.to(like.device)

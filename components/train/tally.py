@@ -1,4 +1,4 @@
-"""Sums over items: what an epoch has seen so far, on one worker or on all."""
+"""Sums over the items of an epoch so far, on one worker or on all."""
 
 from collections.abc import Callable, Mapping
 
@@ -30,7 +30,7 @@ class Tally:
         return {name: total / count for name, (total, count) in self._sums.items() if count}
 
     def over_workers(self, total: Total) -> "Tally":
-        """The tally of all workers, who must hold the same names: they saw the same steps."""
+        """The tally of all workers, which must hold the same names: they made the same steps."""
         names = sorted(self._sums)
         if not names:
             return Tally()
@@ -39,7 +39,7 @@ class Tally:
         return Tally({name: (figure, round(count)) for name, (figure, count) in pairs})
 
     def emptied(self) -> "Tally":
-        """The same names without any item."""
+        """The same names with zero items."""
         return Tally(dict.fromkeys(self._sums, (0.0, 0)))
 
     def state(self) -> dict[str, list[float]]:

@@ -31,7 +31,7 @@ class AttackPredictions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ValidationAttack:
-    """An l-inf attack at the full epsilon, whatever the objective warms up to.
+    """An l-inf attack at the full epsilon, also during a warm-up of the objective.
 
     `pgd` takes steps of eps / 4; `apgd-ce` adapts its own and is stronger.
     """
@@ -68,14 +68,14 @@ class TrainingAttack:
     objective: Objective
 
     def predictions(self, model: PixelModel, batch: Batch) -> Labels:
-        """The classes of the attacked images, or of the clean ones that are wrong already."""
+        """The classes of the attacked images, or of the clean ones if those are misclassified."""
         clean = predictions(model, batch.images)
         attacked = predictions(model, self.objective.craft(model, batch))
         return torch.where(clean == batch.labels, attacked, clean)
 
 
 def _batches(data: Split, *, seed: int, device: torch.device) -> Iterator[Batch]:
-    """One at a time: a validation split may be larger than memory."""
+    """Batches, one at a time: a validation split may be larger than memory."""
     for start in range(0, len(data), BATCH):
         part = data.span(start, start + BATCH)
         images, labels = part.pixels().to(device), part.labels.to(device)
@@ -105,7 +105,7 @@ def validation_score(model: PixelModel, data: Split, objective: Objective, *, se
 def robust_accuracy(
     model: PixelModel, data: Split, attack: AttackPredictions, *, seed: int
 ) -> float:
-    """Share of validation items that are right before and after the attack."""
+    """Share of validation items classified correctly before and after the attack."""
     num_robust = 0
     with attack_mode(model):
         for batch in _batches(data, seed=seed, device=model.mean.device):

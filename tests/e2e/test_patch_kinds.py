@@ -108,9 +108,9 @@ def test_recertify_answers_what_the_votes_hold(folders, tmp_path):
 @pytest.mark.parametrize(
     ("name", "option", "value", "said"),
     [
-        ("early", "--patch-sizes", "3", "certify.patch_sizes: 3 cannot be answered: voting stopp"),
-        ("early", "--rule", "loc", "certify.rule: loc cannot be answered: voting stopped early"),
-        ("early", "--delta-rule", "paper_reference", "cannot be answered"),
+        ("early", "--patch-sizes", "3", "certify.patch_sizes: 3 cannot be derived: voting stopp"),
+        ("early", "--rule", "loc", "certify.rule: loc cannot be derived: voting stopped early"),
+        ("early", "--delta-rule", "paper_reference", "cannot be derived"),
         ("pairs", "--patch-sizes", "3", "certify.patch_sizes: 3 is larger than the 2 pixels"),
         ("pairs", "--rule", "loc", "certify.rule: loc does not apply to double_masking"),
         ("swept-b2-s2", "--patch-sizes", "9", "certify.patch_sizes: 9 is not in 1..8 pixels"),

@@ -96,7 +96,7 @@ def test_votes_that_cannot_stop_early_are_pointed_out(given, useless):
     section |= {"stop_early": True}
     found = warnings_of(loads(GOOD, source="x", overrides=[f"certify={{p: {section | given}}}"]))
     said = [warning.message for warning in found if warning.key == "certify.p.stop_early"]
-    assert [int(text.split(" asks all ")[1].split()[0]) for text in said] == useless
+    assert [int(text.split(" computes all ")[1].split()[0]) for text in said] == useless
 
 
 @pytest.mark.parametrize(

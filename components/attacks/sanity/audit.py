@@ -151,7 +151,7 @@ def _weaker(
     eps: float,
     surrogate: LogitsFn | None,
 ) -> Sequence[Finding]:
-    """Attacks that know less than the white-box attack, and must not break more."""
+    """Attacks with less information than the white-box attack, which must not break more."""
     square = Square(norm=norm, eps=eps, num_queries=NUM_QUERIES)(model, items)
     broken: dict[str, Tensor] = {
         "random noise": broken_by_noise(model, items, norm=norm, eps=eps),

@@ -33,7 +33,7 @@ def gradients_alive(num_gradients: Tensor, num_zero_gradients: Tensor) -> Findin
 
 
 def adds_nothing(weaker: str, *, broken: Tensor, robust: Tensor) -> Finding:
-    """An attack that knows less must not break items that are robust to white-box attacks.
+    """An attack with less information must not break items that are robust to white-box attacks.
 
     `broken` and `robust` are (N,) bool over all items: broken by the weaker attack alone, and
     robust to the white-box attacks.

@@ -1,4 +1,4 @@
-"""Exact binomial bounds and radii that never exceed the truth, in float64.
+"""Exact binomial bounds and radii, always rounded to the safe side, in float64.
 
 Symbols: k successes in n draws, alpha failure probability, p the lower bound, Phi the normal
 distribution function, u a uniform number drawn once.
@@ -12,7 +12,7 @@ from scipy import special
 
 from components.certify.l2.radius import LEAST_UNIFORM
 
-STEP = 1e-12  # how far the bound retreats while its own check fails
+STEP = 1e-12  # by which the bound is lowered while its own check fails
 DIGITS = 50  # of the arithmetic that decides the last bit of a radius
 GUARD = Decimal("1e-40")  # far above the error of that arithmetic, far below one float64 step
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097")
@@ -24,7 +24,7 @@ def clopper_pearson_lower(successes: int, draws: int, failure_prob: float) -> fl
 
     The alpha-quantile of Beta(k, n-k+1), or 0 for k = 0. The quantile is found by iteration, so
     it is then checked against its definition, P(Bin(n, p) >= k) <= alpha, and moved down until
-    that holds, whatever the rounding of the tail.
+    that holds, for any rounding of the tail.
     """
     k, n, alpha = successes, draws, failure_prob
     _check_counts(k, n, alpha)
@@ -38,7 +38,7 @@ def clopper_pearson_lower(successes: int, draws: int, failure_prob: float) -> fl
 
 
 def _surely_below(alpha: float, n: int) -> float:
-    """What a computed tail may reach for the true one to stay at or below alpha.
+    """The largest computed tail for which the true one is certainly at or below alpha.
 
     The library's incomplete beta is off by up to 5e-16 sqrt(n) of its value (against 50 digits, up
     to n = 1e8): enough to lift a bound by its last bit, hence a radius by several. Twenty times as
@@ -110,7 +110,7 @@ def probability_needed(radius: float, sigma: float) -> float:
     """The smallest float64 p above 1/2 with radius_lower(p, sigma) >= radius; 1 if there is none.
 
     Phi(radius / sigma) rounded up, decided by the same arithmetic as the radius: the two never
-    disagree about a claim. Radius 0 asks for p > 1/2, which is what an answer needs.
+    disagree about a claim. Radius 0 needs p > 1/2, the condition for a prediction.
     """
     if not (radius >= 0 and math.isfinite(radius)):
         raise ValueError(f"a radius must be finite and not negative, got {radius}")
@@ -125,7 +125,7 @@ def probability_needed(radius: float, sigma: float) -> float:
 
 
 def max_radius(*, sigma: float, n: int, alpha: float) -> float:
-    """sigma * Phi^-1(alpha^(1/n)), rounded down: n unanimous draws give it, no claim exceeds it.
+    """sigma * Phi^-1(alpha^(1/n)), rounded down: the radius of n unanimous draws, the maximum.
 
     0 when even unanimous draws leave the bound at or below 1/2.
     """
@@ -134,7 +134,7 @@ def max_radius(*, sigma: float, n: int, alpha: float) -> float:
 
 
 def max_randomized_radius(*, sigma: float, n: int, alpha: float) -> float:
-    """The same for the randomised bound of an item whose u is the luckiest that counts."""
+    """The same for the randomised bound, at the smallest u that is used."""
     p = randomized_lower(n, n, alpha, uniform=LEAST_UNIFORM)
     return radius_lower(p, sigma) if p > 0.5 else 0.0
 
@@ -161,7 +161,7 @@ def _within(radius: float, *, p_lower: float, sigma: float) -> bool:
 def _normal_cdf(x: Decimal) -> Decimal:
     """Phi(x) = 1/2 + phi(x) * sum_j x^(2j+1) / (1*3*...*(2j+1)) for x >= 0 (Marsaglia 2004).
 
-    All terms are positive: nothing cancels, and the sum is good to nearly all digits of the
+    All terms are positive, so nothing cancels, and the sum is accurate to nearly all digits of the
     context.
     """
     term = total = x

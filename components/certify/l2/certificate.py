@@ -1,8 +1,8 @@
 """l2 certificates from votes: settings of a claim, one claim per item, rows and figures.
 
 Three methods: a fixed number of draws (Cohen et al. 2019), the same with the randomised bound,
-and draws that stop when the declared radii are decided. Votes whose header names no method keep
-the layout of the first certificates, byte for byte.
+and draws that stop when the declared radii are decided. Certificates from votes without a `method`
+in the header keep the layout of the first version, byte for byte.
 """
 
 import math
@@ -53,11 +53,11 @@ METHOD_FIELDS = {
 
 
 def check_l2_claim(header: VotesHeader, claim: Mapping[str, object]) -> GaussianClaimSettings:
-    """The claim in its one written form, or an error that names the bad setting."""
+    """The claim in canonical form, or an error that names the bad setting."""
     radii, alpha = claim["radii"], claim["failure_prob"]
     if not isinstance(radii, Sequence) or not radii:
         raise CasemateError("certify.radii", radii, "is not a list of l2 distances in pixels")
-    least = 0 if is_sequential(header) else math.ulp(0.0)  # radius 0 asks for an answer
+    least = 0 if is_sequential(header) else math.ulp(0.0)  # radius 0: a prediction only
     for radius in radii:
         if not isinstance(radius, int | float) or not least <= radius <= sys.float_info.max:
             raise CasemateError("certify.radii", radius, "is not a positive l2 distance in pixels")
@@ -73,11 +73,11 @@ def check_l2_claim(header: VotesHeader, claim: Mapping[str, object]) -> Gaussian
 
 
 def _check_answerable(header: VotesHeader, radii: Sequence[float], alpha: float) -> None:
-    """Draws that stopped early answer what they were stopped for, and nothing else."""
+    """Reject claims that draws which stopped early for other ones do not support."""
     declared = header.settings["declared"]
-    cannot = "cannot be answered: drawing stopped early, once"
+    cannot = "cannot be derived: drawing stopped early, once"
     if alpha != declared["failure_prob"]:
-        remedy = f"{cannot} {declared['failure_prob']:g} was honoured; draw again"
+        remedy = f"{cannot} {declared['failure_prob']:g} was reached; draw again"
         raise CasemateError("certify.failure_prob", alpha, remedy)
     known = ", ".join(f"{radius:g}" for radius in declared["radii"])
     for radius in radii:
@@ -87,7 +87,7 @@ def _check_answerable(header: VotesHeader, radii: Sequence[float], alpha: float)
 
 
 def check_new_radii(header: VotesHeader, claim: GaussianClaimSettings) -> None:
-    """Refuse radii of a new claim that no votes of this number could have certified."""
+    """Reject radii of a new claim that this number of votes could never certify."""
     if is_sequential(header):
         return  # only declared radii pass `check_l2_claim`, and those were certifiable
     drawn = drawn_of(header)
@@ -129,7 +129,7 @@ def claim_fixed(item: ItemVotes, header: VotesHeader, *, alpha: float) -> Gaussi
 
 
 def claim_sequential(select: Array, estimate: Array, header: VotesHeader) -> SequentialClaim:
-    """The claim of the draws so far; not finished: draw on."""
+    """The claim from the draws so far; more draws are needed unless it is `finished`."""
     declared = header.settings["declared"]
     selection = choose_class(
         select,
@@ -139,7 +139,7 @@ def claim_sequential(select: Array, estimate: Array, header: VotesHeader) -> Seq
         lead=declared["select_lead"],
     )
     if selection is None or selection.n0 != len(select):
-        raise CasemateError("votes", f"{len(select)} selecting draws", "are not where looks end")
+        raise CasemateError("votes", f"{len(select)} selecting draws", "do not end at a look")
     return certify_prefix(estimate, plan_of(header), chosen=selection.chosen)
 
 
@@ -166,7 +166,7 @@ def _bound_fields(item: ItemVotes, claim: GaussianClaim | SequentialClaim) -> Ro
 def _fixed_row(item: ItemVotes, header: VotesHeader, alpha: float) -> Row:
     row, drawn = _bound_fields(item, claim_fixed(item, header, alpha=alpha)), drawn_of(header)
     if drawn.names_method:
-        # PREDICT may use the estimating draws: their number was fixed beforehand.
+        # PREDICT may use the estimating draws: their number was fixed in advance.
         row["predicted"] = predict_counts(counts_of(item.streams["estimate"], header), alpha=alpha)
     if drawn.method == "randomized":
         row["uniform"] = registered_uniform(run_seed=drawn.run_seed, item_id=item.item_id)
@@ -174,7 +174,7 @@ def _fixed_row(item: ItemVotes, header: VotesHeader, alpha: float) -> Row:
 
 
 def _sequential_row(item: ItemVotes, header: VotesHeader, alpha: float) -> Row:
-    """Refuses draws that end anywhere but at the first look that decides all radii."""
+    """The row of an item; draws must end at the first look that decides all radii."""
     estimate = item.streams["estimate"]
     claim = claim_sequential(item.streams["select"], estimate, header)
     if not claim.finished or claim.n != len(estimate):
@@ -223,11 +223,11 @@ def _summary(
 
 
 def _draws_used(n: IntArray, *, at_most: int) -> dict[str, object]:
-    """Estimating draws that decided the items."""
+    """Statistics of the estimating draws per item."""
     return {
         "mean": int(n.sum()) / len(n),
         "median": float(np.median(n)),
         "max": int(n.max()),
         "total": int(n.sum()),
-        "share": int(n.sum()) / (len(n) * at_most),  # of what a fixed number would have drawn
+        "share": int(n.sum()) / (len(n) * at_most),  # of the draws of method `fixed`
     }

@@ -19,7 +19,7 @@ L2Task = ChallengeTask[GaussianVoteSettings, L2ChallengeSettings, GaussianClaimS
 
 
 class L2Challenger:
-    """Attacks one item after the other on the soft vote."""
+    """Attacks the soft vote, one item at a time."""
 
     def __init__(self, challenge: L2Task) -> None:
         self.challenge, self.votes = challenge.settings, challenge.task.votes
@@ -61,7 +61,7 @@ class L2Challenger:
         return challenge_row(item_id, verdict, c.num_steps * c.num_draws + c.num_predict, norm)
 
     def _logits_of(self, generator: torch.Generator) -> LogitsFn:
-        """The classifier under noise; a denoiser that draws is given fresh normals every time."""
+        """Logits of noisy images; a denoiser that samples gets fresh normals at every call."""
         model = self.model
         if not isinstance(model, DenoisedClassifier):
             return model

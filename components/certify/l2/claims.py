@@ -2,7 +2,7 @@
 
 Symbols: n0 draws choose the class, n other draws bound its probability, k of them agree, alpha
 failure probability. With probability 1 - alpha per item the smoothed classifier is constant
-inside the radius; this takes noise for exactly Gaussian, as all of this literature does.
+inside the radius; the noise is assumed to be exactly Gaussian, as in all of this literature.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ PRACTICAL_PROB = 1 - 1e-7  # a bound beyond it takes tens of millions of unanimo
 
 @dataclass(frozen=True, slots=True)
 class GaussianClaim:
-    """What may be said about one item; an abstention has prediction -1 and radius 0."""
+    """The claim about one item; an abstention has prediction -1 and radius 0."""
 
     prediction: int
     abstain: bool
@@ -50,7 +50,7 @@ def certified_radius(successes: int, draws: int, *, sigma: float, failure_prob: 
 
 
 def radius_of_bound(p_lower: float, *, sigma: float) -> float:
-    """The radius of any valid lower bound; 0.0 at 1/2 or below, where nothing can be said."""
+    """The radius of any valid lower bound; 0.0 (abstain) at 1/2 or below."""
     return radius_lower(p_lower, sigma) if p_lower > 0.5 else 0.0
 
 
@@ -66,8 +66,8 @@ def certify_counts(
 
     The class comes from the first set (ties to the lowest), the bound from the second: using the
     same draws for both would bias the bound. A wrong class has probability <= 1/2, so the same
-    bound catches it. With `uniform`, the number of `registered_uniform`, the bound is the
-    randomised one.
+    bound catches it. With `uniform`, from `registered_uniform`, the bound is the randomised
+    one.
     """
     n0, n = int(select_counts.sum()), int(estimate_counts.sum())
     if select_counts.shape != estimate_counts.shape or n0 < 1 or n < 1:
@@ -84,16 +84,16 @@ def certify_counts(
 
 
 def registered_uniform(*, run_seed: int, item_id: str) -> float:
-    """The one u of an item for the randomised bound: fixed by its address before any draw.
+    """The u of an item for the randomised bound: fixed by seed and item id before any draw.
 
-    Another u may not be tried: choosing among several would spend the failure probability twice.
+    No other u may be tried: choosing among several would spend the failure probability twice.
     """
     bits = np.random.Philox(key=stream_key(run_seed, "rcp", item_id, 0))
     return float(np.random.Generator(bits).random())
 
 
 def check_can_certify(*, n: int, alpha: float) -> None:
-    """Refuse settings under which every item must abstain: even k = n gives alpha^(1/n) <= 1/2."""
+    """Reject settings under which every item must abstain: even k = n gives alpha^(1/n) <= 1/2."""
     if not 0 < alpha < 1:
         raise CasemateError("certify.failure_prob", alpha, "is outside (0, 1); usual is 0.001")
     if n < 1 or clopper_pearson_lower(n, n, alpha) <= 0.5:
@@ -108,7 +108,7 @@ def check_can_certify(*, n: int, alpha: float) -> None:
 def check_radii(
     radii: Sequence[float], *, sigma: float, n: int, alpha: float, randomized: bool = False
 ) -> None:
-    """Refuse a radius that even n unanimous draws cannot certify, before any of them is drawn."""
+    """Reject a radius that even n unanimous draws cannot certify, before any draw."""
     if randomized:
         check_randomized(alpha)
         most = max_randomized_radius(sigma=sigma, n=n, alpha=alpha)
@@ -130,7 +130,7 @@ def refuse_beyond(
     alpha: float,
     needed: Callable[[float], int],
 ) -> None:
-    """Refuse radii above `most`; `needed` says how many unanimous draws bound a probability."""
+    """Reject radii above `most`; `needed` gives the unanimous draws that bound a probability."""
     for radius in radii:
         if radius <= most:
             continue
@@ -148,7 +148,7 @@ def refuse_beyond(
 
 
 def check_randomized(alpha: float) -> None:
-    """Refuse a failure probability that the randomised bound cannot honour."""
+    """Reject a failure probability that is too large for the randomised bound."""
     if not 0 < alpha < LEAST_UNIFORM:
         remedy = f"is outside (0, {LEAST_UNIFORM}), which the randomised bound needs"
         raise CasemateError("certify.failure_prob", alpha, remedy)

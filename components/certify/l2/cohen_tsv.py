@@ -1,9 +1,9 @@
-"""The per-image table of Cohen et al. 2019, tab-separated: export of ours, import of anybody's.
+"""The per-image table of Cohen et al. 2019, tab-separated: export and import.
 
 Columns: idx, label, predict (-1 abstains), radius, correct, time in seconds. Published tables print
-three significant digits, rounded to nearest, and some carry a running total in `correct`. Hence, on
-reading, a radius counts as the smallest number that prints like this, and right or wrong follows
-from label and prediction alone.
+three significant digits, rounded to nearest, and some have a running total in `correct`. Therefore
+a radius that is read counts as the smallest number that prints like this, and correctness is
+computed from label and prediction alone.
 """
 
 import csv
@@ -22,25 +22,25 @@ from components.core.errors import CasemateError
 from components.core.files import atomic
 
 COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
-DECIMALS = 6  # of exported radii, which are cut off, not rounded
+DECIMALS = 6  # of exported radii, which are truncated, not rounded
 PUBLISHED_DIGITS = 3  # significant ones, rounded to nearest; trailing zeros are not printed
 
 
 @dataclass(frozen=True, slots=True)
 class CohenRow:
-    """One image; `radius` never exceeds what was computed for it, `printed` is what a file says."""
+    """One image; `radius` never exceeds the computed one, `printed` is the text in the file."""
 
     index: int
     label: int
     prediction: int
     radius: float
     printed: float
-    stated_correct: int | None = None  # as the file has it; never used to count
+    stated_correct: int | None = None  # as in the file; never used to count
     seconds: float | None = None
 
     @property
     def correct(self) -> bool:
-        """Whether prediction and label agree; an abstention is never right."""
+        """Whether prediction and label agree; an abstention is never correct."""
         return self.prediction != ABSTAIN and self.prediction == self.label
 
 
@@ -56,7 +56,7 @@ def rows_of_certificates(certificates: pa.Table) -> list[CohenRow]:
 
 
 def write_cohen_tsv(path: Path, rows: Iterable[CohenRow]) -> None:
-    """Write the table; `time` stays empty where it is not known."""
+    """Write the table; an unknown `time` is left empty."""
     with atomic(path) as temporary, temporary.open("w", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(COLUMNS)
@@ -74,7 +74,7 @@ def _cut_off(radius: float) -> str:
 
 
 def read_cohen_tsv(path: Path) -> list[CohenRow]:
-    """The rows of such a table; a line that is none is refused by its number."""
+    """The rows of such a table; an invalid line is an error that gives its number."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -104,16 +104,16 @@ def _parse(cells: list[str], path: Path, number: int) -> CohenRow:
             seconds=_seconds(time),
         )
     except (ValueError, InvalidOperation) as error:
-        raise CasemateError("file", path, f"line {number} is no row: {error}") from error
+        raise CasemateError("file", path, f"line {number} is not a row: {error}") from error
     if not 0 <= row.printed < math.inf or row.label < 0 or row.prediction < ABSTAIN:
         raise CasemateError("file", path, f"line {number} has an impossible radius or class")
     return row
 
 
 def _least_that_prints(text: str) -> float:
-    """The smallest number that a radius printed as `text` can have been before rounding.
+    """The smallest number that rounds to a radius printed as `text`.
 
-    Half a unit of its last significant digit below, of the third one where fewer are printed.
+    Half a unit of its last significant digit below, or of the third one if fewer are printed.
     """
     printed = Decimal(text)
     if not printed.is_finite():
@@ -126,7 +126,7 @@ def _least_that_prints(text: str) -> float:
 
 
 def _seconds(text: str) -> float | None:
-    """Seconds, from a number or from h:mm:ss; None where nothing is printed."""
+    """Seconds, from a number or from h:mm:ss; None if the cell is empty."""
     if not text:
         return None
     seconds = 0.0
@@ -136,7 +136,7 @@ def _seconds(text: str) -> float | None:
 
 
 def audit(rows: Sequence[CohenRow], *, sigma: float, n: int, alpha: float) -> Iterator[str]:
-    """What cannot be true of a table made with n draws of sigma at failure probability alpha."""
+    """Impossible values in a table made with n draws of sigma at failure probability alpha."""
     bound = max_radius(sigma=sigma, n=n, alpha=alpha)
     for row in rows:
         if row.radius > bound:

@@ -16,7 +16,7 @@ from scipy import stats
 from components.core.statistics import accuracy
 from components.core.types import FloatArray, IntArray
 
-Verdicts = NDArray[np.bool_]  # (N,) right and not abstained
+Verdicts = NDArray[np.bool_]  # (N,) correct and not abstained
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,19 @@ class CertifiedCurve:
 class Envelope:
     """The best curve at each of (R,) radii.
 
-    The convention of the literature, and optimistic: sigma is chosen per radius on the very items
-    that are reported, and no single smoothed classifier attains it. Hence no interval.
+    The convention of the literature, and optimistic: sigma is chosen per radius on the reported
+    items, and no single smoothed classifier attains it. Therefore it has no interval.
     """
 
     radii: FloatArray
     values: FloatArray
-    sigmas: FloatArray  # that of the best curve; the smallest among equals
+    sigmas: FloatArray  # of the best curve; the smallest among equals
     num_items: int
 
 
 @dataclass(frozen=True, slots=True)
 class BoundDistribution:
-    """How the lower bounds of the class probabilities are spread over the items."""
+    """Distribution of the lower bounds of the class probabilities over the items."""
 
     edges: FloatArray  # (E + 1,) from 0 to 1; bins hold their left edge, the last one both
     counts: IntArray  # (E,)
@@ -58,7 +58,7 @@ class BoundDistribution:
 def certified_curve(
     correct: Verdicts, radius: ArrayLike, *, sigma: float, radii: ArrayLike
 ) -> CertifiedCurve:
-    """Certified accuracy at each radius; at 0 it is the share of items answered rightly."""
+    """Certified accuracy at each radius; at 0 it is the share of items classified correctly."""
     item_radii = _radii_of(correct, radius)
     at = np.asarray(radii, dtype=np.float64)
     if at.ndim != 1 or not len(at) or not ((at >= 0) & np.isfinite(at)).all():
@@ -92,7 +92,7 @@ def average_certified_radius(correct: Verdicts, radius: ArrayLike) -> float:
 
 
 def bound_distribution(p_lower: ArrayLike, *, num_bins: int = 20) -> BoundDistribution:
-    """Histogram and quantiles of (N,) lower bounds; below 1/2 lie the abstentions."""
+    """Histogram and quantiles of (N,) lower bounds; abstentions are below 1/2."""
     bounds = np.asarray(p_lower, dtype=np.float64)
     if bounds.ndim != 1 or not len(bounds) or not ((bounds >= 0) & (bounds <= 1)).all():
         raise ValueError("need lower bounds in [0, 1], at least one")

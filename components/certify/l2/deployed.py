@@ -1,6 +1,6 @@
-"""The smoothed classifier as deployed: one image in, a label with its radius or an abstention out.
+"""The smoothed classifier as deployed: an image to a label with its radius, or an abstention.
 
-Certificates are about this function and not about the network inside: every prediction takes noisy
+Certificates are about this function, not about the network inside: every prediction uses noisy
 copies of its own image.
 """
 
@@ -26,7 +26,7 @@ from components.denoising.classifier import DenoisedClassifier
 
 @dataclass(frozen=True, slots=True)
 class CertifiedPrediction:
-    """`label` -1 and `radius` 0 where it abstains; `radius` is an l2 distance in [0, 1] pixels."""
+    """`label` -1 and `radius` 0 for an abstention; `radius` is an l2 distance in [0, 1] pixels."""
 
     label: int
     abstain: bool
@@ -57,7 +57,7 @@ class SmoothedClassifier:
     def certify(self, image: Tensor, *, seed: int) -> CertifiedPrediction:
         """Label and radius of a (C, H, W) image, from all draws.
 
-        `seed` must be fresh wherever an adversary could have searched for an image that suits it.
+        `seed` must be fresh if an adversary could have searched for an image that exploits it.
         """
         counts = [
             np.bincount(self._draw(image, seed, stream, 0, count), minlength=self.num_classes)
@@ -76,15 +76,16 @@ class SmoothedClassifier:
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> CertifiedPrediction:
-        """The same from as many draws as the time allows, a pass of the network more at most.
+        """The same from as many draws as the time allows; it may exceed the time by one pass.
 
         The bound holds at all times at once (`sequential.py`), so that a deadline may end the draws
-        whenever it falls; the radius is a little smaller than that of as many draws agreed before.
+        at any point; the radius is a little smaller than that of the same number of draws fixed in
+        advance.
         """
         deadline = clock() + seconds
         plan = SequentialPlan(
             sigma=self.sigma,
-            radii=(),  # nothing is decided early: the radius grows until time is over
+            radii=(),  # no early decision: the radius grows until the time is over
             failure_prob=self.failure_prob,
             num_estimate=self.num_estimate,
             look_every=self.micro_batch,

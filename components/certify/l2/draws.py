@@ -1,10 +1,10 @@
-"""Which draws of which item are asked for, what they decided so far, and how far that is.
+"""Which draws of which item are requested, which items are decided, and the progress.
 
-A fixed number of draws is a list of units; here they are only counted. With the method
-`sequential` an item is drawn block by block until its declared radii are decided. Decisions see
-nothing but the draws 0, 1, ... without a gap, at declared looks: which worker was fast, how many
-there are and how often the run was killed does not matter. Draws made beyond the deciding look
-are left out of the votes.
+A fixed number of draws is a list of units, which are only counted here. With the method
+`sequential` an item is drawn block by block until its declared radii are decided. Decisions use
+only the draws 0, 1, ... without a gap, at declared looks, so they do not depend on the speed or
+number of workers or on restarts of the run. Draws made beyond the deciding look are left out of
+the votes.
 """
 
 import time
@@ -26,26 +26,26 @@ from components.certify.vote_rows import ItemVotes, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, ProgressBar, Unit
 
-BAND = 0.05  # of the live band: it misses the share with at most this probability, at any time
+BAND = 0.05  # of the live band: probability that it ever misses the share
 SHOW_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class _Item:
-    """One test item: what is asked for and what has come back."""
+    """One test item: requested draws and finished blocks."""
 
     item_id: str = ""
     label: int = -1
     select: Array | None = None
     blocks: list[tuple[int, Array]] = field(default_factory=list)  # (first draw, predictions)
-    asked: int = 0  # draws asked for, finished or not
+    asked: int = 0  # draws requested, finished or not
     in_flight: int = 0
     used: int | None = None  # draws of its claim, once decided
-    certified: bool = False  # rightly, at the radius that the progress bar watches
+    certified: bool = False  # correctly, at `watched_radius`
 
 
 class DrawLedger:
-    """Takes finished blocks, decides items, and asks for the next blocks of the others."""
+    """Records finished blocks, decides items, and requests further blocks of undecided ones."""
 
     counts = "items"
 
@@ -67,12 +67,12 @@ class DrawLedger:
         return min((radius for radius in self.settings.radii if radius > 0), default=0.0)
 
     def keep(self, unit: Unit, table: pa.Table) -> None:
-        """Take a finished block in; decide its item if that is possible now."""
+        """Record a finished block; decide its item if possible."""
         index = unit.payload[0].item
         item = self.items[index]
         item.in_flight = max(0, item.in_flight - 1)  # 0: a unit of a listed, fixed number
         if item.used is not None:
-            return  # asked for ahead, and not needed after all
+            return  # requested ahead and not needed
         for row in table.to_pylist():
             item.item_id, item.label = row["item_id"], row["label"]
             predictions = np.array(row["predictions"], np.uint16)
@@ -110,7 +110,7 @@ class DrawLedger:
         return claim_fixed(votes, self.header, alpha=self.settings.failure_prob)
 
     def next(self, room: int) -> Sequence[Unit]:
-        """Blocks of items that wait for one; with places left, further ones of undecided items."""
+        """The next blocks of waiting items, then, up to `room`, further ones of undecided items."""
         if self.settings.method != "sequential":
             return ()
         units: list[Unit] = []
@@ -144,10 +144,10 @@ class DrawLedger:
         bar.at(decided if self.settings.method == "sequential" else parts, self.certified_so_far())
 
     def certified_so_far(self) -> str:
-        """The certified share of all items, as far as it is known.
+        """The certified share of the items decided so far, as text.
 
         Easy items are decided first, so only those without a gap before them count. The band
-        (a confidence sequence) holds at all times at once if the order of items is a random one.
+        (a confidence sequence) holds at all times at once if the order of items is random.
         """
         while self.prefix < self.total and self.items[self.prefix].used is not None:
             self.held += self.items[self.prefix].certified
@@ -156,7 +156,7 @@ class DrawLedger:
             return ""
         low, high = anytime_interval(self.held, self.prefix, BAND)
         decided = [item for item in self.items if item.used is not None]
-        sure = sum(item.certified for item in decided)  # whatever the others will be
+        sure = sum(item.certified for item in decided)  # a lower bound of the final number
         low = max(low, sure / self.total)
         high = min(high, (self.total - len(decided) + sure) / self.total)
         return (
@@ -165,7 +165,7 @@ class DrawLedger:
         )
 
     def rows(self, load: LoadPart) -> Iterator[VoteRow]:
-        """The votes of all decided items, cut off at the look that decided."""
+        """The votes of all decided items, up to the look that decided."""
         for index, item in enumerate(self.items):
             assert item.used is not None, f"test item {index} is not decided"
             start = 0

@@ -1,6 +1,6 @@
-"""What a votes file's header says of l2 votes: the noise, the method, what was declared beforehand.
+"""The header of l2 votes: the noise, the method, and what was declared before the first draw.
 
-Headers without `method` are those of the first version: a fixed number of draws.
+Headers without `method` are of the first version: a fixed number of draws.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ DECLARED: FieldTypes = {
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """How the draws of l2 votes were made, as their header records it."""
+    """How the draws of l2 votes were made, from their header."""
 
     sigma: float
     num_select: int
@@ -60,7 +60,7 @@ def drawn_of(header: VotesHeader) -> Drawn:
 
 
 def method_of(header: VotesHeader) -> Method:
-    """How the number of draws and the bound of an item come about."""
+    """The method: it defines the number of draws and the bound of an item."""
     return drawn_of(header).method
 
 
@@ -84,7 +84,7 @@ def declare(
 
 
 def plan_of(header: VotesHeader) -> SequentialPlan:
-    """The plan under which sequential votes were drawn; refuses one that makes no sense."""
+    """The plan under which sequential votes were drawn; rejects an invalid one."""
     drawn, declared = drawn_of(header), header.settings["declared"]
     return _plan(
         sigma=drawn.sigma,
@@ -100,7 +100,7 @@ _plan = lru_cache(maxsize=16)(SequentialPlan)  # its tables of thresholds are ma
 
 
 def check_l2_header(header: VotesHeader) -> None:
-    """Raise unless method and declaration fit each other and can certify something."""
+    """Raise unless method and declaration are consistent and can certify an item."""
     method: str = method_of(header)
     declared = header.settings.get("declared")
     if method not in METHODS:

@@ -120,7 +120,7 @@ class GaussianFamily(
 
     def check_before_votes(self, settings: GaussianSettings, header: VotesHeader) -> None:
         if settings.method == "sequential":
-            plan_of(header)  # a plan that can never certify cannot be made
+            plan_of(header)  # raises for a plan that can never certify
             return
         claim = GaussianClaimSettings(failure_prob=settings.failure_prob, radii=settings.radii)
         check_new_radii(header, claim)
@@ -163,7 +163,7 @@ class GaussianFamily(
     def explain_differences(
         self, task: GaussianTask, items: Sequence[tuple[int, ItemVotes]]
     ) -> list[str]:
-        """The draws may be those of another method."""
+        """Whether the draws are those of another method."""
         voter, own = GaussianVoter(task), task.votes.method
 
         def drawn_for(method: Method) -> bool:
@@ -188,7 +188,7 @@ class GaussianFamily(
             task.denoiser, sampler=told["sampler"], sigma=task.votes.sigma, image_size=side
         )
         return [
-            f"{VOTES_NAME}: says that the denoiser's {name} is {told.get(name)!r}, it is {value!r}"
+            f"{VOTES_NAME}: gives the denoiser's {name} as {told.get(name)!r}, it is {value!r}"
             for name, value in known.items()
             if told.get(name) != value
         ]
@@ -232,7 +232,7 @@ class GaussianFamily(
         )
 
     def least_share(self, settings: GaussianSettings, *, passes_per_item: int) -> float:
-        """One look at the draws."""
+        """The share of one look."""
         if settings.method != "sequential":
             return 1.0
         return min(1.0, (SELECT_STEP + settings.look_every) / passes_per_item)
@@ -254,7 +254,7 @@ class GaussianFamily(
         return f"l2 {entry['radius']:g}"
 
     def metric_suffix(self, entry: Summary) -> str:
-        """Two decimals, or all digits where there are more: no two radii share a metric."""
+        """Two decimals, or all digits if there are more: every radius has its own metric."""
         radius = entry["radius"]
         short = f"{radius:.2f}"
         return short if float(short) == radius else repr(float(radius))
@@ -263,7 +263,7 @@ class GaussianFamily(
         return f"radius {budget:g}"
 
     def smallest_budget(self, claim: Mapping[str, Any]) -> float:
-        """Radius 0 asks for a label and is not a distance."""
+        """The smallest positive radius: radius 0 certifies a label without a distance."""
         return min((float(r) for r in claim["radii"] if r > 0), default=0.0)
 
     def challenged_budget(self, threat: Mapping[str, Any], *, step: str) -> float:

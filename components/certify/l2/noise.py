@@ -23,7 +23,7 @@ def noisy_draws(
 ) -> Images:
     """(stop - start, C, H, W) float32: image + sigma * z_i in pixels of [0, 1], not clipped.
 
-    Clipping here would make the noise something else than Gaussian; a model may clip for itself.
+    Noise that is clipped here would not be Gaussian; the model itself may clip.
     """
     _check_image(image)
     if not 0 <= start < stop:
@@ -53,7 +53,7 @@ def predict_block(
 
     Blocks start at multiples of `micro_batch`: then the forward passes, hence the votes, do not
     depend on how the draws of an item are cut into blocks. Predictions stay on the device until the
-    block is done, so that the host prepares the noise of a pass while the device works on the one
+    block is done, so that the host prepares the noise of a pass while the device computes the one
     before.
     """
     if micro_batch < 1 or start % micro_batch:
@@ -67,7 +67,7 @@ def predict_block(
             logits = _logits(logits_of, _padded(rows, micro_batch).to(device), span)
             predictions.append(logits.argmax(dim=1))  # first maximum
             broken.append(logits.isnan().any())
-        found = torch.cat(predictions)[: stop - start].cpu().numpy()  # the tail's padding goes
+        found = torch.cat(predictions)[: stop - start].cpu().numpy()  # drop the padding
         bad = torch.stack(broken).cpu().numpy()
     if bad.any():
         low = start + micro_batch * int(bad.argmax())
@@ -79,7 +79,7 @@ def predict_block(
 def _logits(
     logits_of: LogitsFn | DenoisedClassifier, noisy: Images, span: dict[str, Any]
 ) -> Logits:
-    """Of one pass; a denoiser that draws gets normals that belong to the same draws, and only."""
+    """Logits of one pass; a denoiser that samples gets normals of the same draws."""
     if not isinstance(logits_of, DenoisedClassifier):
         return logits_of(noisy)
     draws = draws_of_samples(**span, shape=tuple(noisy.shape[1:]))
@@ -101,7 +101,7 @@ def _check_image(image: Tensor) -> None:
 
 
 def float32_at_least(sigma: float) -> np.float32:
-    """sigma in float32, rounded up: a claim is sound only if at least that much was added."""
+    """sigma in float32, rounded up: a claim is sound only if at least `sigma` was added."""
     if not (0 < sigma < np.inf):
         raise ValueError(f"sigma must be positive and finite, got {sigma}")
     scale = np.float32(sigma)

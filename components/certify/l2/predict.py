@@ -1,4 +1,4 @@
-"""The answer of the smoothed classifier without a radius (Cohen et al. 2019, sec. 3.2, PREDICT).
+"""Prediction of the smoothed classifier without a radius (Cohen et al. 2019, sec. 3.2, PREDICT).
 
 Symbols: n1 and n2 votes of the two leading classes, alpha failure probability.
 """
@@ -16,7 +16,7 @@ def predict_counts(counts: IntArray, *, alpha: float) -> int:
     """PREDICT of Cohen et al. 2019: the top class, or -1 when its lead may be chance.
 
     A returned class differs from the true top class with probability at most alpha (Hung & Fithian
-    2019); the counts must be those of a number of draws fixed beforehand.
+    2019); the number of draws must be fixed in advance.
     """
     leader, p_value = lead_p_value(counts)
     return leader if p_value <= alpha else ABSTAIN
@@ -35,7 +35,7 @@ def lead_p_value(counts: IntArray) -> tuple[int, float]:
 
 
 def check_can_predict(*, n: int, alpha: float) -> None:
-    """Refuse settings under which every item must abstain: 2 / 2^n > alpha for unanimous votes."""
+    """Reject settings under which every item must abstain: 2 / 2^n > alpha for unanimous votes."""
     if not 0 < alpha < 1:
         raise CasemateError("predict.failure_prob", alpha, "is outside (0, 1); usual is 0.001")
     needed = next(m for m in range(1, 1100) if 2 * 0.5**m <= alpha)  # 2^-1074 is the least float

@@ -1,4 +1,4 @@
-"""Largest radius that unanimous draws can certify, in closed form: what a recipe may ask for.
+"""Largest radius that unanimous draws can certify, in closed form: the limit for recipes.
 
 Plain Python, so that reading a recipe loads no numerical library. The exact tests, which decide
 the last bit, are `claims.check_radii` and `sequential.SequentialPlan`; a test compares them.
@@ -14,7 +14,7 @@ from typing import Literal
 
 Method = Literal["fixed", "sequential", "randomized"]
 LEAST_UNIFORM = 0.05  # keeps the randomised bound of unanimous draws below 1
-SEQUENTIAL_SHARE = 0.9  # of alpha; the rest is spent on the exact bound at the last draw
+SEQUENTIAL_SHARE = 0.9  # of alpha; the rest is for the exact bound at the last draw
 FINAL_SHARE = 1 - SEQUENTIAL_SHARE
 MANY_DRAWS = 10**8  # beyond it a radius counts as impossible
 
@@ -46,7 +46,7 @@ def max_certifiable_radius(*, sigma: float, n: int, alpha: float, method: Method
 
 
 def draws_to_certify(radius: float, *, sigma: float, alpha: float, method: Method) -> int | None:
-    """The fewest draws that can certify this radius; None: no practical number does."""
+    """The fewest draws that can certify this radius; None: no practical number suffices."""
 
     def can(n: int) -> bool:
         return max_certifiable_radius(sigma=sigma, n=n, alpha=alpha, method=method) >= radius

@@ -3,7 +3,7 @@
 A one-sided mixture e-process (Ville 1939; Robbins 1970; Voracek 2024 for smoothing) gives a lower
 confidence sequence that holds at all times at once, so that looking early, often, or again after a
 resume costs nothing. A tenth of the failure probability is kept for one exact bound at the last
-draw; the two add up by the union bound.
+draw; the two are combined by the union bound.
 
 Symbols: k of the first t draws agree with the chosen class, q its true probability, p0 the
 probability that a radius needs, alpha failure probability, beta the loss of power allowed to giving
@@ -36,10 +36,10 @@ SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, votes 
 
 @dataclass(frozen=True)
 class SequentialPlan:
-    """All that must be fixed before the first draw; a plan that can never certify is refused.
+    """All settings that must be fixed before the first draw; rejects a plan that can never certify.
 
-    Radius 0 asks for an answer (p > 1/2) without a distance. No radii at all: nothing is ever
-    decided early, and the radius grows until `num_estimate` or until somebody stops.
+    Radius 0 certifies a prediction (p > 1/2) without a distance. Without radii there is no early
+    decision: the radius grows until `num_estimate` or until the caller stops.
     """
 
     sigma: float
@@ -54,13 +54,13 @@ class SequentialPlan:
 
     @cached_property
     def looks(self) -> IntArray:
-        """(J,) numbers of draws at which a decision may fall, the last one `num_estimate`."""
+        """(J,) numbers of draws at which items may be decided, the last one `num_estimate`."""
         inner = np.arange(self.look_every, self.num_estimate, self.look_every, dtype=np.int64)
         return np.append(inner, self.num_estimate)
 
     @cached_property
     def max_certifiable_radius(self) -> float:
-        """The radius that unanimous draws would give; no claim exceeds it."""
+        """The radius of unanimous draws; no claim exceeds it."""
         bound = _unanimous_lower(self.num_estimate, self.failure_prob)
         return radius_of_bound(bound, sigma=self.sigma)
 
@@ -71,7 +71,7 @@ class SequentialPlan:
 
     @cached_property
     def certify_from(self) -> IntArray:
-        """(R, J) least number of agreeing draws that certifies; more than the look: none does."""
+        """(R, J) least number of agreeing draws that certifies; above the look: impossible."""
         alpha = SEQUENTIAL_SHARE * self.failure_prob
         rows = [certify_threshold(self.looks, p0, failure_prob=alpha) for p0 in self.needed]
         return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.looks))
@@ -85,7 +85,7 @@ class SequentialPlan:
 
 
 def _check_plan(plan: SequentialPlan) -> None:
-    """Refuse what means nothing and what could never certify, in the words of the recipe."""
+    """Reject invalid values and plans that can never certify; errors use the recipe's names."""
     within = [
         ("sigma", plan.sigma, 0, math.inf),
         ("failure_prob", plan.failure_prob, 0, LARGEST_FAILURE_PROB),
@@ -132,7 +132,7 @@ def _draws_needed(p: float, alpha: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SequentialClaim:
-    """What may be said about one item after `n` draws; true at any time, final once `finished`."""
+    """The claim about one item after `n` draws; valid at any time, final once `finished`."""
 
     prediction: int  # -1: abstain
     abstain: bool
@@ -152,7 +152,7 @@ def log_e_value(k: ArrayLike, t: ArrayLike, p0: ArrayLike) -> FloatArray:
     does too, and P(E_t >= 1/alpha for some t) <= alpha (Ville 1939).
     """
     k, t, p0 = (np.asarray(value, dtype=np.float64) for value in (k, t, p0))
-    with np.errstate(divide="ignore"):  # a tail that underflows is no evidence: -inf
+    with np.errstate(divide="ignore"):  # a tail that underflows is not evidence: -inf
         tail = np.log(special.betaincc(k + 1, t - k + 1, p0))
     likelihood = k * np.log(p0) + (t - k + 1) * np.log1p(-p0)
     return np.asarray(special.betaln(k + 1, t - k + 1) + tail - likelihood)
@@ -169,13 +169,13 @@ def _log_threshold(t: ArrayLike, failure_prob: float) -> FloatArray:
 
 
 def certify_threshold(t: IntArray, p0: float, *, failure_prob: float) -> IntArray:
-    """(J,) least k with E_t(p0) >= 1/alpha at each t; t + 1 where none is enough."""
+    """(J,) least k with E_t(p0) >= 1/alpha at each t; t + 1 if no k suffices."""
     barrier = _log_threshold(t, failure_prob)
     return _least_count(lambda k: log_e_value(k, t, p0) >= barrier, t)
 
 
 def futility_threshold(t: IntArray, p0: float, *, futility_prob: float) -> IntArray:
-    """(J,) largest k at which p0 is out of reach with confidence 1 - beta; -1 where none is."""
+    """(J,) largest k at which p0 is out of reach with confidence 1 - beta; -1 if none."""
     barrier = -math.log(futility_prob)  # giving up is always sound: no margin
     return _least_count(lambda k: log_futility_value(k, t, p0) < barrier, t) - 1
 
@@ -193,9 +193,9 @@ def _least_count(holds: Callable[[IntArray], NDArray[np.bool_]], t: IntArray) ->
 
 @lru_cache(maxsize=65536)
 def lower_confidence(k: int, t: int, failure_prob: float) -> float:
-    """L_t, rounded down: P(q <= L_t for some t) <= alpha, whenever and however often one looks.
+    """L_t, rounded down: P(q <= L_t for some t) <= alpha, for any number and times of looks.
 
-    The largest p0 with E_t(p0) >= 1/alpha. E falls in p0 up to k/(t+1) and stays below e beyond,
+    The largest p0 with E_t(p0) >= 1/alpha. E decreases in p0 up to k/(t+1) and is below e beyond,
     so that for alpha < 1/e the set is an interval and bisection finds its end.
     """
     if not 0 <= k <= t or t < 1:
@@ -218,7 +218,7 @@ def anytime_interval(k: int, t: int, failure_prob: float) -> tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The class that the draws of the stream `select` chose, and how many of them it took."""
+    """The class that the draws of the stream `select` chose, and how many were used."""
 
     chosen: int
     n0: int
@@ -235,7 +235,7 @@ def choose_class(
     """The leader of (T,) selecting draws once it is `lead` votes ahead; None: draw more.
 
     Looks every `step` draws and, at the latest, at `num_select`; ties go to the lowest class. Any
-    rule is sound that never sees the estimating draws: those catch a class chosen wrongly.
+    rule that does not use the estimating draws is sound: these catch a wrongly chosen class.
     """
     if num_classes < 2 or min(num_select, step, lead) < 1:
         raise ValueError("need at least two classes, and a positive num_select, step and lead")
@@ -252,8 +252,8 @@ def choose_class(
 def finished_prefix(blocks: Iterable[tuple[int, NDArray[np.uint16]]]) -> NDArray[np.uint16]:
     """The predictions of draws 0, ..., T - 1 that (start, predictions) blocks hold without a gap.
 
-    Blocks may come in any order and twice. What lies behind a gap is left out: which blocks happen
-    to be finished early must not decide when an item stops.
+    Blocks may come in any order and twice. Draws behind a gap are left out: the order in which
+    blocks finish must not decide when an item stops.
     """
     found: dict[int, NDArray[np.uint16]] = {}
     for start, predictions in blocks:
@@ -277,8 +277,8 @@ def certify_prefix(
 ) -> SequentialClaim:
     """The claim that (T,) predictions of the draws 0, ..., T - 1 support, under this plan.
 
-    `chosen` must not depend on these draws. Only the declared looks count, and nothing after the
-    first one that decides all radii: more predictions never change a finished claim.
+    `chosen` must not depend on these draws. Only the declared looks count, up to the first
+    one that decides all radii: more predictions never change a finished claim.
     """
     if predictions.ndim != 1 or len(predictions) > plan.num_estimate:
         raise ValueError(f"need at most {plan.num_estimate} predictions, got {predictions.shape}")
@@ -312,7 +312,7 @@ def certify_prefix(
 
 
 def _best_lower(agreed: IntArray, looks: IntArray, failure_prob: float) -> float:
-    """max_t L_t: once reached, a bound stays. Bisects only at looks that still beat the best."""
+    """max_t L_t: a bound stays valid. Bisects only at looks that exceed the best so far."""
     best = lower_confidence(int(agreed[-1]), int(looks[-1]), failure_prob)
     while len(looks) and best > 0:
         gain = log_e_value(agreed, looks, best) - _log_threshold(looks, failure_prob)
@@ -328,7 +328,7 @@ def _best_lower(agreed: IntArray, looks: IntArray, failure_prob: float) -> float
 
 
 def _final_lower(k: int, t: int, plan: SequentialPlan) -> float:
-    """Clopper-Pearson with the rest of alpha, at the last draw and nowhere before."""
+    """Clopper-Pearson with the rest of alpha, at the last draw only."""
     if t < plan.num_estimate:
         return 0.0
     return clopper_pearson_lower(k, t, FINAL_SHARE * plan.failure_prob)

@@ -47,13 +47,13 @@ L2_BOUND_VERSION = 2  # of the bound that l2 certificates follow from, part of t
 FailureProb = Annotated[float, Gt(0), Lt(1)]
 Radii = Annotated[tuple[Annotated[float, Ge(0)], ...], MinLen(1)]
 USUAL_RADII = (0.25, 0.5, 0.75, 1.0)  # of published tables
-ROUNDING = 1e-9  # closed forms may be off by the last digits; the exact test decides those
+ROUNDING = 1e-9  # closed forms may be off in the last digits; the exact test decides
 MAX_FAILURE_PROB = {"fixed": 1.0, "randomized": LEAST_UNIFORM, "sequential": 0.3}  # exclusive
 
 
 @settings
 class L2ChallengeSettings(ChallengeSettings):
-    """An l2 attack on the smoothed classifier; a certified item that falls fails the stage."""
+    """An l2 attack on the smoothed classifier; a broken certified item fails the stage."""
 
     eps: Positive
     num_items: Count = 20
@@ -72,7 +72,7 @@ class GaussianSettings(CertificateSettings):
     denoiser: DenoiserName | None = None
     """A model of this recipe, diffusers:PATH or model:PATH."""
     sampler: SamplerSettings = OneShotSettings()
-    """How it denoises."""
+    """Sampler of the denoiser."""
     sigma: PositivePixels
     method: Method = "fixed"
     """`sequential`: an item is drawn until its radii are decided, at most `num_estimate` times.
@@ -85,7 +85,7 @@ class GaussianSettings(CertificateSettings):
     """alpha: probability that the certificate of one item is wrong."""
     radii: Radii = ()
     """Declared before the first draw; left out: those of published tables that are certifiable.
-    With `sequential`, radius 0 asks for a label at any distance."""
+    With `sequential`, radius 0 certifies a label without a distance."""
     look_every: Count = 64
     """Draws between looks (sequential)."""
     futility_prob: Annotated[float, Gt(0), Lt(0.3)] = 0.01
@@ -105,7 +105,7 @@ class GaussianSettings(CertificateSettings):
         Settings.__post_init__(self)
 
     def _max_radius_if_known(self) -> float | None:
-        """The largest certifiable radius; None if a value is wrong, which is refused anyway."""
+        """The largest certifiable radius; None if a value is invalid, which is reported anyway."""
         try:
             return self.max_certifiable_radius
         except (TypeError, ValueError, ArithmeticError, KeyError):
@@ -125,7 +125,7 @@ class GaussianSettings(CertificateSettings):
 
     def max_votes(self, *, side: int) -> int:
         drawn = self.num_select + self.num_estimate
-        return 0 if self.method == "sequential" else drawn  # those stop long before
+        return 0 if self.method == "sequential" else drawn  # unknown: items stop early
 
     @property
     def max_certifiable_radius(self) -> float:
@@ -145,7 +145,7 @@ class GaussianSettings(CertificateSettings):
         if self.challenge and 2 * 0.5**self.challenge.num_predict > self.failure_prob:
             remedy = (
                 f"draws can never show a lead at failure_prob {self.failure_prob:g}: "
-                "the challenge would pass whatever it finds"
+                "the challenge would always pass"
             )
             yield Problem("challenge.num_predict", self.challenge.num_predict, remedy)
 
@@ -169,7 +169,7 @@ class GaussianSettings(CertificateSettings):
             yield Problem("sampler.last", self.sampler.last, remedy)
 
     def _radius_problems(self) -> Iterator[Problem]:
-        """Radii that no votes could certify."""
+        """Radii that this number of draws cannot certify."""
         if self.failure_prob >= MAX_FAILURE_PROB[self.method]:
             return  # reported already, and no radius is certifiable with it
         # Even draws that all agree may leave the bound at 1/2 or below.
@@ -200,7 +200,7 @@ class GaussianSettings(CertificateSettings):
 
     def _formula(self) -> dict[str, object]:
         found: dict[str, Any] = {"bound": L2_BOUND_VERSION}
-        if self.method != "fixed":  # which had its draws from the first version on
+        if self.method != "fixed":  # whose draws are those of the first version
             found["noise_impl"] = noise_impl(self.method)
         return found
 
@@ -210,11 +210,11 @@ class GaussianSettings(CertificateSettings):
         if trained.objective is not None:
             yield from self._noise_warnings(trained.objective)
         if self.challenge and self.challenge.eps > self.max_certifiable_radius:
-            text = "is above the largest certifiable radius: it challenges nothing"
+            text = "is above the largest certifiable radius: no certified item is challenged"
             yield Warned("challenge.eps", text)
 
     def _noise_warnings(self, objective: ObjectiveSettings) -> Iterator[Warned]:
-        """A classifier that is shown other images than those it was trained on."""
+        """Warnings if certification shows the classifier other images than training did."""
         behind = self.denoiser is not None
         if not isinstance(objective, GaussianTrainingSettings | DenoisedTrainingSettings):
             if not behind:
@@ -230,7 +230,7 @@ class GaussianSettings(CertificateSettings):
             yield Warned("sigma", text)
 
     def _level_warnings(self, objective: ObjectiveSettings) -> Iterator[Warned]:
-        """Noise that the schedule knows, but that the denoiser was not trained on."""
+        """Noise levels of the schedule that the denoiser was not trained on."""
         assert isinstance(objective, DenoiserTrainingSettings)
         low, high = objective.range or (0.0, 0.0)
         known = objective.full or self.sigma in objective.sigmas or low <= self.sigma <= high
@@ -240,8 +240,8 @@ class GaussianSettings(CertificateSettings):
 
     @classmethod
     def keep_valid(cls, values: dict[str, Any]) -> None:
-        """Whole micro-batches, and draws enough for the smallest radius; larger ones are dropped
-        where so few draws cannot certify them.
+        """Use whole micro-batches and enough draws for the smallest radius; drop larger radii that
+        so few draws cannot certify.
         """
         values["block_size"] -= values["block_size"] % values["micro_batch"]
         sigma, alpha, method = values["sigma"], values["failure_prob"], values["method"]
@@ -255,7 +255,7 @@ class GaussianSettings(CertificateSettings):
 
 @settings
 class GaussianClaimSettings(ClaimSettings):
-    """What is claimed from draws under Gaussian noise."""
+    """Settings of a claim from draws under Gaussian noise."""
 
     help: ClassVar[dict[str, str]] = {
         "failure_prob": "Failure probability per item (l2).",

@@ -1,4 +1,4 @@
-"""Checks that any honest l2 certificate passes, whatever its votes say."""
+"""Checks that every correct l2 certificate passes, independent of its votes."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from components.core.noise_streams import noise_impl
 def audit_gaussian(
     votes: Votes, claim: GaussianClaimSettings, stored: StoredClaims
 ) -> Iterator[str]:
-    """Problems of claimed radii, and of what the votes say of their noise."""
+    """Problems of the claimed radii and of the noise that the votes record."""
     drawn = drawn_of(votes.header)
     added, claimed, behind = drawn.sigma, stored.threat.get("sigma"), drawn.denoiser
     if not isinstance(claimed, int | float) or claimed > added:
@@ -31,4 +31,4 @@ def audit_gaussian(
         if not 0 <= row["k"] <= row["n"]:
             yield f"item {row['item_id']}: k is {row['k']} of n = {row['n']}"
         if row["abstain"] and (row["radius"] != 0 or row["correct"]):
-            yield f"item {row['item_id']}: abstains, yet claims a radius or a right answer"
+            yield f"item {row['item_id']}: abstains, yet claims a radius or a correct prediction"

@@ -30,7 +30,7 @@ from components.models.pixels import PixelModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianVoteSettings(VoteSettings):
-    """What noisy draws depend on; `denoiser` is the record of what stands in front of the model."""
+    """Settings that noisy draws depend on; `denoiser` describes the one in front of the model."""
 
     sigma: float
     num_select: int
@@ -68,7 +68,7 @@ class Block:
 def describe_denoiser(
     source: str, *, sampler: Mapping[str, object], sigma: float, image_size: int
 ) -> dict[str, object]:
-    """What stands in front of the model, and how noise is added and announced to it."""
+    """The record of the denoiser: its weights, the noise added, and the timestep it is given."""
     found = describe_source(source)
     network = found.network(image_size=image_size, channels=found.channels)
     assert isinstance(network, TimedUNet)
@@ -82,7 +82,7 @@ def describe_denoiser(
 
 
 def load_noisy_model(task: GaussianTask) -> PixelModel | DenoisedClassifier:
-    """What classifies noisy images: the model itself, or behind its denoiser."""
+    """The classifier of noisy images: the model alone or behind its denoiser."""
     votes = task.votes
     if task.denoiser is None or votes.denoiser is None:
         return task.load_model()
@@ -97,7 +97,7 @@ def load_noisy_model(task: GaussianTask) -> PixelModel | DenoisedClassifier:
 
 
 class GaussianVoter:
-    """Blocks of noisy draws of some items."""
+    """Computes the predictions of blocks of noisy draws."""
 
     def __init__(self, task: GaussianTask) -> None:
         self.settings, self.items = task.votes, task.items()
@@ -142,7 +142,7 @@ class GaussianVoter:
 
 
 def draw_units(settings: GaussianSettings, num_items: int) -> list[Unit]:
-    """All draws of all items; none where each result decides what is drawn next."""
+    """All draws of all items; none if each result decides what is drawn next."""
     if settings.method == "sequential":
         return []
     starts = range(0, settings.num_estimate, settings.block_size)
@@ -150,7 +150,7 @@ def draw_units(settings: GaussianSettings, num_items: int) -> list[Unit]:
 
 
 def draw_unit(settings: GaussianSettings, item: int, start: int) -> Unit:
-    """One block of estimating draws; the few selecting ones ride along with the first."""
+    """One block of estimating draws; the first also has the selecting draws."""
     blocks = [Block(item, "estimate", start, block_stop(settings, start))]
     if start == 0:
         blocks.insert(0, Block(item, "select", 0, settings.num_select))

@@ -1,15 +1,15 @@
-"""How many ablations one patch can touch: the number every patch certificate rests on.
+"""How many ablations one patch can touch: the basis of every patch certificate.
 
 Symbols, along one side of the image: w its size, b band, s stride, m patch, K number of bands,
-r = w - s (K-1) the gap over the seam, Delta the answer. Three formulas are in circulation:
+r = w - s (K-1) the gap over the seam, Delta the result. Three formulas are in use:
 
 - exact (ours): Levine & Feizi 2020 (Theorem 1) give m + b - 1 for s = 1. With a stride that does
   not divide w the bands over the edge lie closer together than s; `max_touched` counts the bands
   themselves, and a closed form with the seam only cross-checks the count.
 - `paper_reference`: ceil((m + b - 1) / s), what the published code of Salman et al. 2022 computes.
   It ignores the seam and is too small for many strides that do not divide w: for tables only.
-- as printed in Salman et al. 2022, appendix D: ceil((m + s - 1) / s), where s stands for the band
-  in one place and for the stride in the other. Without b it is far too small; not offered here.
+- as printed in Salman et al. 2022, appendix D: ceil((m + s - 1) / s), where s is the band in one
+  place and the stride in the other. Without b it is far too small; not offered here.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def max_touched(size: int, *, width: int, stride: int, patch: int) -> int:
     touched = touched_bands(size, width=width, stride=stride, patch=patch)
     counted = int(touched.sum(axis=1).max())
     closed = _closed_form(size, width=width, stride=stride, patch=patch)
-    assert counted == closed, f"{counted} bands counted, the closed form says {closed}"
+    assert counted == closed, f"{counted} bands counted, the closed form gives {closed}"
     return counted
 
 
@@ -52,7 +52,7 @@ def _closed_form(size: int, *, width: int, stride: int, patch: int) -> int:
 
 @lru_cache(maxsize=256)
 def touched_bands(size: int, *, width: int, stride: int, patch: int) -> NDArray[np.bool_]:
-    """(P, K) bool: does band k show the patch that starts at pixel p; P = w - m + 1, no wrap.
+    """(P, K) bool: whether band k shows the patch that starts at pixel p; P = w - m + 1, no wrap.
 
     Read-only, because the cached array is shared by all callers.
     """
@@ -103,8 +103,8 @@ def num_touched(ablations: Ablations, patch: Patch, *, delta_rule: str = "exact"
 class TouchedSets:
     """Which ablations each position of one patch touches, kept as factors along the two sides.
 
-    Positions that touch the same ablations are listed once. A side that is not divided has a
-    single position and a single band, so that all families broadcast to (P_h, P_w).
+    Positions that touch the same ablations are listed once. A side that is not divided has one
+    position and one band, so that all families broadcast to (P_h, P_w).
     """
 
     families: tuple[tuple[FloatArray, FloatArray], ...]  # (P_h, K_h) and (P_w, K_w) of 0 and 1

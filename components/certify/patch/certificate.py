@@ -1,7 +1,7 @@
 """Patch certificates from votes: settings of a claim, rows and accuracies.
 
 Three kinds of evidence: all votes over ablations, votes that stopped early, pairs of masks. The
-table of full column votes without a second rule is that of the first certificates, byte for byte.
+table of full column votes without a second rule has the layout of the first version, byte for byte.
 """
 
 import math
@@ -51,7 +51,7 @@ def check_sizes(header: VotesHeader, sizes: object) -> tuple[int, ...]:
 def check_pair_claim(
     header: VotesHeader, claim: Mapping[str, object]
 ) -> DoubleMaskingClaimSettings:
-    """The claim in its one written form: sizes sorted, all of them hidden by the masks."""
+    """The claim in canonical form: sizes sorted, all of them hidden by the masks."""
     sizes, masks = check_sizes(header, claim["patch_sizes"]), masks_of(header)
     for size in sizes:
         if not masks.covers(size):
@@ -63,7 +63,7 @@ def check_pair_claim(
 
 
 def check_ablation_claim(header: VotesHeader, claim: Mapping[str, Any]) -> AblationClaimSettings:
-    """The claim in its one written form: sizes sorted, rules that exist and fit each other."""
+    """The claim in canonical form: sizes sorted, rules known and compatible."""
     sizes = check_sizes(header, claim["patch_sizes"])
     usual = {
         name: default_of(AblationClaimSettings, name) for name in ("second_rule", "delta_rule")
@@ -86,10 +86,10 @@ def check_ablation_claim(header: VotesHeader, claim: Mapping[str, Any]) -> Ablat
 
 
 def _check_answerable(header: VotesHeader, claim: AblationClaimSettings) -> None:
-    """Votes that stopped early answer what they were stopped for, and nothing else."""
+    """Reject claims that votes which stopped early for other ones do not support."""
     if (stop := early_stop_of(header)) is None:
         return
-    cannot = "cannot be answered: voting stopped early, once"
+    cannot = "cannot be derived: voting stopped early, once"
     known = ", ".join(map(str, stop.patch_sizes))
     for size in claim.patch_sizes:
         if size not in stop.patch_sizes:
@@ -161,7 +161,7 @@ def _claims(
     *,
     rule: str,
 ) -> PatchClaims | PartialClaims:
-    """Verdicts under one rule; votes that stopped before they decided are refused by item."""
+    """Verdicts under one rule; an error names an item whose votes stopped before a decision."""
     header = votes.header
     num_classes, sizes = header.num_classes, claim.patch_sizes
     delta_rule = claim.delta_rule if rule != "loc" else "exact"
@@ -216,7 +216,7 @@ def derive_pairs(votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
 
 
 def ablation_accuracy(predictions: Array, labels: NDArray[np.int64]) -> dict[str, float | int]:
-    """Share of right votes over all ablations and items, with a 95% interval over items.
+    """Share of correct votes over all ablations and items, with a 95% interval over items.
 
     Votes of one item are not independent, so the interval is for the mean of N shares in [0, 1]:
     all q with N KL(share || q) <= ln(2 / 0.05) (Hoeffding 1963, Theorem 1).

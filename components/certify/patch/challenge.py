@@ -1,4 +1,4 @@
-"""Adaptive patch attacks on the classifier that was certified: by ablations, or pairs of masks."""
+"""Adaptive patch attacks on the certified classifier: votes over ablations or pairs of masks."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -22,7 +22,7 @@ PatchTask = ChallengeTask[Any, PatchChallengeSettings, Any]
 
 
 class PatchChallenger(ABC):
-    """Attacks one item after the other; a subclass says how votes are computed and decided."""
+    """Attacks one item at a time; a subclass defines how votes are computed and decided."""
 
     voter: AblationVoter | PairVoter
 
@@ -34,21 +34,21 @@ class PatchChallenger(ABC):
 
     @abstractmethod
     def load_voter(self, challenge: PatchTask) -> AblationVoter | PairVoter:
-        """What computes the votes of the certificate."""
+        """The voter of the certificate."""
 
     @abstractmethod
     def all_votes(self, image: Tensor) -> Tensor:
-        """All votes of a (C, H, W) image, as certification asks for them."""
+        """All votes of a (C, H, W) image, computed as in certification."""
 
     @abstractmethod
     def decide(self, votes: Tensor) -> int:
-        """What the deployed classifier makes of the votes."""
+        """The prediction of the deployed classifier from these votes."""
 
     def __call__(self, target: Target) -> pa.Table:
         c, item = self.challenge, self.items.span(target.item, target.item + 1)
         item_id, image = item.item_ids[0], item.pixels()[0].to(self.votes.device)
         votes = torch.tensor(target.votes)
-        if (votes == UNSEEN).any():  # voting stopped early; the attack needs them all
+        if (votes == UNSEEN).any():  # voting stopped early; the attack needs all votes
             votes = self.all_votes(image)
         positions = rank_positions(
             votes,
@@ -72,13 +72,13 @@ class PatchChallenger(ABC):
                 micro_batch=self.votes.micro_batch,
                 decide=self.decide,
             )
-        # The attack saw other batch shapes; only a recount as in certification is a verdict.
+        # The attack used other batch shapes, so the verdict needs a recount as in certification.
         verdict = self.decide(self.all_votes(result.x_adv))
         return challenge_row(item_id, verdict, result.num_evaluations, float(c.patch_size))
 
 
 class AblationChallenger(PatchChallenger):
-    """Against the majority vote over ablations."""
+    """Attack on the majority vote over ablations."""
 
     voter: AblationVoter
 
@@ -93,7 +93,7 @@ class AblationChallenger(PatchChallenger):
 
 
 class PairChallenger(PatchChallenger):
-    """Against the procedure of double masking."""
+    """Attack on the procedure of double masking."""
 
     voter: PairVoter
 

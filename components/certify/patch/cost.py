@@ -1,4 +1,4 @@
-"""What patch certificates cost: votes by the number of tokens that they keep."""
+"""Cost of patch certificates: votes by the number of tokens that they keep."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ WHOLE: Token = (1, 1)
 
 
 def drops_tokens(settings: PatchSettings, model: CostedModel) -> bool:
-    """Whether hidden tokens are left out, so that a vote costs less than a whole pass."""
+    """Whether hidden tokens are dropped, so that a vote costs less than a whole pass."""
     policy = settings.token_policy
     policy = model.token_policy if policy == "as_trained" else policy  # type: ignore[assignment]
     if policy == "drop":

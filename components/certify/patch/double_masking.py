@@ -1,9 +1,9 @@
 """Double masking: a second certifier against one patch whose size is known (PatchCleanser).
 
-Xiang, Mahloujifar & Mittal 2022. A set of masks hides, whole, every patch that could be there.
-Pictures with one mask vote; where a mask disagrees with the majority, a second mask on top decides
-whom to believe. Symbols: n side of the image, p patch, K masks, pair (i, j) the picture under masks
-i and j, (i, i) under one.
+Xiang, Mahloujifar & Mittal 2022. A set of masks hides every possible patch completely.
+Images under one mask vote; where a mask disagrees with the majority, second masks decide whether
+its class is accepted. Symbols: n side of the image, p patch, K masks, pair (i, j) the image under
+masks i and j, (i, i) under one.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class MaskSet:
 
     image_size: tuple[int, int]  # height, width
     patch: Patch
-    num_masks: int = 6  # per side, at most; more of them are smaller
+    num_masks: int = 6  # per side, at most; more masks are smaller
 
     def __post_init__(self) -> None:
         patch_sides(self.patch, self.image_size)
@@ -81,13 +81,13 @@ class MaskSet:
         return np.stack(np.triu_indices(len(self)), axis=1).astype(np.int64)
 
     def visible(self, pairs: IntArray) -> Tensor:
-        """(Q, H, W) bool: what each pair of masks leaves to see."""
+        """(Q, H, W) bool: the pixels that each pair of masks leaves visible."""
         masks = self.masks()
         first, second = torch.from_numpy(pairs).unbind(dim=1)
         return ~(masks[first] | masks[second])
 
     def covers(self, patch: Patch) -> bool:
-        """Whether every position of this patch lies inside a mask: all up to `self.patch` do."""
+        """Whether every position of this patch lies inside a mask: true up to `self.patch`."""
         asked, known = (patch_sides(p, self.image_size) for p in (patch, self.patch))
         return all(m <= limit for m, limit in zip(asked, known, strict=True))
 
@@ -104,9 +104,9 @@ class DoubleMaskingClaims:
 def infer(predict: PredictPairs, *, num_masks: int) -> int:
     """The class of one image, patched or not (Xiang et al. 2022, Algorithm 1).
 
-    A mask whose class differs from the majority's is believed if every second mask leaves that
-    class standing: then it hides the patch. Ties of the majority go to the lowest class. Pairs
-    are asked only when they are needed.
+    A mask whose class differs from the majority's is accepted if no second mask changes that
+    class: then it hides the patch. Ties of the majority go to the lowest class. Pairs are
+    computed only when they are needed.
     """
     masks = np.arange(num_masks)
     first = np.asarray(predict(np.stack([masks, masks], axis=1)))
@@ -123,8 +123,8 @@ def certify_pairs(pair_votes: Array, masks: MaskSet, *, num_classes: int) -> Dou
     """Claims from the (N, K (K+1) / 2) classes of all pairs of masks on clean images.
 
     Where all pairs agree on c, `infer` returns c under every patch that the masks cover (Xiang et
-    al. 2022, Theorem 1): the mask over the patch shows c under any second mask, so it is believed
-    if it is in the minority, and any mask with another class meets it and is not.
+    al. 2022, Theorem 1): the mask over the patch gives c under any second mask, so it is accepted
+    if it is in the minority; any mask with another class is paired with it and is not accepted.
     """
     pairs = masks.pairs()
     check_votes(pair_votes, num_classes=num_classes, num_ablations=len(pairs))

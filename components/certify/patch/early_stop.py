@@ -1,8 +1,8 @@
-"""Votes stopped early: what the ablations not yet asked can still change, exactly.
+"""Votes that stop early: exactly what the outstanding ablations can still change.
 
 Symbols as in `patch`; R ablations are outstanding, M is the margin of the votes so far. Any
 completion moves the margin of any class by at most R, and some completion by exactly R, so a claim
-is decided as soon as no completion can overturn it: not an estimate, the same answer as all votes.
+is decided as soon as no completion can overturn it: not an estimate, the same result as all votes.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ from components.core.settings import default_of
 from components.core.types import Array, IntArray
 from components.data.ablation import Ablations
 
-UNSEEN = 2**16 - 1  # in the place of a vote: this ablation was not asked
+UNSEEN = 2**16 - 1  # in place of a vote: this ablation was not computed
 ORDER = "bit_reversal"
 
 
 @dataclass(frozen=True, slots=True)
 class PartialClaims:
-    """What votes so far decide; one row per item, one column per patch size."""
+    """Verdicts from the votes so far; one row per item, one column per patch size."""
 
     prediction: IntArray  # (N,) the leader so far; final unless `prediction_open`
     prediction_open: NDArray[np.bool_]  # (N,)
     num_outstanding: IntArray  # (N,) = R
     margin_low: IntArray  # (N,) the final margin is at least this
     margin_high: IntArray  # (N,) and at most this
-    certified: NDArray[np.bool_]  # (N, M) certified, whatever the outstanding votes are
+    certified: NDArray[np.bool_]  # (N, M) certified for all outstanding votes
     open: NDArray[np.bool_]  # (N, M) some outstanding votes certify, others do not
 
     @property
@@ -73,11 +73,11 @@ def certify_partial(
 
     The prediction is decided iff M - R >= 0; a size is certified iff M - R >= 2 Delta and out of
     reach iff M + R < 2 Delta. (M + R is the best any class can do: a class behind the leader has a
-    negative margin.) Rule `loc` asks the same of every position.
+    negative margin.) Rule `loc` requires the same at every position.
     """
     check_rules([rule], delta_rule=delta_rule)
     if num_classes > UNSEEN:
-        raise ValueError(f"partial votes know at most {UNSEEN} classes, got {num_classes}")
+        raise ValueError(f"partial votes allow at most {UNSEEN} classes, got {num_classes}")
     seen = votes_so_far != UNSEEN
     # UNSEEN becomes one more class, which is counted and then left out.
     known = np.where(seen, votes_so_far, num_classes)

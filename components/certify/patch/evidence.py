@@ -1,4 +1,4 @@
-"""What a votes file's header says of patch votes: ablations, pairs of masks, early stops."""
+"""The header of patch votes: ablations, pairs of masks, early stops."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class EarlyStop:
 
 
 def ablations_of(header: VotesHeader) -> Ablations:
-    """The ablations whose votes are kept."""
+    """The ablations whose votes are stored."""
     recorded = header.settings
     return Ablations(
         kind=header.kind,
@@ -44,16 +44,16 @@ def ablations_of(header: VotesHeader) -> Ablations:
 
 
 def asked_ablations(header: VotesHeader) -> Ablations:
-    """The ablations that were asked: more than are kept where votes of a finer stride were thinned.
+    """The ablations that were computed; of votes thinned from a finer stride, only some are stored.
 
-    `settings.asked_stride` is there for thinned votes only; the forward passes had its batches.
+    Only thinned votes have `settings.asked_stride`; it defines the batches of the forward passes.
     """
     kept = ablations_of(header)
     return replace(kept, stride=header.settings.get("asked_stride", kept.stride))
 
 
 def is_thinned(header: VotesHeader) -> bool:
-    """Whether the votes are a part of those of a finer stride."""
+    """Whether the votes are a subset of those of a finer stride."""
     return "asked_stride" in header.settings
 
 
@@ -68,7 +68,7 @@ def masks_of(header: VotesHeader) -> MaskSet:
 
 
 def early_stop_of(header: VotesHeader) -> EarlyStop | None:
-    """What voting stopped for; None if all votes were asked."""
+    """The verdicts that voting stopped for; None if all votes were computed."""
     recorded: Mapping[str, Any] | None = header.settings.get("stopped_for")
     if recorded is None:
         return None
@@ -76,13 +76,13 @@ def early_stop_of(header: VotesHeader) -> EarlyStop | None:
 
 
 def check_ablation_header(header: VotesHeader) -> None:
-    """Raise unless the settings describe ablations, and an early stop, that exist."""
+    """Raise unless the settings describe valid ablations and a valid early stop."""
     kept, recorded = ablations_of(header), header.settings
     stop = recorded.get("stopped_for")
     if is_thinned(header):
         stride = asked_ablations(header).stride
         if stop is not None or kept.stride % stride:
-            raise CasemateError("asked_stride", stride, "holds no such stride, or stopped early")
+            raise CasemateError("asked_stride", stride, "does not fit the stride, or stopped early")
     if stop is None:
         return
     if not isinstance(stop, Mapping):
@@ -97,7 +97,7 @@ def check_ablation_header(header: VotesHeader) -> None:
 
 
 def check_pair_header(header: VotesHeader) -> None:
-    """Raise unless the settings describe masks, all of whose pairs voted."""
+    """Raise unless the settings describe valid masks without an early stop."""
     masks_of(header).pairs()
     if is_thinned(header):
         raise CasemateError("asked_stride", header.settings["asked_stride"], "needs ablations")
@@ -106,7 +106,7 @@ def check_pair_header(header: VotesHeader) -> None:
 
 
 def unknown_votes(predictions: Array, header: VotesHeader) -> NDArray[np.bool_]:
-    """(K,) which ablations of an item were not asked; raises unless the rest came first.
+    """(K,) which ablations of an item were not computed; raises unless the others come first.
 
     Without an early stop no vote may be missing.
     """

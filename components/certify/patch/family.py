@@ -90,7 +90,7 @@ PatchClaimT = TypeVar("PatchClaimT", AblationClaimSettings, DoubleMaskingClaimSe
 
 
 class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChallengeSettings]):
-    """What certificates against patches share."""
+    """Base of the families against patches."""
 
     threat_name: ClassVar[str] = "patch"
     vote_unit: ClassVar[str] = "pass"
@@ -175,7 +175,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             stop=stop,
         )
         task = AblationTask(request.dataset, request.model, votes, request.denoiser)
-        if source is not None:  # finished votes do not choose again
+        if source is not None:  # finished votes keep their backend
             return task
         return replace(task, votes=replace(votes, backend=choose_backend(task)))
 
@@ -285,7 +285,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         )
 
     def least_share(self, settings: AblationSettings, *, passes_per_item: int) -> float:
-        """Half of the ablations: fewer never decide."""
+        """Half of the ablations: fewer never decide an item."""
         if not settings.stop_early:
             return 1.0
         return -(-passes_per_item // 2) / passes_per_item
@@ -392,7 +392,7 @@ def square_words(side: int) -> str:
 
 
 def backend_of(header: VotesHeader) -> VotingBackend:
-    """How recorded votes were computed; not recorded: there was one path only."""
+    """The recorded voting backend; without a record the plain one, once the only one."""
     recorded = header.settings.get("way", {})
     try:
         return replace(PLAIN, **recorded)
@@ -402,7 +402,7 @@ def backend_of(header: VotesHeader) -> VotingBackend:
 
 
 def _band(request: VoteRequest[AblationSettings], trained: Mapping[str, Any]) -> int:
-    """Pixels that an ablation keeps: as written, else what the model was trained with."""
+    """Visible pixels of an ablation: as in the settings, else as in training."""
     settings = request.settings
     shape, size = trained.get("shape"), trained.get("size")
     if trained.get("kind") == "columns":
@@ -415,14 +415,14 @@ def _band(request: VoteRequest[AblationSettings], trained: Mapping[str, Any]) ->
 
 
 def _token_policy(request: VoteRequest[PatchT], trained: str) -> tuple[str, str | None]:
-    """What happens to hidden tokens, and how it was in training where that is another way."""
+    """The policy for hidden tokens, and that of training if it differs."""
     settings = request.settings
     if settings.token_policy in ("as_trained", trained):
         return trained, None
     if not settings.allow_token_mismatch:
         remedy = (
             f"is not how model {settings.model} was trained ({trained}) and costs certified "
-            "accuracy; add allow_token_mismatch: true to certify it so all the same"
+            "accuracy; add allow_token_mismatch: true to certify it anyway"
         )
         raise CasemateError(f"{request.key}.token_policy", settings.token_policy, remedy)
     return settings.token_policy, trained

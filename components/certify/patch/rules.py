@@ -1,8 +1,8 @@
-"""Which votes over ablations no patch can overturn.
+"""Rules by which votes over ablations certify that no patch changes the winner.
 
 Levine & Feizi 2020 (Theorem 1) and Salman et al. 2022 (sec. 2). Symbols: n_c votes for class c,
 Delta the most ablations a patch touches, c the winner (ties go to the lowest class), c' a rival, A
-the ablations a position touches. The claim holds for votes that each see their own ablation only.
+the ablations a position touches. The claim holds if each vote depends on its own ablation only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ class Leaders:
 
 @dataclass(frozen=True, slots=True)
 class PatchClaims:
-    """One row per item; `certified` has one column per patch size, in the order asked for."""
+    """One row per item; `certified` has one column per patch size, in the order of the argument."""
 
     prediction: IntArray  # (N,) winner of the vote
     top_votes: IntArray  # (N,)
@@ -59,7 +59,7 @@ def certify(
 
     A patch takes at most Delta votes from c and gives them to one c', hence the rules: `strict`
     n_c > n_c' + 2 Delta (the published one); `count` n_c - n_c' >= 2 Delta + [c' < c], the
-    tightest that sees counts only; `loc` counts, for every patch position, the votes the patch
+    tightest that uses counts only; `loc` counts, for every patch position, the votes the patch
     cannot reach. Each implies the next. A patch size is the side of a square or (height, width).
     `delta_rule` other than `exact` voids the guarantee; see `ablations`.
     """
@@ -71,7 +71,7 @@ def certify(
         delta = num_touched(ablations, patch, delta_rule=delta_rule)
         certified[:, column] = margin_under(leaders, rule) >= 2 * delta
         if rule == "loc":
-            for item in np.flatnonzero(~certified[:, column]):  # counts prove the others already
+            for item in np.flatnonzero(~certified[:, column]):  # counts certify the others
                 votes, best = votes_per_ablation[item], int(leaders.winner[item])
                 rivals = rivals_of(votes, best, num_classes)
                 certified[item, column] = withstands(
@@ -88,7 +88,7 @@ def certify(
 
 
 def check_votes(votes: Array, *, num_classes: int, num_ablations: int) -> None:
-    """Refuse votes of another shape, or for classes that do not exist."""
+    """Reject votes of another shape, or for classes that do not exist."""
     if num_classes < 2:
         raise ValueError(f"num_classes must be >= 2, got {num_classes}")
     if votes.ndim != 2 or votes.shape[1] != num_ablations:
@@ -100,7 +100,7 @@ def check_votes(votes: Array, *, num_classes: int, num_ablations: int) -> None:
 
 
 def check_rules(rules: Iterable[object], *, delta_rule: str = "exact") -> None:
-    """Refuse unknown rules, and a rule for Delta that nothing would read."""
+    """Reject unknown rules, and a rule for Delta that would be ignored."""
     for rule in rules:
         if rule not in RULES:
             raise CasemateError("certify.rule", rule, f"is not one of {', '.join(RULES)}")
@@ -132,7 +132,7 @@ def find_leaders(counts: IntArray) -> Leaders:
 
 
 def margin_under(leaders: Leaders, rule: str) -> IntArray:
-    """(N,) margin that must reach 2 Delta; `strict` gives every tie away, whatever the index."""
+    """(N,) margin that must reach 2 Delta; `strict` counts every tie as lost, for any index."""
     if rule == "strict":
         return leaders.top_votes - leaders.runner_up_votes - 1
     return leaders.margin
@@ -158,8 +158,8 @@ def withstands(votes: Array, best: int, rivals: Iterable[int], touched: TouchedS
 def rivals_of(votes: Array, best: int, num_classes: int) -> list[int]:
     """All voted rivals, and the lowest other class without a vote.
 
-    A class nobody voted for can still receive every touched vote. Among such classes the lowest
-    is the most dangerous, because it wins the most ties.
+    A class without votes can still receive every touched vote. Among such classes the lowest is
+    the worst case, because it wins the most ties.
     """
     known = np.union1d(votes[votes < num_classes], [best]).astype(np.int64)
     absent = np.setdiff1d(np.arange(min(len(known) + 1, num_classes)), known)[:1]

@@ -26,7 +26,7 @@ MAX_SWEPT = 2  # sizes, and strides, of a shrunk recipe
 
 @settings
 class PatchChallengeSettings(ChallengeSettings):
-    """An adaptive patch attack on some items: a certified one that falls fails the stage."""
+    """An adaptive patch attack on some items; a broken certified item fails the stage."""
 
     patch_size: Count
     num_items: Count = 20
@@ -36,14 +36,14 @@ class PatchChallengeSettings(ChallengeSettings):
 
 @settings
 class PatchSettings(CertificateSettings):
-    """What all certificates against one square patch share."""
+    """Base of the settings against one square patch."""
 
     kind: str
     model: str = "main"
     patch_sizes: PatchSizes
     token_policy: Literal["as_trained", "drop", "mask"] = "as_trained"
-    """What happens to hidden tokens. A model trained one way and certified the other loses many
-    points of accuracy."""
+    """Whether hidden tokens are dropped. Another policy than in training costs many points of
+    accuracy."""
     allow_token_mismatch: bool = False
     """Certify with another token policy than in training."""
     num_items: Count | None = None
@@ -78,7 +78,7 @@ class PatchSettings(CertificateSettings):
 class SweepSettings(Settings):
     """Test-time ablation sizes and strides of one trained model (Salman et al. 2022, Table 8).
 
-    Every pair is a certificate with votes of its own, called `<section>-b<size>-s<stride>`. A list
+    Every pair is a certificate with its own votes, called `<section>-b<size>-s<stride>`. A list
     that is left out stays at the section's own value.
     """
 
@@ -108,9 +108,9 @@ class AblationSettings(PatchSettings):
     delta_rule: DeltaRule = "exact"
     """`paper_reference` reproduces published tables and is not sound."""
     stop_early: bool = False
-    """Votes stop when these sizes and rules are decided, and can answer no others."""
+    """Votes stop when these sizes and rules are decided; other claims cannot be derived."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the forward passes. Votes that rounding could have decided are repeated in float32."""
+    """Precision of the forward passes. Votes within rounding error are repeated in float32."""
     compiled: bool = False
     """torch.compile: pays off in long runs."""
     sweep: SweepSettings | None = None
@@ -130,7 +130,7 @@ class AblationSettings(PatchSettings):
 
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield from PatchSettings.lengths(self)
-        yield "band", self.band or 0  # None: as trained, which fitted in training
+        yield "band", self.band or 0  # None: as trained, so it fits
         yield "stride", self.stride
         if self.sweep:
             yield "sweep.band", max(self.sweep.band, default=0)
@@ -181,7 +181,7 @@ class AblationSettings(PatchSettings):
                 yield Warned("sweep.stride" if swept else "stride", text)
 
     def _early_stop_warnings(self, side: int | None) -> Iterator[Warned]:
-        """Votes stop between micro-batches: one that holds them all has nothing to leave out."""
+        """Votes stop between micro-batches: one that holds all of them saves nothing."""
         if side is None or not self.stop_early:
             return
         from components.data.ablation import Ablations  # here: needs torch
@@ -191,8 +191,8 @@ class AblationSettings(PatchSettings):
             count = len(Ablations(kind=self.kind, image_size=size, band=1, stride=stride))
             if self.micro_batch >= count:
                 text = (
-                    f"saves nothing: micro_batch {self.micro_batch} asks all {count} ablations of "
-                    f"stride {stride} at once; lower it or leave stop_early out"
+                    f"saves nothing: micro_batch {self.micro_batch} computes all {count} ablations "
+                    f"of stride {stride} at once; lower it or leave stop_early out"
                 )
                 yield Warned("stop_early", text)
 
@@ -205,8 +205,8 @@ class AblationSettings(PatchSettings):
         """Itself, or one entry for each size and stride of its sweep.
 
         Ablations start at all multiples of the stride, so those of stride s are among those of
-        every stride that divides s: the smallest such one votes, the others take their part of its
-        votes. Votes that stop early are incomplete, so then every entry votes by itself.
+        every stride that divides s: the smallest such stride votes, the others use a subset of its
+        votes. Votes that stop early are incomplete, so then every entry has its own votes.
         """
         if self.sweep is None:
             return {name: CertificateEntry(self)}
@@ -237,7 +237,7 @@ class DoubleMaskingSettings(PatchSettings):
     mask_patch: Count
     """The largest patch that the masks hide."""
     num_masks: Annotated[int, Ge(2)] = 6
-    """Per side."""
+    """Masks per side."""
 
     def problems(self) -> Iterator[Problem]:
         yield from PatchSettings.problems(self)
@@ -264,7 +264,7 @@ SIZES_HELP = "Comma-separated patch sides in pixels."
 
 @settings
 class AblationClaimSettings(ClaimSettings):
-    """What is claimed from votes over ablations."""
+    """Settings of a claim from votes over ablations."""
 
     help: ClassVar[dict[str, str]] = {
         "patch_sizes": SIZES_HELP,
@@ -281,7 +281,7 @@ class AblationClaimSettings(ClaimSettings):
 
 @settings
 class DoubleMaskingClaimSettings(ClaimSettings):
-    """What is claimed from pairs of masks."""
+    """Settings of a claim from pairs of masks."""
 
     help: ClassVar[dict[str, str]] = {"patch_sizes": SIZES_HELP}
 

@@ -1,8 +1,8 @@
-"""Votes of a coarser stride out of those of a finer one: no new passes, the very same predictions.
+"""Votes of a coarser stride taken from those of a finer one: the same predictions, no new passes.
 
 Ablations of one kind and size start at all multiples of the stride s below the side, so those of
-stride s are among those of stride t whenever t divides s. A certificate from the part of the votes
-that stride s would have asked for is that of stride s: it counts the ablations of stride s alone.
+stride s are among those of stride t whenever t divides s. A certificate from the votes of
+these ablations is that of stride s: it counts the ablations of stride s alone.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SHARED = ("kind", "model_digest", "dataset_digest", "num_classes", "image", "num
 
 
 def positions_among(coarse: Ablations, fine: Ablations) -> IntArray:
-    """(K,) where each of the `coarse` ablations stands among the `fine` ones."""
+    """(K,) position of each of the `coarse` ablations among the `fine` ones."""
     same = all(getattr(coarse, name) == getattr(fine, name) for name in ("kind", "image_size"))
     if not same or coarse.band != fine.band:
         raise ValueError(f"{coarse} and {fine} differ in more than the stride")
@@ -38,13 +38,13 @@ def _places(coarse: Ablations, fine: Ablations, side: int | None) -> IntArray:
     place = {start: index for index, start in enumerate(fine.starts(side))}
     missing = [start for start in coarse.starts(side) if start not in place]
     if missing:
-        remedy = f"asks for ablations from pixel {missing[0]} on, stride {fine.stride} has none"
+        remedy = f"needs an ablation at pixel {missing[0]}, which stride {fine.stride} lacks"
         raise CasemateError("certify.stride", coarse.stride, remedy)
     return np.array([place[start] for start in coarse.starts(side)], dtype=np.int64)
 
 
 def thinned_header(header: VotesHeader, source: Votes) -> VotesHeader:
-    """The header of votes that are taken from finished ones of a finer stride."""
+    """The header of votes taken from finished ones of a finer stride."""
     asked = {"asked_stride": ablations_of(source.header).stride}
     return replace(header, settings={**header.settings, **asked})
 
@@ -52,11 +52,11 @@ def thinned_header(header: VotesHeader, source: Votes) -> VotesHeader:
 def thin_votes(votes: Votes, header: VotesHeader) -> Iterator[VoteRow]:
     """The rows of a votes file with this header, taken from those of a finer stride.
 
-    The header's `settings.asked_stride` names the finer stride; apart from the strides the two
-    must be about the same votes.
+    The header's `settings.asked_stride` is the finer stride; apart from the strides and the name of
+    the run the two headers must agree.
     """
     if early_stop_of(votes.header) is not None:
-        raise CasemateError("votes", "that stopped early", "are not all there for another stride")
+        raise CasemateError("votes", "that stopped early", "are incomplete for another stride")
     if asked_ablations(header) != ablations_of(votes.header) or not _same_votes(votes, header):
         raise CasemateError("votes", votes.sha256[:12], "are of another model, dataset or setting")
     chosen = positions_among(ablations_of(header), ablations_of(votes.header))

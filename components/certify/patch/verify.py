@@ -1,4 +1,4 @@
-"""Patch claims counted again by sets and loops that share no code with the certificates."""
+"""Independent recount of patch claims by sets and loops, without code of the certificates."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from components.certify.header import VotesHeader
 from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
 from components.certify.vote_rows import Votes
 
-UNSEEN = 65535  # written out: what the audit shares with the certificates it cannot check
+UNSEEN = 65535  # repeated here: the audit cannot check code that it shares
 
 
 def audit_ablations(
@@ -27,7 +27,7 @@ def audit_ablations(
         deltas = {entry["patch_size"]: entry["num_touched"] for entry in certified}
     claims = {row["item_id"]: row for row in stored.rows}
     for item in votes.items():
-        if (row := claims.get(item.item_id)) is not None:  # else named by the comparison of rows
+        if (row := claims.get(item.item_id)) is not None:  # else reported by the comparison of rows
             predictions = item.streams[votes.header.kind].tolist()
             problems = _audit_item(votes.header, claim, deltas, predictions, row)
             yield from (f"item {item.item_id}: {problem}" for problem in problems)
@@ -52,7 +52,7 @@ def _audit_item(
         yield f"{outstanding} outstanding votes could change the prediction"
     allowed = {size for size, delta in deltas.items() if margin - outstanding >= 2 * delta}
     sizes = set(row["certified_patch_sizes"])
-    # `loc` rightly sees more than counts show, and never less.
+    # `loc` may certify more than counts alone, never less.
     if claim.rule != "loc" and (beyond := sorted(sizes - allowed)):
         yield f"certified_patch_sizes {beyond} exceed margin {margin - outstanding}"
     loc = sizes if claim.rule == "loc" else set(row.get("certified_patch_sizes_loc", allowed))
@@ -91,7 +91,7 @@ def recount_touched(header: VotesHeader, size: int) -> int:
 def audit_pairs(
     votes: Votes, claim: DoubleMaskingClaimSettings, stored: StoredClaims
 ) -> Iterator[str]:
-    """Every certified item has one class under all pairs; the masks hide every patch claimed."""
+    """Problems of claims: pairs of a certified item that differ, patches that no mask hides."""
     largest, image = max(claim.patch_sizes), votes.header.image
     for name, side in (("height", image.height), ("width", image.width)):
         missed = _uncovered(votes.header.settings, side, largest)

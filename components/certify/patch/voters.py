@@ -28,10 +28,10 @@ ITEMS_PER_UNIT = 20  # at most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchVoteSettings(VoteSettings):
-    """What patch votes of all kinds depend on."""
+    """Settings that patch votes of all kinds depend on."""
 
-    token_policy: str | None  # None: the model's own, not recorded by the first versions
-    trained_token_policy: str | None = None  # where it is another one
+    token_policy: str | None  # None: that of the model (first versions)
+    trained_token_policy: str | None = None  # if it differs
 
     def to_dict(self) -> dict[str, object]:
         values = {**VoteSettings.to_dict(self), "token_policy": self.token_policy, "fill": "black"}
@@ -42,7 +42,7 @@ class PatchVoteSettings(VoteSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AblationVoteSettings(PatchVoteSettings):
-    """What votes over ablations depend on."""
+    """Settings that votes over ablations depend on."""
 
     band: int
     stride: int
@@ -57,7 +57,7 @@ class AblationVoteSettings(PatchVoteSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairVoteSettings(PatchVoteSettings):
-    """What predictions under pairs of masks depend on."""
+    """Settings that predictions under pairs of masks depend on."""
 
     mask_patch: int
     num_masks: int
@@ -102,9 +102,9 @@ def load_voting_model(task: VoteTask[PatchVotesT]) -> PixelModel:
 
 
 def choose_backend(task: AblationTask) -> VotingBackend:
-    """The backend of the settings; plain where the fast one has other logits.
+    """The backend of the settings; plain if the fast one gives other logits.
 
-    Decided once, before work is spread: all workers vote alike and the votes record how.
+    Decided once, before units are distributed: all workers use it and the votes record it.
     """
     votes = task.votes
     check_precision(votes.backend.precision, torch.device(votes.device))
@@ -143,13 +143,13 @@ class AblationVoter:
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
     def votes(self, images: Tensor) -> Array:
-        """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped before."""
+        """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped early."""
         if self.settings.stop is not None:
             return self._until_decided(images, self.settings.stop)
         return self.ask(images).numpy().astype(np.uint16)
 
     def _until_decided(self, images: Tensor, stop: EarlyStop) -> Array:
-        """Micro-batch by micro-batch, until no vote left can change a prediction or a verdict."""
+        """Votes by micro-batch until the outstanding ones cannot change a prediction or verdict."""
         order, step = voting_order(len(self.ablations)), self.settings.micro_batch
         votes = np.full((len(images), len(order)), UNSEEN, dtype=np.uint16)
         open_rows = np.arange(len(images))
@@ -202,7 +202,7 @@ class PairVoter:
 
 
 def item_units(num_items: int, *, num_votes: int) -> list[Unit]:
-    """Units of several items each, cut by the number of votes alone."""
+    """Units of several items each; their size depends on the number of votes alone."""
     step = max(1, min(ITEMS_PER_UNIT, VOTES_PER_UNIT // num_votes))
     spans = [range(i, min(i + step, num_items)) for i in range(0, num_items, step)]
     return [

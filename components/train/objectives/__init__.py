@@ -1,1 +1,1 @@
-"""What a training step minimises: one file per objective, one interface for all."""
+"""Training objectives: one file per objective, one interface for all."""

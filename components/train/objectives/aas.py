@@ -1,13 +1,13 @@
-"""AAS training: attention scales that hurt most are found every few epochs, then trained with.
+"""AAS training: adversarial attention scales are searched every few epochs and trained with.
 
 Jain & Dutta, "Towards Understanding and Improving Adversarial Robustness of Vision Transformers",
-sec. 5. The scales S belong to the model: they lie in its buffer `attention_scales`, work in every
-pass (training, attacks, validation) and travel with its weights, until `finish` multiplies them
-into the weights and an ordinary model remains.
+sec. 5. The scales S belong to the model: they are its buffer `attention_scales`, apply in every
+pass (training, attacks, validation) and are saved with its weights, until `finish` multiplies them
+into the weights and leaves an ordinary model.
 
-Read here: every `every` epochs, but not at the start, Algorithm 1 runs over the epoch's batches,
-from the present S (`attacks/scales.py` has its other ambiguities). The text has such an epoch
-update S alone (`replace`); `augment` trains the weights in it as well.
+Our reading: every `every` epochs, but not at the start, Algorithm 1 runs over the epoch's batches,
+from the present S (`attacks/scales.py` lists its other ambiguities). In the text such an epoch
+updates S alone (`replace`); `augment` trains the weights in it as well.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ from components.train.objectives.wrapper import ObjectiveWrapper
 
 
 class ScaleAscent(ScaleSearch):
-    """The search of an attack always begins at S = 1; training goes on from where it was."""
+    """Scale search from the present S; that of an attack always begins at S = 1."""
 
     def from_scales(self, model: nn.Module, net: nn.Module, batch: Batch, scales: Tensor) -> Tensor:
         """S' after one mini-batch: the first `batch_size` items of a batch."""
@@ -43,7 +43,7 @@ class ScaleAscent(ScaleSearch):
 
 
 class AasTraining(ObjectiveWrapper):
-    """`inner` on a network with attention scales; `max_batches` bounds what a search looks at."""
+    """`inner` on a network with attention scales; `max_batches` limits the batches of a search."""
 
     has_state = True
     settings: AasTrainingSettings
@@ -54,7 +54,7 @@ class AasTraining(ObjectiveWrapper):
         self._net: nn.Module | None = None
 
     def prepare(self, bare: nn.Module) -> None:
-        """Attach S = 1, which changes no bit."""
+        """Attach S = 1, which leaves all outputs unchanged."""
         self._net = bare.get_submodule("net")
         device = next(self._net.parameters()).device
         attach_scales(self._net, torch.ones(len(attention_of(self._net)), device=device))
@@ -85,7 +85,7 @@ class AasTraining(ObjectiveWrapper):
         attached, net = self._scales, bare.get_submodule("net")
         scales = kept = attached.detach().cpu().clone()
         try:
-            attached.fill_(1)  # the search puts on its own; factors would multiply
+            attached.fill_(1)  # the search applies its own; factors would multiply
             with attack_mode(bare):
                 for batch in batches:
                     scales = self.search.from_scales(bare, net, batch, scales)

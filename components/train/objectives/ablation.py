@@ -1,7 +1,7 @@
 """Training on ablated images: one visible band or square each (Salman et al. 2022, sec. 2, A.3).
 
 Positions are uniform over all places, edges included, where a band wraps around. Models that drop
-tokens without a visible pixel pay for the others only, so an ablated step is a cheap one.
+tokens without a visible pixel compute the others only, so an ablated step is cheap.
 """
 
 import torch
@@ -24,7 +24,7 @@ class AblationTraining(Objective):
     """Cross-entropy on ablations whose visible side is `size` pixels.
 
     `position: batch` shows all images of a global batch the same place, as published; `image` gives
-    each its own, which makes gradients less alike, and smaller groups of equally many tokens.
+    each its own, which makes gradients more diverse and groups of equally many tokens smaller.
     """
 
     settings: AblationTrainingSettings
@@ -59,7 +59,7 @@ class AblationTraining(Objective):
         return torch.stack(masks).to(device)
 
     def _mask(self, batch: Batch, stream: str, which: object) -> Tensor:
-        """(H, W) bool around a start that (seed, stream, epoch, which) decides."""
+        """(H, W) bool from a start that is a function of (seed, stream, epoch, which)."""
         generator = generator_for(batch.seed, stream, batch.epoch, which)
         height, width = batch.images.shape[-2:]
         size = self.settings.size

@@ -1,9 +1,9 @@
 """Adversarial training: cross-entropy on adversarial images alone (Madry et al. 2018, eq. 2.1).
 
 One or two large steps (`fgsm`) are the recipe of Debenedetti et al. 2023, sec. 4; ten small ones
-(`pgd`) that of Madry et al. A single step can be gamed: the model learns to read the label off the
+(`pgd`) that of Madry et al. A single step can fail: the model learns to read the label from the
 perturbation, and attacked images become easier than clean ones (Kurakin et al. 2017, sec. 4.3).
-`probe` measures that, `leak.py` judges it.
+`probe` measures that, `leak.py` tests it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class AdversarialTraining(AdversarialObjective):
     larger part: neither smoothing nor mixing enters it. A `soft` one ascends that of the mixed
     targets (Mo et al. 2022).
 
-    Clean images take no part in the loss. `clean_forward` says whether the model sees them at all:
+    Clean images are not part of the loss. `clean_forward` decides whether the model sees them:
     `none`; `no_grad_eval`, every `clean_every` steps to measure accuracy, without side effects;
     `train_stats`, at every step in training mode, so that running statistics mix clean and
     adversarial batches as in published runs.
@@ -63,14 +63,14 @@ def _item_losses(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def probe(bare: nn.Module, batch: Batch, x_adv: Images) -> Mapping[str, float]:
-    """`leak_metrics` of a batch, both sides in eval mode: dropout must not pass for an attack."""
+    """`leak_metrics` of a batch, both sides in eval mode: dropout must not count as an attack."""
     with attack_mode(bare):
         clean, attacked = predictions(bare, batch.images), predictions(bare, x_adv)
     return leak_metrics(clean, attacked, batch.hard_labels)
 
 
 def leak_metrics(clean: Labels, attacked: Labels, y: Labels) -> Mapping[str, float]:
-    """Shares of the batch: right when clean, right only when attacked, right only when clean.
+    """Shares of the batch: correct when clean, correct only when attacked, only when clean.
 
     `leak`, the difference of the last two, is attacked minus clean accuracy.
     """

@@ -1,4 +1,4 @@
-"""Adversarial weight perturbation: the loss is minimised at the worst weights nearby.
+"""Adversarial weight perturbation: minimise the loss at the worst nearby weights.
 
 Wu et al. 2020, "Adversarial weight perturbation helps robust generalization", eq. 7 and 8: once the
 adversarial images are made, every layer moves along the gradient of the loss, by gamma times its
@@ -33,7 +33,7 @@ class Awp(ObjectiveWrapper):
     def __init__(self, inner: Objective, settings: AwpSettings) -> None:
         super().__init__(inner, settings)
         if inner.has_state:
-            raise TypeError("an objective with state goes around the perturbation, not into it")
+            raise TypeError("an objective with state cannot be inside awp; wrap it around awp")
 
     @contextmanager
     def perturbed(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> Iterator[Batch]:
@@ -59,7 +59,7 @@ class Awp(ObjectiveWrapper):
 
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         if batch.adversarial is None:
-            raise ValueError("the loss belongs inside `perturbed`, on the batch that it gives")
+            raise ValueError("call loss inside `perturbed`, on the batch that it yields")
         return self.inner.loss(wrapped, bare, batch)
 
     def not_shardable(self, model: PixelModel) -> str:
@@ -83,7 +83,7 @@ def weight_perturbations(
     gradients = torch.autograd.grad(loss, weights, allow_unused=True)
     steps = []
     for weight, gradient in zip(weights, gradients, strict=True):
-        if gradient is not None:  # a layer that the loss does not meet stays
+        if gradient is not None:  # a layer that the loss does not use stays
             g = _mean_over_workers(gradient)
             scale = gamma * weight.detach().norm() / (g.norm() + TINY)
             steps.append((weight, scale * g))
@@ -100,7 +100,7 @@ def _mean_over_workers(gradient: Tensor) -> Tensor:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, batch norms still normalise with the batch, but remember nothing of it."""
+    """Inside, batch norms still normalise with the batch, but do not update running statistics."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     tracking = [(norm, norm.track_running_stats) for norm in norms if norm.training]
     try:

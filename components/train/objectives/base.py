@@ -1,4 +1,4 @@
-"""Interface of an objective: the trainer calls it, back-propagates, and knows nothing else.
+"""Interface of an objective: all that the trainer uses of it.
 
 A step is `with objective.perturbed(wrapped, bare, batch) as batch:`, inside it `loss` and the
 backward pass, after it the optimiser.
@@ -29,18 +29,18 @@ class Batch:
     epoch: int
     step: int  # of the epoch; equal on all workers that share a global batch
     targets: Tensor | None = None  # (B, K) float: mixed, already smoothed labels; None: `labels`
-    num_steps: int | None = None  # of the epoch; only what changes from step to step needs it
+    num_steps: int | None = None  # of the epoch; needed only by values that change with the step
     adversarial: Images | None = None  # crafted already, by a wrapper that needed them first
 
     @property
     def hard_labels(self) -> Labels:
-        """What attacks ascend and accuracy counts: the likeliest class, ties to the lowest."""
+        """The labels of attacks and accuracy: the likeliest class, ties to the lowest."""
         return self.labels if self.targets is None else self.targets.argmax(dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class LossOut:
-    """The loss to minimise, and what the step learned on its way; logits are detached.
+    """The loss to minimise, with logits (detached) and metrics of the step.
 
     `logits` are those that the training accuracy counts: of clean images where the loss contains
     them, else of the images that it was computed on; None: the model is not a classifier.
@@ -62,7 +62,7 @@ class Objective:
     """
 
     has_state: bool = False
-    """Whether it changes the model by other means than gradients, so that `state` is saved."""
+    """Whether it changes the model other than by gradients, so that `state` is saved."""
     classifies: bool = True
     """Whether the model has classes, so that it can be attacked."""
     validation_metric: str = "val_accuracy"
@@ -80,7 +80,7 @@ class Objective:
 
     @classmethod
     def trained_for(cls, settings: Any, *, start: str | None) -> dict[str, Any]:
-        """What a saved model tells of its training: settings without places on disk."""
+        """The record of the training in a saved model: settings without paths."""
         values: dict[str, Any] = plain(settings)
         return values
 
@@ -91,7 +91,7 @@ class Objective:
     def perturbed(
         self, wrapped: nn.Module, bare: nn.Module, batch: Batch
     ) -> AbstractContextManager[Batch]:
-        """Context of a step's loss and backward pass; gives the batch to compute them on.
+        """Context of a step's loss and backward pass; yields the batch to compute them on.
 
         An objective may move the weights inside it.
         """
@@ -109,7 +109,7 @@ class Objective:
         return None
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
-        """Adversarial images at the model's present weights; without an attack, the images."""
+        """Adversarial images at the present weights; without an attack, the images themselves."""
         return batch.images
 
     def without_warmup(self, eps: float) -> "Objective":
@@ -117,13 +117,13 @@ class Objective:
         raise ValueError(f"{type(self).__name__} has no training attack")
 
     def leak_detector(self) -> LeakDetector | None:
-        """What stops a training whose labels leak through the attack."""
+        """The detector that stops a training with label leaking; None: not monitored."""
         return None
 
     # Validation
 
     def validation_logits(self, bare: nn.Module, batch: Batch) -> Logits:
-        """Logits on what the model is meant to see: whole, ablated or noisy images."""
+        """Logits of the images that the model is trained for: whole, ablated or noisy."""
         logits: Logits = bare(batch.images)
         return logits
 
@@ -137,7 +137,7 @@ class Objective:
         """Called once, when the model is on its device, before it is wrapped or loads weights."""
 
     def state(self) -> dict[str, Tensor] | None:
-        """What a checkpoint keeps besides the weights."""
+        """State that a checkpoint stores besides the weights."""
         return None
 
     def restore(self, state: Any) -> None:

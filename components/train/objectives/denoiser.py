@@ -1,8 +1,8 @@
-"""Training a denoiser for the noise that certification will show it, and for no other.
+"""Training of a denoiser at the noise levels of certification.
 
 Carlini et al. 2023, "(Certified!!) adversarial robustness for free!", sec. 5.2; noise prediction is
-eq. 14 of Ho et al. 2020. Sigma is always quoted for pixels in [0, 1]; `denoising/schedule.py` says
-which timestep that is.
+eq. 14 of Ho et al. 2020. Sigma is always quoted for pixels in [0, 1]; `denoising/schedule.py`
+maps it to a timestep.
 
 Symbols: u = 2 x - 1 in [-1, 1]; u_t = sqrt(abar_t) u + sqrt(1 - abar_t) n.
 """
@@ -27,7 +27,7 @@ from components.train.objectives.noise import noise_of
 from components.train.objectives.settings import DenoiserTrainingSettings
 
 KEY = "train.objective"
-PROBES = (0.25, 0.5, 1.0)  # sigmas that a whole schedule is validated at: those of the paper
+PROBES = (0.25, 0.5, 1.0)  # sigmas of the validation of a whole schedule: those of the paper
 
 
 class DenoiserTraining(Objective):
@@ -46,7 +46,7 @@ class DenoiserTraining(Objective):
     def __init__(self, settings: DenoiserTrainingSettings, *, diffusion: Diffusion) -> None:
         super().__init__(settings, label_smoothing=0.0)  # there are no labels
         self.diffusion = diffusion
-        self.allowed()  # refuses levels beyond the schedule
+        self.allowed()  # raises for levels beyond the schedule
 
     @classmethod
     def build(cls, settings: Any, *, label_smoothing: float, start: str | None) -> Objective:
@@ -59,7 +59,7 @@ class DenoiserTraining(Objective):
         return values | {"diffusion": diffusion_of(settings, start).to_dict()}
 
     def allowed(self) -> Tensor:
-        """int64 timesteps, rising: all that training may meet."""
+        """int64 timesteps, rising: all that training may draw."""
         schedule = self.diffusion.schedule
         if self.settings.sigmas:
             return torch.from_numpy(
@@ -87,8 +87,8 @@ class DenoiserTraining(Objective):
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         """Mean over items, channels and pixels of |n - n_hat(u_t, t)|^2.
 
-        For networks with other targets (clean images, v) the same with theirs. A variance that the
-        network predicts besides is left alone: denoising in one step does not use it.
+        For networks with other targets (clean images, v) the same with those. A variance that the
+        network also predicts is not trained: denoising in one step does not use it.
         """
         device = batch.images.device
         timesteps = self.timesteps(batch, "denoiser-timestep")
@@ -126,8 +126,8 @@ class DenoiserTraining(Objective):
 def diffusion_of(settings: DenoiserTrainingSettings, start: str | None) -> Diffusion:
     """Noise levels of a denoiser in training; with weights on disk, the levels of `start`.
 
-    The weights decide what is predicted and how times are fed; a schedule that the settings name
-    must be theirs.
+    The weights determine what is predicted and how timesteps are encoded; a schedule in the
+    settings must match theirs.
     """
     key = f"{KEY}.schedule"
     if start is None:
@@ -150,7 +150,7 @@ def diffusion_of(settings: DenoiserTrainingSettings, start: str | None) -> Diffu
 
 
 def _check_number(settings: DenoiserTrainingSettings, found: int, start: str) -> None:
-    """Refuse a number of timesteps other than that of the weights; the default is not checked."""
+    """Reject a number of timesteps other than that of the weights; the default is not checked."""
     default = default_of(DenoiserTrainingSettings, "num_timesteps")
     if settings.num_timesteps not in (default, found):
         remedy = f"is not the number of {start}, {found}; leave it out beside schedule: pretrained"

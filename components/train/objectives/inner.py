@@ -1,7 +1,7 @@
 """Inner maximisation of adversarial training: the last iterate of a few projected sign steps.
 
-Madry et al. 2018, eq. 2.1 and sec. 2.1. Unlike an attack that is judged, it never stops early and
-keeps no best point: the training images of Wong et al. 2020 and Debenedetti et al. 2023 are last
+Madry et al. 2018, eq. 2.1 and sec. 2.1. Unlike an evaluation attack, it never stops early and
+has no best point: the training images of Wong et al. 2020 and Debenedetti et al. 2023 are last
 iterates. Attacks run on the bare model in eval mode with frozen weights.
 """
 
@@ -46,7 +46,7 @@ class InnerAttack:
         return self.settings.eps_at(batch.epoch + batch.step / batch.num_steps)
 
     def __call__(self, bare: nn.Module, batch: Batch, y: Tensor, loss_of: LossFn) -> Images:
-        """Images that raise `loss_of(logits, y)`, itself a value per item; eps = 0 changes none."""
+        """Images that raise `loss_of(logits, y)`, one value per item; unchanged if eps = 0."""
         x, eps, own = batch.images, self.eps_of(batch), self.settings
         if eps == 0:  # the first epoch of a warm-up is clean: skip the attack
             return x
@@ -61,7 +61,7 @@ class InnerAttack:
         return x_adv
 
     def _start(self, batch: Batch, eps: float) -> Images:
-        """Where the ascent begins, still to be projected; a function of item and epoch."""
+        """The start of the ascent, before projection; a function of item and epoch."""
         x, stream = batch.images, f"{STREAMS[self.settings.start]}-{batch.epoch}"
         if self.settings.start == "normal":
             items = Items(x, batch.labels, batch.item_ids, run_seed=batch.seed)
@@ -74,7 +74,7 @@ class InnerAttack:
 class AdversarialObjective(Objective):
     """An objective in two halves: `craft` makes images, `outer_loss` is minimised on them.
 
-    Wrappers need the halves: adversarial weights belong to images that were made before.
+    Wrappers need the halves: weights are perturbed after the images are crafted.
     """
 
     settings: AdversarialSettings
@@ -85,7 +85,7 @@ class AdversarialObjective(Objective):
 
     @classmethod
     def build(cls, settings: Any, *, label_smoothing: float, start: str | None) -> Objective:
-        """With perturbed weights next to the objective and attention scales around both."""
+        """The objective, wrapped in AWP and then in AAS training where these are on."""
         built: Objective = cls(settings, label_smoothing=label_smoothing)
         if settings.awp:
             built = Awp(built, settings.awp)
@@ -114,7 +114,7 @@ class AdversarialObjective(Objective):
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
-    """Whether rows of a training batch see each other: two batches must not become one."""
+    """Whether rows of a training batch affect each other: batches must then not be joined."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 

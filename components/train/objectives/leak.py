@@ -1,9 +1,9 @@
 """Label leaking: attacked images that are easier than clean ones (Kurakin et al. 2017, sec. 4.3).
 
-An attack can only do harm unless the model has learned to recognise it, so the null hypothesis is
-that an item which clean and attacked image do not share is as likely to be lost as won. A sign test
-on these items (McNemar 1947) rejects it; a smallest effect keeps the training from being stopped
-for what does not matter.
+An attack can only lower accuracy unless the model has learned to recognise it. The null hypothesis
+is that an item on which clean and attacked predictions differ in correctness is as likely to be
+lost as won. A sign test on these items (McNemar 1947) rejects it; a minimum effect size prevents a
+stop for negligible leaks.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from components.core.errors import CasemateError
 class LeakDetector:
     """Watches the last `window` probes of a training with `num_steps` attack steps.
 
-    Give it counts of all workers, so that all of them stop at the same step.
+    It needs the counts of all workers, so that all of them stop at the same step.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LeakDetector:
         return self.leak >= self.smallest_leak and chance < self.failure_prob
 
     def check(self) -> None:
-        """Stop a training whose labels leak, with the cure."""
+        """Raise if labels leak; the error has the remedy."""
         if not self.found():
             return
         cure = "use num_steps: 2" if self.num_steps == 1 else "use more steps or a smaller eps"
@@ -65,7 +65,7 @@ class LeakDetector:
         )
 
     def state(self) -> Tensor:
-        """(probes, 3) int64: what a checkpoint keeps."""
+        """(probes, 3) int64: the state in a checkpoint."""
         return torch.tensor(list(self._probes), dtype=torch.int64).view(-1, 3)
 
     def restore(self, state: Tensor) -> None:

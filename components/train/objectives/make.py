@@ -24,7 +24,7 @@ def make_objective(
 
 
 def trained_for(settings: ObjectiveSettings, *, start: str | None = None) -> dict[str, Any]:
-    """What a saved model tells of its training: settings without places on disk."""
+    """The record of the training in a saved model: settings without paths."""
     if isinstance(settings, UserObjectiveSettings):
         return settings.plain_fields()
     return implementation(settings).trained_for(settings, start=start)

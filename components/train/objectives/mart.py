@@ -45,7 +45,7 @@ class Mart(AdversarialObjective):
 
 
 def boosted_cross_entropy(logits: Logits, y: Labels) -> Tensor:
-    """(B,) cross-entropy, plus the price of the likeliest wrong class (eq. 8)."""
+    """(B,) cross-entropy, plus the term of the likeliest wrong class (eq. 8)."""
     wrong = logits.softmax(dim=1).scatter(1, y[:, None], 0.0).amax(dim=1)
     return F.cross_entropy(logits, y, reduction="none") - torch.log(BOUND - wrong + FLOOR)
 

@@ -1,6 +1,6 @@
 """Training on Gaussian noise (Cohen et al. 2019, sec. 3.3), as it is or denoised first.
 
-Classifiers behind a frozen denoiser are fine-tuned on what it gives them (Carlini et al. 2023,
+Classifiers behind a frozen denoiser are fine-tuned on its outputs (Carlini et al. 2023,
 "(Certified!!) adversarial robustness for free!", sec. 4.1).
 """
 
@@ -57,8 +57,8 @@ class GaussianNoise(Objective):
 class DenoisedFineTuning(GaussianNoise):
     """Cross-entropy on denoise(x + N(0, sigma^2 I)); gradients do not enter the denoiser.
 
-    One model for each sigma, the one that it will be certified at. Noise, and what the denoiser
-    draws, belongs to items and is fresh in every epoch.
+    One model for each sigma, the sigma of its certification. Noise and the denoiser's samples are
+    functions of items and are fresh in every epoch.
     """
 
     settings: DenoisedTrainingSettings
@@ -71,7 +71,7 @@ class DenoisedFineTuning(GaussianNoise):
 
     @classmethod
     def build(cls, settings: Any, *, label_smoothing: float, start: str | None) -> Objective:
-        """With the denoiser from its folder."""
+        """The objective with the denoiser from its folder."""
         if not is_on_disk(settings.denoiser):
             remedy = "is not trained yet; name a denoiser on disk: diffusers:PATH or model:PATH"
             raise CasemateError("train.objective.denoiser", settings.denoiser, remedy)
@@ -81,7 +81,7 @@ class DenoisedFineTuning(GaussianNoise):
 
     @classmethod
     def trained_for(cls, settings: Any, *, start: str | None) -> dict[str, Any]:
-        """The settings, with the digest of the denoiser instead of its place on disk."""
+        """The settings, with the digest of the denoiser instead of its path."""
         values: dict[str, Any] = plain(settings)
         if is_on_disk(settings.denoiser):
             values["denoiser"] = source_digest(settings.denoiser)

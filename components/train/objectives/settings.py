@@ -1,4 +1,4 @@
-"""Settings of the training objectives: what the loss is computed on, and how.
+"""Settings of the training objectives.
 
 To add one, write its settings class here, registered with its implementation.
 """
@@ -69,7 +69,7 @@ class TrainingObjectiveSettings(Settings):
         return None
 
     def certain_levels(self) -> tuple[float, float] | None:
-        """Sigmas that a denoiser's schedule certainly knows, from first to last; None: ask it."""
+        """First and last sigma that a denoiser's schedule certainly has; None: unknown."""
         return None
 
     @property
@@ -78,11 +78,11 @@ class TrainingObjectiveSettings(Settings):
         return False
 
     def never_used(self, epochs: int) -> Iterator[tuple[str, str]]:
-        """(field, message) of parts that would start after so many epochs only."""
+        """(field, message) of parts that would not start within so many epochs."""
         return iter(())
 
     def max_sigma(self) -> float:
-        """The strongest noise that a denoiser is trained on; 0: as its schedule says."""
+        """The strongest noise that a denoiser is trained on; 0: as in its schedule."""
         return 0.0
 
     def trained_ablation(self) -> tuple[str, int] | None:
@@ -113,26 +113,26 @@ class AwpSettings(Settings):
 
 @settings
 class AasTrainingSettings(Settings):
-    """Adversarial attention scales, found anew every few epochs (Jain & Dutta, sec. 5)."""
+    """Adversarial attention scales, searched every few epochs (Jain & Dutta, sec. 5)."""
 
     every: Count = 10
     """Epochs between searches."""
     mode: Literal["replace", "augment"] = "replace"
     """`augment`: the weights are trained in epochs with a search, too."""
     max_batches: Count | None = None
-    """Batches that a search looks at; None: all of the epoch."""
+    """Batches of a search; None: all of the epoch."""
     objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
     distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
     num_steps: Count = 10
     step_size: Positive = 1.0
     noise: Positive = 1.0
     batch_size: Count = 64
-    """Items of a batch that a search looks at."""
+    """Items of each batch that a search uses."""
 
 
 @settings
 class AdversarialSettings(TrainingObjectiveSettings):
-    """What objectives with a training attack share."""
+    """Base of the settings of objectives with a training attack."""
 
     kind: str
     eps: PositivePixels
@@ -140,11 +140,11 @@ class AdversarialSettings(TrainingObjectiveSettings):
     step_size: PositivePixels | None = None
     """None: 1.5 eps / num_steps."""
     step_rule: Literal["fixed", "proportional"] = "fixed"
-    """Of the step size while eps warms up."""
+    """The step size while eps warms up."""
     start: Literal["uniform", "normal"] = "uniform"
     eps_warmup_epochs: Epochs = 0
     eps_zero_epochs: Epochs = 0
-    """At the beginning of the warm-up, with eps 0."""
+    """Epochs with eps 0 at the beginning of the warm-up."""
     eps_shape: Literal["linear", "sine"] = "linear"
     eps_per: Literal["epoch", "step"] = "epoch"
     """How often eps rises."""
@@ -175,7 +175,7 @@ class AdversarialSettings(TrainingObjectiveSettings):
             yield "aas.every", "attention scales are never searched"
 
     def eps_at(self, epoch: float) -> float:
-        """Epsilon after so many epochs, a fraction of one included."""
+        """Epsilon after `epoch` epochs, which may be fractional."""
         return epsilon_at(
             epoch,
             final=self.eps,
@@ -262,7 +262,7 @@ class ColumnsTrainingSettings(TrainingObjectiveSettings):
 
     @property
     def ablation(self) -> "AblationTrainingSettings":
-        """The same training as the general objective names it."""
+        """The same training as settings of the general objective."""
         return AblationTrainingSettings(shape="column", size=self.band, position="batch")
 
     def trained_ablation(self) -> tuple[str, int]:
@@ -310,7 +310,7 @@ class GaussianTrainingSettings(TrainingObjectiveSettings):
 @OBJECTIVES.register("components.train.objectives.denoiser:DenoiserTraining")
 @settings
 class DenoiserTrainingSettings(TrainingObjectiveSettings):
-    """Noise prediction at the levels that certification will meet (Carlini et al. 2023, 5.2)."""
+    """Noise prediction at the noise levels of certification (Carlini et al. 2023, 5.2)."""
 
     kind: Literal["denoiser"] = "denoiser"
     sigmas: tuple[PositivePixels, ...] = ()
@@ -318,7 +318,7 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
     full: bool = False
     """The whole schedule, as for a model that generates images."""
     schedule: Literal["cosine", "linear", "pretrained"] = "cosine"
-    """`pretrained`: that of model.pretrained."""
+    """`pretrained`: the schedule of model.pretrained."""
     num_timesteps: Annotated[int, Ge(10)] = 4000
     """Left out beside schedule `pretrained`."""
     sampling: Literal["sigma", "timestep"] = "sigma"
@@ -350,7 +350,7 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
 @OBJECTIVES.register("components.train.objectives.noise:DenoisedFineTuning")
 @settings
 class DenoisedTrainingSettings(TrainingObjectiveSettings):
-    """Cross-entropy on images that were noised and denoised (Carlini et al. 2023, 4.1)."""
+    """Cross-entropy on denoised noisy images (Carlini et al. 2023, 4.1)."""
 
     kind: Literal["denoised"] = "denoised"
     sigma: PositivePixels

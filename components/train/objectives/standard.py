@@ -10,7 +10,7 @@ from components.train.objectives.settings import StandardSettings
 
 
 class Standard(Objective):
-    """Empirical risk, by softmax (`ce`) or by one binary question per class (`bce`)."""
+    """Empirical risk, with softmax (`ce`) or one binary cross-entropy per class (`bce`)."""
 
     settings: StandardSettings
 
@@ -25,7 +25,7 @@ def binary_cross_entropy(logits: Logits, batch: Batch, *, label_smoothing: float
     """Mean over items and classes; every class with a part in a mixed image counts as present.
 
     Wightman et al. 2021 (arXiv:2110.00476), sec. 2. `label_smoothing` must be the one that mixing
-    used: it gave every absent class its K-th part, which is what a present class exceeds.
+    used: every absent class then has 1/K of it, and present classes exceed that.
     """
     num_classes = logits.shape[1]
     if batch.targets is None:

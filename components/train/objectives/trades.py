@@ -52,9 +52,9 @@ class Trades(AdversarialObjective):
 def both_logits(
     wrapped: nn.Module, bare: nn.Module, x: Images, x_adv: Images, *, passes: str
 ) -> tuple[Logits, Logits]:
-    """Logits of clean and adversarial images, of which only one pass synchronises workers.
+    """Logits of clean and adversarial images, with only one pass that synchronises workers.
 
-    That is enough: a parameter's gradient is complete, from both passes, before it is sent.
+    One is enough: a parameter's gradient is complete, from both passes, before it is sent.
     """
     if passes == "separate" or (passes == "auto" and has_batch_statistics(bare)):
         return wrapped(x), bare(x_adv)
@@ -63,6 +63,6 @@ def both_logits(
 
 
 def item_divergences(logits: Logits, adversarial: Logits) -> Tensor:
-    """(B,) KL(p || p_adv), differentiable in both; in logarithms, where no probability is 0."""
+    """(B,) KL(p || p_adv), differentiable in both; from finite log-probabilities."""
     log_p, log_adv = logits.log_softmax(dim=1), adversarial.log_softmax(dim=1)
     return F.kl_div(log_adv, log_p, reduction="none", log_target=True).sum(dim=1)

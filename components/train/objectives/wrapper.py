@@ -1,4 +1,4 @@
-"""An objective around another one: passes every question on that it does not answer itself."""
+"""An objective around another one; delegates every method that it does not override."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from components.train.objectives.leak import LeakDetector
 
 
 class ObjectiveWrapper(Objective):
-    """Asks `inner`; subclasses change single answers."""
+    """Delegates to `inner`; subclasses override single methods."""
 
     def __init__(self, inner: Objective, settings: Any) -> None:
         super().__init__(settings, label_smoothing=inner.label_smoothing)

@@ -113,7 +113,7 @@ def _lost_tail(rows):
         (_two_labels, "two labels"),
         (_two_images, "two images"),
         (_foreign_stream, "stream"),
-        (_lost_item, "holds 5 items, its header says 6"),
+        (_lost_item, "holds 5 items, its header records 6"),
         (_lost_tail, "incomplete for item item-5"),
     ],
 )

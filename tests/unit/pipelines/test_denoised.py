@@ -166,7 +166,7 @@ def test_the_certificate_names_the_denoiser_and_can_be_checked(
     for name, value in {"timestep": 3.0, "prediction": "sample", "sigma_added": 0.1}.items():
         rewrite_header(out.path / VOTES_NAME, name, value)
         (problem,) = resample(out.path, count=1, **places)
-        assert f"says that the denoiser's {name} is {value!r}" in problem
+        assert f"gives the denoiser's {name} as {value!r}" in problem
         assert any("was added, not of" in p for p in verify(out.path).problems) == (
             name == "sigma_added"
         )

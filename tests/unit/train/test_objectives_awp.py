@@ -206,7 +206,7 @@ def test_a_vanished_gradient_moves_nothing():
 def test_misuse_is_refused(model, batch):
     with pytest.raises(ValueError, match="inside `perturbed`"):
         awp_of(Trades).loss(model, model, batch)
-    with pytest.raises(TypeError, match="goes around"):
+    with pytest.raises(TypeError, match="cannot be inside awp"):
         Awp(AasTraining(inner_of(Trades), s.AasTrainingSettings()), s.AwpSettings())
     with pytest.raises(SettingError, match=r"gamma: 0"):
         s.AwpSettings(gamma=0)
