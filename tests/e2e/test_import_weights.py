@@ -140,7 +140,7 @@ def test_the_heads_of_a_denoiser_are_printed(tmp_path, diffusion_file):
     torch.save(GuidedUNet(width=64, mults=(1,), attends=(True,)).state_dict(), wide)
     told = call("import-weights", wide, *place[:-1], tmp_path / "wide")
     assert told.code == 0, told.err
-    assert "attention  heads x width: 1 x 64 at 64 channels (assumed: " in told.out
+    assert "attention  heads x width: 1 x 64 at 64 channels (assumed; " in told.out
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_the_heads_of_a_denoiser_are_printed(tmp_path, diffusion_file):
     [
         (("--architecture", "unet", "--head-width", 8, "--num-heads", 4), "--num-heads: 4 and --"),
         (("--architecture", "tiny_vit", "--num-heads", 4), "--num-heads: 4 is of denoisers"),
-        (("--architecture", "unet", "--mean", "0,0,0"), "--mean: 0,0,0 has no meaning for a deno"),
+        (("--architecture", "unet", "--mean", "0,0,0"), "--mean: 0,0,0 is not used for a denoiser"),
         (("--architecture", "unet", "--head-width", 7), "--head-width: 7 does not divide 32"),
         (("--architecture", "unet", "--head-width", 16, "--schedule", "odd"), "odd is unknown"),
         (("--architecture", "tiny_vit", "--timesteps", 10), "--timesteps: 10 is of denoisers"),

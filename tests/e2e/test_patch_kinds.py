@@ -132,7 +132,7 @@ def test_the_report_has_the_sweep_and_says_what_is_not_sound(flow):
     assert "sound: false" in text
     table = (report.parent / "tables" / "sweep-columns-0.csv").read_text().splitlines()
     assert len(table) == 1 + len(SWEPT)
-    assert "2 of 4 certificates rest on votes of a finer stride" in text
+    assert "2 of 4 certificates use a subset of the votes of a finer stride" in text
 
 
 @pytest.mark.parametrize(
