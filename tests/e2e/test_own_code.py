@@ -34,7 +34,7 @@ def test_own_things_are_trained_attacked_and_certified(tmp_path, ray_session, ca
     assert "runs code of your own: python:own_things.py:Waves" in caplog.text
     flow = tmp_path / "runs"
     summary = json.loads((step_folder(flow, "attack.linf") / "summary.json").read_text())
-    assert "sign-noise-3" in json.dumps(summary)
+    assert "SignNoise" in json.dumps(summary)
     shutil.rmtree(tmp_path / "mine")  # what follows needs the stored artifacts alone
     model = step_folder(flow, "train.main") / "model"
     assert "python:own_things.py@" in (model / "model.json").read_text()
