@@ -228,7 +228,7 @@ def test_npz_with_a_val_split_of_its_own(tmp_path):
     for alone in ("x_val", "y_val"):
         rest = {key: value for key, value in arrays.items() if "val" not in key or key == alone}
         np.savez(tmp_path / "half.npz", **rest)
-        with pytest.raises(CasemateError, match=f"has {alone} alone"):
+        with pytest.raises(CasemateError, match=f"has only {alone}"):
             open_source("npz", path=str(tmp_path / "half.npz"))
 
 
