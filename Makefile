@@ -6,10 +6,10 @@ STORAGE ?= runs
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-fast check fix lock bench ui clean browser
+.PHONY: help setup demo smoke test test-fast test-cluster check fix lock bench ui clean browser
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with the pinned dependencies and this project
 	@echo "setup: .venv is ready"
@@ -36,15 +36,18 @@ smoke: setup ## run every ready recipe, shrunk, on images made on the spot
 test: setup browser ## run every test (unit, ray, e2e)
 	@echo "test: the command line; beside it stages on Ray and unit tests, both shown at the end"
 	@logs=$$(mktemp -d); export OMP_NUM_THREADS=1; \
-	  $(BIN)/python -m pytest -q -m "ray and not e2e" >$$logs/ray 2>&1 & ray=$$!; \
-	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e" >$$logs/unit 2>&1 & unit=$$!; \
+	  $(BIN)/python -m pytest -q -m "ray and not e2e and not cluster" >$$logs/ray 2>&1 & ray=$$!; \
+	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e and not cluster" >$$logs/unit 2>&1 & unit=$$!; \
 	  trap "kill $$ray $$unit" INT TERM; \
-	  $(BIN)/python -m pytest -q -m e2e; failed=$$?; \
+	  $(BIN)/python -m pytest -q -m "e2e and not cluster"; failed=$$?; \
 	  wait $$ray || failed=1; cat $$logs/ray; \
 	  wait $$unit || failed=1; cat $$logs/unit; rm -rf $$logs; exit $$failed
 
 test-fast: setup ## run the unit tests only
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e and not cluster"
+
+test-cluster: setup ## run the longer tests: servers, several Ray nodes, real kills
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m cluster
 
 browser: # a system Chromium for the tests that look at the report; they skip without one
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
