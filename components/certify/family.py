@@ -19,7 +19,7 @@ from components.certify.challenge import ChallengeTask, Claimed
 from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work
-from components.certify.header import FieldTypes, ImageShape, VotesHeader
+from components.certify.header import RECORDED_PACKAGES, FieldTypes, ImageShape, VotesHeader
 from components.certify.settings import CertificateSettings, ChallengeSettings, ClaimSettings
 from components.certify.tasks import (
     Dataset,
@@ -80,9 +80,18 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     def check_model(self, request: VoteRequest[SettingsT], dataset: Dataset) -> None:
         """Reject a model, or a denoiser in front of it, that does not fit these images."""
+        self.check_lengths(request, dataset)
         spec = spec_of(request.model)
         spec.check_classes(len(dataset.classes))
         spec.check_image((dataset.channels, dataset.height, dataset.width))
+
+    def check_lengths(self, request: VoteRequest[SettingsT], dataset: Dataset) -> None:
+        """Reject lengths that do not fit into the images; a band as trained fitted in training."""
+        side = min(dataset.height, dataset.width)
+        for name, value in request.settings.lengths():
+            if value > side:
+                remedy = f"is larger than the image ({side})"
+                raise CasemateError(f"{request.key}.{name}", value, remedy)
 
     @abstractmethod
     def prepare(self, request: VoteRequest[SettingsT], *, source: Votes | None) -> VoteTask[VotesT]:
@@ -108,11 +117,15 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         task: VoteTask[VotesT],
         dataset: Dataset,
         *,
-        num_items: int,
+        num_items: int | None,
         run_id: str,
         software: Mapping[str, str],
     ) -> VotesHeader:
-        """The header: which model votes on which data under which settings; no time, no machine."""
+        """The header: which model votes on which data under which settings; no time, no machine.
+
+        `num_items`: how many test items vote, from the first on; None: all.
+        """
+        available = dataset.splits["test"]
         return VotesHeader(
             kind=task.votes.kind,
             run_id=run_id,
@@ -122,8 +135,8 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
             image=ImageShape(dataset.channels, dataset.height, dataset.width),
             settings=task.votes.to_dict(),
             noise_impl=self.noise_impl(task.votes),
-            num_items=num_items,
-            software=software,
+            num_items=min(num_items or available, available),
+            software={name: v for name, v in software.items() if name in RECORDED_PACKAGES},
         )
 
     def check_before_votes(self, settings: SettingsT, header: VotesHeader) -> None:

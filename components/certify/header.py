@@ -21,6 +21,7 @@ HEADER_TYPES: FieldTypes = {
     "num_items": int,
     "software": dict,
 }
+RECORDED_PACKAGES = ("casemate", "torch", "timm", "numpy", "scipy")  # keys of `software`
 IMAGE_TYPES: FieldTypes = {"channels": int, "height": int, "width": int}
 
 

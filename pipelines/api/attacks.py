@@ -127,10 +127,10 @@ def _attack_section(
 
     from components.attacks.settings import AttackSettings
     from components.attacks.short_form import read_attack_list
+    from components.core.problems import RecipeError
     from components.core.settings import plain
     from components.core.user_code import reading
     from pipelines.recipe.explain import explain
-    from pipelines.recipe.problems import RecipeError
     from pipelines.recipe.schema.attack import AttackSection
 
     if isinstance(attacks, str):

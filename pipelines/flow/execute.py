@@ -145,13 +145,11 @@ class _Runner:
     def _check_on_images(self) -> None:
         """Refuse what does not fit the prepared images, before anything is trained on them."""
         from components.data.prepared import PreparedDataset
-        from pipelines.recipe.check import check
-        from pipelines.recipe.facts import facts_of_prepared
+        from pipelines.recipe.check import check_on_images
 
         if self.fits:
             return
-        dataset = PreparedDataset.open(self.steps[DATASET].folder)
-        check(self.recipe, facts_of_prepared(dataset))
+        check_on_images(self.recipe, PreparedDataset.open(self.steps[DATASET].folder))
         self.fits = True
 
     def _lanes(self) -> int:

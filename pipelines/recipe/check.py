@@ -1,8 +1,9 @@
 """The one gate: refuses recipes that cannot work, before anything starts.
 
 `run`, `submit`, `lint`, `estimate` and every trial of a search call the same function, first with
-the recipe alone and again with what is known after preparation. Checks come in groups. A
-group reports everything that it finds; later groups build on it, so they are not asked then.
+the recipe alone and again with what is known after preparation. Rules between sections have been
+checked when the recipe was read (`consistency.py`). Checks come in groups. A group reports
+everything that it finds; later groups build on it, so they are not asked then.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
+from components.core.problems import Problems
 from components.core.settings import plain
 from components.data.sources import find_source
 from components.data.sources.registry import check_options
@@ -24,21 +26,22 @@ from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.schedules import peak_rate
-from pipelines.recipe.consistency import consistency_problems, objective_key
+from pipelines.recipe.consistency import objective_key
 from pipelines.recipe.facts import (
     Facts,
     facts_of,
+    facts_of_prepared,
     given_spec,
     is_here,
     source_side,
     trained_model,
 )
-from pipelines.recipe.problems import Problems
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from components.data.prepared import PreparedDataset
     from pipelines.recipe.denoisers import BehindDenoiser
 
 Check = Callable[[Recipe, Facts, Problems], None]
@@ -56,6 +59,11 @@ def check(recipe: Recipe, facts: Facts | None = None, *, source: str | None = No
     check_one(recipe, facts, source=source)
     if recipe.tune:
         check_trials(recipe, facts)
+
+
+def check_on_images(recipe: Recipe, dataset: "PreparedDataset") -> None:
+    """The same with the images as they were prepared."""
+    check(recipe, facts_of_prepared(dataset))
 
 
 def check_trials(recipe: Recipe, facts: Facts | None = None) -> int:
@@ -79,10 +87,6 @@ def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None 
 
 
 # 1. Sections against each other
-
-
-def _sections(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    problems.found += consistency_problems(recipe)
 
 
 def _trained_models(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -534,7 +538,7 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         problems.add("data.image_size", shape, "is not square; set data.image_size")
 
 
-SECTIONS: list[Check] = [_sections, _trained_models, _batches, _rates]
+SECTIONS: list[Check] = [_trained_models, _batches, _rates]
 REGISTRIES: list[Check] = [_data, _architectures, _augmentation]
 IMAGES: list[Check] = [_source_images, _lengths, _inputs, _classes, _votes, _given_model]
 NETWORKS: list[Check] = [_denoisers, _networks, _attention, _starting_weights, _sharding]

@@ -47,12 +47,9 @@ def with_absolute_path(name: str, inputs: Mapping[str, Path]) -> str:
     return f"model:{(trained / 'model').absolute()}" if trained else name
 
 
-def of_certificate(
-    section: CertificateSettings, part: str, inputs: Mapping[str, Path]
-) -> str | None:
+def of_certificate(section: CertificateSettings, part: str, inputs: Mapping[str, Path]) -> str:
     """The source of the denoiser in front of a certified model, from the folders of its inputs."""
-    if section.denoiser_name is None:
-        return None
+    assert section.denoiser_name is not None
     if section.denoiser_on_disk:
         return source_of(inputs[f"denoiser.{part}"])
     return with_absolute_path(section.denoiser_name, inputs)

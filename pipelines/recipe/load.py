@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from components.core.errors import CasemateError
 from components.core.hints import nearest_of
+from components.core.problems import RecipeError
 from components.core.user_code import reading, references, with_absolute_files
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
 from pipelines.recipe.explain import explain
-from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.base import keys_with_off
 from pipelines.recipe.schema.recipe import EXTENDS, Recipe
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from components.core.errors import CasemateError
+from components.core.problems import RecipeError
 from components.core.seeding import stream_key
 from components.core.settings import Problem
 from pipelines.recipe.load import with_values
-from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 from pipelines.recipe.schema.tune import (
     Axis,

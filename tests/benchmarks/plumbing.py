@@ -10,12 +10,12 @@ kinds       lines that tell kinds of certificates apart: `plumbing_kinds` says w
             what lies outside components/certify and pipelines/stages/certify*.
 defaults    defaults of sections and settings that another class or function repeats:
             `plumbing_defaults` says which. `in classes`: at least one repetition is in a class.
-crossed     modules of pipelines that `casemate run demo --smoke` enters in the driver until the
-            first certificate (a patch certificate) is on disk, and hops between them: distinct
-            pairs of calling and called module, where what is called from a library counts for the
-            module that called the library. What happens while `run` of another stage than certify
-            works (any function of that name in pipelines.stages) and while modules are imported
-            does not count: the path of one certificate, not the work of the stages before it.
+crossed     modules of pipelines that `casemate run demo`, shortened by `--set`, enters in the
+            driver until the first certificate (a patch certificate) is on disk, and hops between
+            them: distinct pairs of calling and called module, where what is called from a library
+            counts for the module that called the library. What another stage than certify does
+            (plan or run) and what happens while modules are imported does not count: the path of
+            one certificate, not the work of the stages before it.
 Any         share of functions with `Any` in the annotation of a parameter or of the result.
 duplicates  pairs of places with six or more equal or equally shaped lines, in the whole tree
             (tests included) and inside each package, by the command `duplicates` if there is one.
@@ -51,6 +51,18 @@ from tests.benchmarks.plumbing_source import ROOTS, Function, Module, last_name,
 
 SLOWEST = ("dds-denoiser", "dds-mnist5k-mini", "certify-100k")  # recipes, in `casemate lint`
 ROUNDS = 3
+SHORT = (
+    "data.limits={train: 256, val: 64, test: 32}",
+    "train.epochs=1",
+    "train.variants.columns.epochs=1",
+    "train.variants.standard.epochs=1",
+    "tune.epochs=2",
+    "tune.train_items=64",
+    "attack.linf.num_items=8",
+    "attack.linf.curves=null",
+    "certify.patch.num_items=8",
+    "certify.patch.challenge=null",
+)
 ANY_IN = {
     "components/certify": ("components/certify/",),
     "components/certify and its stage": ("components/certify/", "pipelines/stages/certify"),
@@ -235,7 +247,8 @@ def crossing_figures(checkout: Path, scratch: Path) -> tuple[Figures, list[str]]
     """Modules and hops on the way to the first certificate, and their list."""
     out, storage = scratch / "trace.json", scratch / "storage"
     words = [str(out), str(storage), entry_point(checkout)]
-    words += ["run", "demo", "--smoke", "--storage", str(storage)]
+    words += ["run", "demo", "--storage", str(storage)]
+    words += [word for change in SHORT for word in ("--set", change)]
     done = subprocess.run(
         [sys.executable, "-P", str(TRACE), *words],
         cwd=checkout, env=environment(checkout, scratch), capture_output=True, check=False,
@@ -243,7 +256,7 @@ def crossing_figures(checkout: Path, scratch: Path) -> tuple[Figures, list[str]]
     found: dict[str, list[str]] = json.loads(out.read_text()) if out.is_file() else {}
     if not found:
         last = done.stderr.decode().strip().splitlines()[-1:] or ["no message"]
-        print(f"plumbing: casemate run demo --smoke: {last[0]}", file=sys.stderr)
+        print(f"plumbing: casemate run demo: {last[0]}", file=sys.stderr)
         return {"crossed: modules": "not measured", "crossed: hops": "not measured"}, []
     figures: Figures = {f"crossed: {what}": len(listed) for what, listed in found.items()}
     return figures, [*found["modules"], *found["hops"]]

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from components.core.errors import CasemateError
+from components.core.problems import RecipeError
 from pipelines.recipe import check as gate
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import load, loads, parse
-from pipelines.recipe.problems import RecipeError
 
 BASE = """\
 name: x

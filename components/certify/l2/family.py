@@ -103,6 +103,7 @@ class GaussianFamily(
         if request.denoiser is None:
             super().check_model(request, dataset)
             return
+        self.check_lengths(request, dataset)
         spec, key = spec_of(request.model), request.key
         spec.check_classes(len(dataset.classes))
         found = describe_source(request.denoiser)

@@ -19,21 +19,24 @@ from components.core.digests import digest_json
 from components.core.settings import plain
 from components.core.units import WorkFn
 from pipelines.runtime import progress
-from pipelines.stages.certify.request import check_sizes, votes_header
+from pipelines.runtime.artifacts import software
 
 
 def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
     """Votes, certificates and certificate.json in the folder `out`."""
     settings, dataset = request.settings, open_data(request.dataset)
     family = family_of(settings.kind)
-    check_sizes(settings, dataset, key=request.key)
     family.check_model(request, dataset)
     with one_thread():
         task = family.prepare(request, source=None)
         if notice := family.notice(task):
             progress.say(f"{request.key}: {notice}")
-        header = votes_header(
-            family, task, dataset, num_items=settings.num_items, run_id=_run_id(request)
+        header = family.header(
+            task,
+            dataset,
+            num_items=settings.num_items,
+            run_id=_run_id(request),
+            software=software(),
         )
         family.check_before_votes(settings, header)
         check_can_store(header)

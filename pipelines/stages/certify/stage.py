@@ -17,12 +17,11 @@ from components.data.prepared import PreparedDataset
 from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.progress import say
 from pipelines.runtime.shards import run_units
 from pipelines.stages.certify import challenge, results
-from pipelines.stages.certify.request import check_sizes, votes_header
 from pipelines.stages.certify.worker import make_voter
 
 
@@ -30,16 +29,18 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Collect the missing votes, derive the certificate, challenge it."""
     entry = recipe.certificates()[out.part]
     settings, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
-    for name, other in recipe.certificates().items():  # all, before the first votes are computed
-        check_sizes(other.section, dataset, key=f"certify.{name}")
     family, request = family_of(settings.kind), _request(recipe, settings, inputs, out)
     family.check_model(request, dataset)
     source = read_votes(inputs[f"certify.{entry.finer}"] / VOTES_NAME) if entry.finer else None
     task = family.prepare(request, source=source)
     if source is None and (notice := family.notice(task)):
         say(f"{out.step}: {notice}")
-    header = votes_header(
-        family, task, dataset, num_items=settings.num_items, run_id=out.fingerprint
+    header = family.header(
+        task,
+        dataset,
+        num_items=settings.num_items,
+        run_id=out.fingerprint,
+        software=software(),
     )
     family.check_before_votes(settings, header)
     check_can_store(header)
@@ -65,7 +66,9 @@ def _request(
         key=f"certify.{out.part}",
         dataset=inputs["prepare"],
         model=build.model_folder(inputs, settings.model),
-        denoiser=denoisers.of_certificate(settings, out.part, inputs),
+        denoiser=denoisers.of_certificate(settings, out.part, inputs)
+        if settings.denoiser_name
+        else None,
         seed=recipe.seed,
         device=build.actor_device(recipe.cluster),
     )

@@ -266,11 +266,12 @@ def test_a_coarser_stride_takes_finer_votes_and_repeats_them(run, model, prepare
     assert asked == [SIDE, SIDE]
 
 
-def test_sizes_of_all_certificates_are_checked_before_the_first_vote(run):
+def test_sizes_of_a_swept_certificate_are_checked_before_the_first_vote(run):
+    """Those of all entries are checked by the gate as soon as the images are prepared."""
     sweep = {"kind": "columns", "sweep": {"band": [3, 9]}}
     idle = InProcess()
     with pytest.raises(CasemateError, match=r"certify\.p-b9\.band: 9 is larger than the image"):
-        run(sweep, part="p-b3", executor=idle)
+        run(sweep, part="p-b9", executor=idle)
     assert idle.done == []
 
 
