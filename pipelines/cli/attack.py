@@ -9,6 +9,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines.api import load_recipe
+from pipelines.cli.flow import run_and_show
 from pipelines.cli.options import (
     AddressOpt,
     ForceOpt,
@@ -17,7 +18,6 @@ from pipelines.cli.options import (
     SmokeOpt,
     StorageOpt,
 )
-from pipelines.cli.show import run_and_show
 
 if TYPE_CHECKING:
     from components.models.spec import ModelSpec

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,21 +13,12 @@ from pipelines import api
 from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import data as cli_data
+from pipelines.cli import flow as cli_flow
 from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
 from pipelines.cli import models as cli_models
 from pipelines.cli.claims import read_claim, with_claim_flags
-from pipelines.cli.options import (
-    AddressOpt,
-    ForceOpt,
-    JsonOpt,
-    RecipeArg,
-    SetOpt,
-    SmokeOpt,
-    StorageOpt,
-)
-from pipelines.cli.show import check_resumable, run_and_show
-from pipelines.stages.registry import STAGES
+from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
 
 SHOWN_PROBLEMS = 20  # of verify, on a terminal
 app = typer.Typer(
@@ -40,64 +31,7 @@ app = typer.Typer(
 )
 
 
-def _flow_command(name: str, help_: str, *, until: str | None) -> None:
-    """`run` and the stages differ only in where they stop."""
-
-    def command(
-        recipe: RecipeArg,
-        set_: SetOpt = None,
-        storage: StorageOpt = None,
-        smoke: SmokeOpt = False,
-        force: ForceOpt = False,
-        address: AddressOpt = None,
-        as_json: JsonOpt = False,
-    ) -> None:
-        run_and_show(
-            api.load_recipe(recipe, overrides=set_ or [], smoke=smoke),
-            storage=storage,
-            force=force,
-            address=address,
-            as_json=as_json,
-            until=until,
-        )
-
-    app.command(name, help=help_, epilog=f"Example: casemate {name} demo --set train.epochs=2")(
-        command
-    )
-
-
-def _train(
-    recipe: RecipeArg,
-    set_: SetOpt = None,
-    storage: StorageOpt = None,
-    smoke: SmokeOpt = False,
-    force: ForceOpt = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Only continue an unfinished training.")
-    ] = False,
-    address: AddressOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    loaded = api.load_recipe(recipe, overrides=set_ or [], smoke=smoke)
-    if resume:
-        check_resumable(loaded, storage=storage, force=force)
-    run_and_show(
-        loaded, storage=storage, force=force, address=address, as_json=as_json, until="train"
-    )
-
-
-# Stages whose commands take more than a recipe, with their examples.
-OWN_COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
-    "train": (_train, "Example: casemate train demo --resume"),
-    "attack": (cli_attack.attack, cli_attack.EXAMPLE),
-}
-_flow_command("run", "Run a recipe's whole chain; what is already finished is skipped.", until=None)
-for _stage in STAGES.values():
-    if _stage.name in OWN_COMMANDS:
-        _command, _example = OWN_COMMANDS[_stage.name]
-        app.command(_stage.name, help=_stage.help, epilog=_example)(_command)
-    else:
-        _flow_command(_stage.name, _stage.help, until=_stage.name)
+cli_flow.add_commands(app, {"attack": (cli_attack.attack, cli_attack.EXAMPLE)})
 
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")

@@ -14,7 +14,6 @@ from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.make import trained_for
 from pipelines.recipe import denoisers
-from pipelines.recipe.consistency import objective_key
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
@@ -75,7 +74,7 @@ def with_absolute_paths(
     """
     changes: dict[str, str] = {}
     for model in recipe.model_names() if recipe.train else []:
-        key = objective_key(model)
+        key = recipe.objective_key(model)
         if behind := recipe.objective_of(model).denoiser_name:
             changes[f"{key}.objective.denoiser"] = denoisers.with_absolute_path(behind, inputs)
     for key, section in model_sections(recipe):

@@ -26,7 +26,6 @@ from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.schedules import peak_rate
-from pipelines.recipe.consistency import objective_key
 from pipelines.recipe.facts import (
     Facts,
     facts_of,
@@ -315,7 +314,7 @@ def _denoisers(recipe: Recipe, facts: Facts, problems: Problems) -> None:
             from pipelines.recipe import denoisers
 
             with problems.at(""):
-                denoisers.check_training(recipe, f"{objective_key(name)}.objective", name)
+                denoisers.check_training(recipe, f"{recipe.objective_key(name)}.objective", name)
     for key, start in denoisers_on_disk(recipe):
         if key.endswith(".pretrained") and is_here(start):
             from pipelines.recipe import denoisers
@@ -456,7 +455,7 @@ def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
         return
     for name in recipe.model_names():
         if recipe.objective_of(name).scales_attention:
-            yield f"{objective_key(name)}.objective.aas", name
+            yield f"{recipe.objective_key(name)}.objective.aas", name
     for name, section in recipe.attack.items():
         for number, entry in enumerate(section.attacks):
             if entry.scaling:
@@ -549,7 +548,9 @@ GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)
 def _objectives(recipe: Recipe) -> list[tuple[str, ObjectiveSettings]]:
     """The objectives of all models by their keys, `main` first."""
     names = recipe.model_names() if recipe.train else []
-    return [(f"{objective_key(name)}.objective", recipe.objective_of(name)) for name in names]
+    return [
+        (f"{recipe.objective_key(name)}.objective", recipe.objective_of(name)) for name in names
+    ]
 
 
 def _model_sections(recipe: Recipe) -> list[tuple[str, ModelSettings]]:

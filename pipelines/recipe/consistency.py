@@ -24,17 +24,6 @@ def consistency_problems(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(key, name, "is a denoiser, not a classifier")
 
 
-def objective_key(model: str) -> str:
-    """The key of the section that holds a model's objective."""
-    return "train" if model == MAIN else f"train.variants.{model}"
-
-
-def network_key(recipe: Recipe, model: str) -> str:
-    """The key of the section that describes a model's network."""
-    own = recipe.model_of(model) is not recipe.model
-    return f"train.variants.{model}.model" if own else "model"
-
-
 def _classifiers(recipe: Recipe) -> list[tuple[str, str]]:
     """Every use of a model as a classifier, by its key."""
     used = [(f"attack.{k}.models", m) for k, a in recipe.attack.items() for m in a.models]
@@ -74,7 +63,8 @@ def _given_denoiser_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _model_problems(recipe: Recipe, name: str) -> Iterator[Problem]:
     """A network, its weights and its objective: of a denoiser, or of a classifier."""
-    key, network, section = objective_key(name), network_key(recipe, name), recipe.model_of(name)
+    key, network = recipe.objective_key(name), recipe.model_key(name)
+    section = recipe.model_of(name)
     denoises = name in recipe.denoisers()
     start, architecture = section.pretrained or "", section.architecture
     plain = ModelSettings(

@@ -155,11 +155,6 @@ def stages_of(recipe: "Recipe") -> list[Stage]:
     return [stage for stage in STAGES.values() if getattr(recipe, stage.section)]
 
 
-def model_step(recipe: "Recipe", model: str) -> str:
-    """The step whose folder holds a model of the recipe."""
-    return f"model.{model}" if recipe.given_model() else f"train.{model}"
-
-
 def headline(what: str, model: str, share: Share) -> Headline:
     """A row of a flow's summary."""
     return cast(Headline, {"what": what, "model": model, **share})

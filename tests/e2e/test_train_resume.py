@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli import main as cli
+from pipelines.cli import flow as cli
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipe
 from pipelines.stages.train.worker import REGISTER, STATE

@@ -86,6 +86,19 @@ class Recipe(Section):
         variant = self.train.variants.get(model) if self.train else None
         return (variant.model if variant else None) or self.model
 
+    def objective_key(self, model: str) -> str:
+        """The key of the section that holds a model's objective."""
+        return "train" if model == MAIN else f"train.variants.{model}"
+
+    def model_key(self, model: str) -> str:
+        """The key of the section that describes a model's network."""
+        own = self.model_of(model) is not self.model
+        return f"train.variants.{model}.model" if own else "model"
+
+    def step_of(self, model: str) -> str:
+        """The step whose folder holds a model."""
+        return f"model.{model}" if self.given_model() else f"train.{model}"
+
     def denoisers(self) -> list[str]:
         """The models that estimate images instead of classifying them."""
         if self.train is None:

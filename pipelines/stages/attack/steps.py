@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline, model_step
+from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
 
 def steps(planning: Planning) -> list[Step]:
@@ -14,7 +14,7 @@ def steps(planning: Planning) -> list[Step]:
     for name, section in recipe.attack.items():
         surrogate = [section.surrogate] if section.surrogate else []
         models = dict.fromkeys([*section.models, *surrogate])
-        needs = (DATASET, *(model_step(recipe, model) for model in models))
+        needs = (DATASET, *(recipe.step_of(model) for model in models))
         identity = {"attack": section.model_dump(mode="json"), "seed": recipe.seed}
         found.append(Step("attack", name, needs, identity))
     return found

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline, model_step
+from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
 
 def steps(planning: Planning) -> list[Step]:
@@ -13,7 +13,7 @@ def steps(planning: Planning) -> list[Step]:
     found: list[Step] = []
     for name, entry in recipe.certificates().items():
         section = entry.section
-        needs = [DATASET, model_step(recipe, section.model)]
+        needs = [DATASET, recipe.step_of(section.model)]
         if entry.finer:
             needs.append(f"certify.{entry.finer}")
         if behind := recipe.certified_behind(section):

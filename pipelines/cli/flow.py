@@ -1,16 +1,84 @@
-"""Shared by all commands that run a flow: load, run, print figures and folders."""
+"""`casemate run` and a command per stage: load, run, print figures and folders."""
 
 import json
 import shlex
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from components.core.errors import CasemateError
 from pipelines import api
+from pipelines.cli.options import (
+    AddressOpt,
+    ForceOpt,
+    JsonOpt,
+    RecipeArg,
+    SetOpt,
+    SmokeOpt,
+    StorageOpt,
+)
+from pipelines.stages.registry import STAGES
 
 if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
+
+
+def add_commands(app: typer.Typer, own: Mapping[str, tuple[Callable[..., None], str]]) -> None:
+    """`run`, then the stages; `own` are commands that take more than a recipe, with examples."""
+    own = {"train": (_train, "Example: casemate train demo --resume"), **own}
+    help_ = "Run a recipe's whole chain; what is already finished is skipped."
+    for name, text in {"run": help_, **{s.name: s.help for s in STAGES.values()}}.items():
+        example = f"Example: casemate {name} demo --set train.epochs=2"
+        until = None if name == "run" else name
+        command, example = own.get(name) or (_flow_command(until), example)
+        app.command(name, help=text, epilog=example)(command)
+
+
+def _flow_command(until: str | None) -> Callable[..., None]:
+    """The command that runs a flow up to a stage; `run` and the stages differ in nothing else."""
+
+    def command(
+        recipe: RecipeArg,
+        set_: SetOpt = None,
+        storage: StorageOpt = None,
+        smoke: SmokeOpt = False,
+        force: ForceOpt = False,
+        address: AddressOpt = None,
+        as_json: JsonOpt = False,
+    ) -> None:
+        run_and_show(
+            api.load_recipe(recipe, overrides=set_ or [], smoke=smoke),
+            storage=storage,
+            force=force,
+            address=address,
+            as_json=as_json,
+            until=until,
+        )
+
+    return command
+
+
+def _train(
+    recipe: RecipeArg,
+    set_: SetOpt = None,
+    storage: StorageOpt = None,
+    smoke: SmokeOpt = False,
+    force: ForceOpt = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Only continue an unfinished training.")
+    ] = False,
+    address: AddressOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    loaded = api.load_recipe(recipe, overrides=set_ or [], smoke=smoke)
+    if resume:
+        check_resumable(loaded, storage=storage, force=force)
+    run_and_show(
+        loaded, storage=storage, force=force, address=address, as_json=as_json, until="train"
+    )
 
 
 def run_and_show(
