@@ -13,9 +13,10 @@ defaults    defaults of sections and settings that another class or function rep
 crossed     modules of pipelines that `casemate run demo`, shortened by `--set`, enters in the
             driver until the first certificate (a patch certificate) is on disk, and hops between
             them: distinct pairs of calling and called module, where what is called from a library
-            counts for the module that called the library. What another stage than certify does
-            (plan or run) and what happens while modules are imported does not count: the path of
-            one certificate, not the work of the stages before it.
+            counts for the module that called the library. What happens while `run` of another
+            stage than certify works (any function of that name in pipelines.stages) and while
+            modules are imported does not count: the path of one certificate, not the work of the
+            stages before it.
 Any         share of functions with `Any` in the annotation of a parameter or of the result.
 duplicates  pairs of places with six or more equal or equally shaped lines, in the whole tree
             (tests included) and inside each package, by the command `duplicates` if there is one.

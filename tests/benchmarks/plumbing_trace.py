@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 
 PACKAGE = "pipelines"
 STAGES = f"{PACKAGE}.stages."
-CERTIFY, REGISTRY = f"{STAGES}certify", f"{STAGES}registry"
+CERTIFY = f"{STAGES}certify"
 CERTIFICATE = "certificate.json"
 
 
@@ -27,7 +27,7 @@ class Trace:
         self.names: dict[CodeType, str] = {}
         self.modules: set[str] = set()
         self.hops: set[tuple[str, str]] = set()
-        self.other_stages: set[int] = set()  # frames of stages other than certify
+        self.other_stages: set[int] = set()  # frames of `run` of stages that are at work
         self.ended = False
 
     def hook(self, frame: FrameType, event: str, _: object) -> None:
@@ -36,7 +36,7 @@ class Trace:
         module = self.module_of(frame.f_code)
         if not module or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return  # bodies of modules and classes are imports, not calls
-        of_stage = module.startswith(STAGES) and module != REGISTRY
+        of_stage = frame.f_code.co_name == "run" and module.startswith(STAGES)
         if of_stage and not module.startswith(CERTIFY):
             change = self.other_stages.add if event == "call" else self.other_stages.discard
             change(id(frame))
