@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.core.settings import RUN_SEED
 from pipelines.api.tables import Accuracy, accuracy_of, frame
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def attack(
     eps: float | str | None,
     norm: str | None = None,
     attacks: "Attacks" = "autoattack",
-    seed: int = 0,
+    seed: int = RUN_SEED,
     item_ids: Sequence[str] | None = None,
     micro_batch: int | None = None,
 ) -> AttackReport:
