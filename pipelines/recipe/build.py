@@ -101,12 +101,12 @@ def model_folder(inputs: Mapping[str, Path], model: str) -> Path:
 
 def actor_device(cluster: ClusterSection) -> str:
     """Where a worker computes: the GPU it was given, else the CPU."""
-    if not cluster.gpus_per_worker:
+    if not cluster.gpus_per_actor:
         return "cpu"
     if not torch.cuda.is_available():
         raise CasemateError(
-            "cluster.gpus_per_worker",
-            cluster.gpus_per_worker,
+            "cluster.gpus_per_actor",
+            cluster.gpus_per_actor,
             "was asked for, but torch sees no GPU",
         )
     return "cuda"

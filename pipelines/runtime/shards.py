@@ -74,12 +74,12 @@ class _Pool:
         shape = (
             ray.get_runtime_context().get_job_id(),
             cluster.cpus_per_actor,
-            cluster.gpus_per_worker,
+            cluster.gpus_per_actor,
         )
         if shape != self.shape:
             self.workers, self.shape = [], shape
         actor = ShardWorker.options(  # type: ignore[attr-defined]
-            num_cpus=cluster.cpus_per_actor, num_gpus=cluster.gpus_per_worker
+            num_cpus=cluster.cpus_per_actor, num_gpus=cluster.gpus_per_actor
         )
         while len(self.workers) < count:
             self.workers.append(actor.remote(cluster.cpus_per_actor))
@@ -168,13 +168,13 @@ def _missing(source: UnitSource, parts: PartStore, *, room: int) -> list[Unit]:
 def num_actors(cluster: ClusterSection) -> int:
     """The number of actors in the recipe, else as many as fit."""
     fit = max(1, total_cpus() // cluster.cpus_per_actor)
-    if cluster.gpus_per_worker:
+    if cluster.gpus_per_actor:
         gpus = ray.cluster_resources().get("GPU", 0)
-        fit = min(fit, int(gpus / cluster.gpus_per_worker))
+        fit = min(fit, int(gpus / cluster.gpus_per_actor))
         if fit == 0:
             raise CasemateError(
-                "cluster.gpus_per_worker",
-                cluster.gpus_per_worker,
+                "cluster.gpus_per_actor",
+                cluster.gpus_per_actor,
                 f"cannot be met: {gpus:g} GPUs here",
             )
     return min(cluster.num_actors or fit, fit)

@@ -101,7 +101,7 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
         train_loop_config={JOB: job},
         scaling_config=ScalingConfig(
             num_workers=cluster.train_workers,
-            use_gpu=cluster.gpus_per_worker > 0,
+            use_gpu=cluster.gpus_per_train_worker > 0,
             resources_per_worker=_worker_resources(cluster),
         ),
         run_config=RunConfig(
@@ -116,8 +116,8 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
 
 def _worker_resources(cluster: ClusterSection) -> dict[str, float]:
     resources: dict[str, float] = {"CPU": cluster.cpus_per_train_worker}
-    if cluster.gpus_per_worker:
-        resources["GPU"] = cluster.gpus_per_worker
+    if cluster.gpus_per_train_worker:
+        resources["GPU"] = cluster.gpus_per_train_worker
     return resources
 
 

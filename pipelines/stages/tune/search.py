@@ -38,7 +38,7 @@ def fit(
 ) -> tune.ResultGrid:
     """Run the trials, or the unfinished ones of an interrupted run; Ray Tune's result grid."""
     cluster = recipe.cluster
-    resources = {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_worker}
+    resources = {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_train_worker}
     trainable = tune.with_resources(trial, resources)
     place = out.scratch / f"tune-{out.fingerprint[:12]}"
     tuner = None
