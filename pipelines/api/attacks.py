@@ -83,6 +83,7 @@ def attack(
     from components.attacks.evaluation import attack_model, weaknesses
     from components.attacks.interface import Items
     from components.attacks.listing import attack_list, check_class_count
+    from components.core.arithmetic import EXACT, using
     from components.data.memory import as_pixels, checked_labels, numbered
     from pipelines.runtime import progress
 
@@ -93,7 +94,8 @@ def attack(
     known = checked_labels(labels, pixels, model.spec.num_classes)
     ids = tuple(item_ids or numbered(len(pixels)))
     items = Items(pixels.to(device), known.to(device), ids, seed)
-    with progress.bar("attack", total=len(items) * len(listed), unit="items") as bar:
+    total = len(items) * len(listed)
+    with using(EXACT), progress.bar("attack", total=total, unit="items") as bar:
         result = attack_model(
             model,
             items,

@@ -179,9 +179,15 @@ def _model_name(folder: Path, manifest: "Manifest") -> str:
 
 
 def lint(
-    recipe: "RecipeSource", *, overrides: Sequence[str] = (), smoke: bool = False
+    recipe: "RecipeSource",
+    *,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    address: str | None = None,
 ) -> "list[LintWarning]":
     """Warnings about a recipe that is valid but probably not meant; one that cannot work raises.
+
+    `address`: of the cluster that it is meant for, whose GPUs are counted; nothing runs there.
 
     >>> from pipelines import api
     >>> api.lint("demo")
@@ -189,7 +195,13 @@ def lint(
     """
     from pipelines.recipe.lint import warnings_of
 
-    return warnings_of(load_recipe(recipe, overrides=overrides, smoke=smoke))
+    num_gpus = None
+    if address is not None:
+        from pipelines.runtime.devices import gpus_at
+
+        num_gpus = gpus_at(address)
+    loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+    return warnings_of(loaded, num_gpus=num_gpus)
 
 
 def estimate(

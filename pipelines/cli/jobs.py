@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,8 +56,19 @@ def submit(
         if as_json
         else f"flow {job.flow}: job {job.job_id}"
     )
+    _say_unused_gpus(loaded, address)
     if wait:
         _follow(jobs.connect(address), job.flow)
+
+
+def _say_unused_gpus(recipe: Any, address: str) -> None:
+    """Tell about GPUs that the flow will not use, if the dashboard knows its nodes."""
+    from pipelines.recipe.gpus import unused_gpus
+    from pipelines.runtime.devices import gpus_at
+
+    with suppress(CasemateError):
+        if notice := unused_gpus(recipe, gpus_at(address)):
+            print(notice, file=sys.stderr)
 
 
 def _follow(client: Any, flow: str) -> None:

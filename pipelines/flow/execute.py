@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 
 from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep
+from pipelines.recipe.gpus import unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
+from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.shards import release_workers
 from pipelines.stages.registry import DATASET, STAGES
 
@@ -53,6 +55,8 @@ def execute(
                     tracker.supersede(step.name, step.fingerprint)
                     shutil.rmtree(step.folder, ignore_errors=True)
             parent = tracker.flow_run(recipe.name, flow, recipe.resolved())
+            if notice := unused_gpus(recipe, total_gpus(), stages={p.step.stage for p in todo}):
+                progress.say(str(notice))
             runner = _Runner(recipe, tracker, parent, inputs)
             try:
                 for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
@@ -153,8 +157,12 @@ class _Runner:
         self.fits = True
 
     def _lanes(self) -> int:
-        cluster = self.recipe.cluster
-        return max(1, total_cpus() // (cluster.train_workers * cluster.cpus_per_train_worker))
+        """Trainings that fit side by side."""
+        cluster, workers = self.recipe.cluster, self.recipe.cluster.train_workers
+        lanes = total_cpus() // (workers * cluster.cpus_per_train_worker)
+        if gpus := workers * cluster.gpus_per_train_worker:
+            lanes = min(lanes, int(total_gpus() // gpus))
+        return max(1, lanes)
 
     def run_step(self, planned: PlannedStep) -> None:
         """One step from its inputs to its manifest."""

@@ -4,7 +4,7 @@ Ablations: Levine & Feizi 2020, Salman et al. 2022. Double masking: Xiang et al.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -150,6 +150,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     claim_class = AblationClaimSettings
     recorded_fields: ClassVar[FieldTypes] = ABLATION_FIELDS
     can_sweep: ClassVar[bool] = True
+    decides: ClassVar[bool] = True
 
     def prepare(
         self, request: VoteRequest[AblationSettings], *, source: Votes | None
@@ -171,13 +172,18 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             trained_token_policy=trained,
             band=band,
             stride=settings.stride,
+            # finished votes keep theirs
             backend=backend if source is None else backend_of(source.header),
             stop=stop,
         )
-        task = AblationTask(request.dataset, request.model, votes, request.denoiser)
-        if source is not None:  # finished votes keep their backend
-            return task
-        return replace(task, votes=replace(votes, backend=choose_backend(task)))
+        return AblationTask(request.dataset, request.model, votes, request.denoiser)
+
+    def decide(self, task: AblationTask) -> dict[str, Any]:
+        return {"backend": asdict(choose_backend(task))}
+
+    def decided(self, task: AblationTask, decisions: Mapping[str, Any]) -> AblationTask:
+        backend = VotingBackend(**decisions["backend"])
+        return replace(task, votes=replace(task.votes, backend=backend))
 
     def notice(self, task: AblationTask) -> str | None:
         if task.votes.backend.path != "plain":

@@ -12,6 +12,7 @@ import torch
 from components.attacks.cascade import CascadeState, Outcome, after_attack, before_attacks
 from components.attacks.listing import ListedAttack
 from components.attacks.scales import Scales
+from components.core.arithmetic import EXACT
 from components.core.files import atomic
 from components.core.statistics import accuracy
 from components.core.threats import UNIT
@@ -183,9 +184,12 @@ def write_summary(
     section: AttackSection,
     listed: Sequence[ListedAttack],
     summaries: Mapping[str, ModelSummary],
+    *,
+    devices: Sequence[str],
 ) -> None:
-    """`summary.json`, metrics and tags."""
+    """`summary.json`, metrics and tags; devices other than the CPU are named."""
     threat = {"kind": section.norm, "unit": UNIT, "eps": section.eps}
+    others = [device for device in devices if device != "cpu"]
     out.write_json(
         "summary.json",
         {
@@ -193,8 +197,10 @@ def write_summary(
             "attacks": [attack.name for attack in listed],
             "settings": section.model_dump(mode="json"),
             "models": summaries,
+            **({"devices": list(devices), "float32": EXACT.to_dict()} if others else {}),
         },
     )
+    out.run.tags({"casemate.device": ", ".join(devices)})
     _track(out, summaries)
     out.run.artifacts(out.path / "attacks.parquet", out.path / "summary.json")
 

@@ -6,7 +6,7 @@ list, and the result does not depend on workers, order or batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ from pipelines.stages.attack.results import (
     write_rows,
     write_summary,
 )
-from pipelines.stages.attack.worker import AttackConfig, make_worker
+from pipelines.stages.attack.worker import DEVICE, AttackConfig, make_worker
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class UnitRunner:
     parts: PartStore
     cluster: ClusterSection
     label: str  # one for all rounds: workers keep the models that they have loaded
+    devices: set[str] = field(default_factory=set)  # that computed what was read
 
     def run(self, units: Iterable[Unit]) -> None:
         run_units(
@@ -57,7 +58,16 @@ class UnitRunner:
         )
 
     def table(self, units: Iterable[Unit]) -> pa.Table:
-        return pa.concat_tables(self.parts.tables([unit.name for unit in units]))
+        return pa.concat_tables(
+            self._noted(table) for table in self.parts.tables([unit.name for unit in units])
+        )
+
+    def _noted(self, table: pa.Table) -> pa.Table:
+        """The table without its column of devices, which are kept apart."""
+        if DEVICE not in table.column_names:  # a part of an earlier version
+            return table
+        self.devices.update(table[DEVICE].to_pylist())
+        return table.drop_columns([DEVICE])
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
@@ -76,7 +86,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     summaries = {work.model: _summary(runner, section, work, models[work]) for work in works}
     write_examples(out, list(models.values()), dataset)
     write_rows(out, list(models.values()))
-    write_summary(out, section, listed, summaries)
+    write_summary(out, section, listed, summaries, devices=sorted(runner.devices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +133,6 @@ def _runner(
         spec.check_classes(len(dataset.classes))
     if not dataset.splits["test"]:
         raise CasemateError("attack", inputs["prepare"], "has no test items to attack")
-    device = build.actor_device(recipe.cluster)
     config = AttackConfig(
         dataset=inputs["prepare"],
         models=folders,
@@ -131,8 +140,8 @@ def _runner(
         eps=section.eps,
         micro_batch=section.micro_batch,
         seed=recipe.seed,
-        device=device,
     )
+    device = build.actor_device(recipe.cluster)
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
     parts = PartStore(out.scratch / "parts", run_id=identity)

@@ -25,13 +25,16 @@ class LiveLog:
     """Reads `live.json` of rank 0: shows progress, and logs each finished epoch once to MLflow."""
 
     def __init__(self, live: Path, out: StageDir) -> None:
-        self.live, self.out, self.num_logged = live, out, 0
+        self.live, self.out, self.num_logged, self.device = live, out, 0, ""
 
     def __call__(self, bar: progress.Bar) -> None:
         if not self.live.exists():
             return
         state = json.loads(self.live.read_text())
         rows = state["rows"]
+        if (device := state.get("device", "")) != self.device:
+            self.device = device
+            self.out.run.tags({"casemate.device": self.device})
         for row in rows[self.num_logged :]:
             values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
             self.out.run.metrics(values, step=row["epoch"])

@@ -17,9 +17,9 @@ from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import RayTrainCallback
 from ray.train.v2.api.config import LoggingConfig
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, last_line
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
@@ -29,7 +29,9 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.devices import process_group_backend
 from pipelines.stages.train import results
+from pipelines.stages.train.backend import CheckedTorchConfig
 from pipelines.stages.train.failures import MistakesEndTraining, mistake_in
 from pipelines.stages.train.session import objective_of
 from pipelines.stages.train.worker import JOB, TrainJob, train_loop
@@ -99,6 +101,7 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
     return FailFastTrainer(
         train_loop,
         train_loop_config={JOB: job},
+        torch_config=CheckedTorchConfig(backend=process_group_backend(cluster)),
         scaling_config=ScalingConfig(
             num_workers=cluster.train_workers,
             use_gpu=cluster.gpus_per_train_worker > 0,
@@ -130,3 +133,7 @@ def _fit(trainer: FailFastTrainer) -> None:
             raise mistake from error
         first = next(iter(error.worker_failures.values()))
         raise RuntimeError(f"training failed: {first}") from error
+    except ControllerError as error:
+        failure = error.controller_failure
+        cause = getattr(failure, "cause", None) or failure  # of an error on a worker
+        raise RuntimeError(f"training failed: {last_line(cause)}") from error

@@ -14,6 +14,7 @@ from components.train import session
 from components.train.objectives.base import Batch
 from pipelines.recipe.load import parse
 from pipelines.stages.train.worker import STATE
+from pipelines.stages.tune import training as tune_training
 from pipelines.stages.tune import worker as tune_trial
 
 DECAY = "train.weight_decay"
@@ -58,9 +59,7 @@ def run(prepared, tmp_path):
             if stop == len(reports):
                 raise KeyboardInterrupt
 
-        job = tune_trial.TrialJob(
-            recipe=recipe.resolved(), dataset=str(prepared), num_threads=1, device="cpu"
-        )
+        job = tune_trial.TrialJob(recipe=recipe.resolved(), dataset=str(prepared), num_threads=1)
         config = {"job": job, "point": {"trial": 0, "values": values}}
         start = checkpoint and tune_trial.tune.Checkpoint.from_directory(str(checkpoint))
         with (
@@ -136,7 +135,7 @@ def test_a_trial_without_attacks_keeps_its_best_clean_epoch(run):
 
 def test_a_mistake_is_reported_and_not_raised(run):
     error = ["train.objective.aas", "tiny_vit", "remedy"]
-    with mock.patch.object(tune_trial, "make_session", side_effect=CasemateError(*error)):
+    with mock.patch.object(tune_training, "make_session", side_effect=CasemateError(*error)):
         rows = run({DECAY: 0.1})
     assert rows == [{"epochs": 0, "score": 0.0, "mistake": error}]
 
@@ -150,8 +149,8 @@ def test_a_trial_whose_checkpoint_was_removed_is_trained_again(run, tmp_path):
 
 
 def test_training_that_cannot_go_on_is_a_result(run):
-    stopped = tune_trial.TrainingStoppedError("train.objective", "fgsm", "leaks")
-    with mock.patch.object(tune_trial.Session, "run_epoch", side_effect=stopped):
+    stopped = tune_training.TrainingStoppedError("train.objective", "fgsm", "leaks")
+    with mock.patch.object(tune_training.Session, "run_epoch", side_effect=stopped):
         rows = run({DECAY: 0.1})
     assert rows == [{"epochs": 0, "score": 0.0, "stopped": str(stopped)}]
 
@@ -161,7 +160,7 @@ def test_a_recording_starts_anew_with_every_pass(prepared):
     labels = data.labels
     wrong = SimpleNamespace(predictions=lambda model, batch: batch.labels ^ 1)
     right = SimpleNamespace(predictions=lambda model, batch: batch.labels)
-    recorded = tune_trial.RecordedAttack(right)
+    recorded = tune_training.RecordedAttack(right)
     for step, rows in enumerate(([0, 1], [2, 3], [4, 5])):
         ids = tuple(data.item_ids[i] for i in rows)
         recorded.attack = wrong if step == 1 else right
