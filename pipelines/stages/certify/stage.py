@@ -87,6 +87,7 @@ def _probed(
     """
     family, device = family_of(task.votes.kind), task.votes.device
     if device == "cpu" and not family.decides:
+        out.run.tags({"casemate.device": device})
         return task
     made_with = [out.fingerprint, task.votes.to_dict(), digest_of(task.model), software()]
     parts = PartStore(out.scratch / "probe", run_id=digest_json(made_with))

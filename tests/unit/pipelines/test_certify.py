@@ -121,7 +121,7 @@ def test_certificates_verify_and_votes_repeat(finished, model, prepared, kind):
             (problem,) = resample(out.path, count=1, **places)
     assert "votes differ" in problem
     assert document_of(out)["sound"]
-    assert out.run.tagged == {"certify/p/sound": True}
+    assert out.run.tagged == {"certify/p/sound": True, "casemate.device": "cpu"}
 
 
 def first_items(self, name):
@@ -283,7 +283,7 @@ def test_the_published_count_is_marked_unsound(run):
     (entry,) = document["summary"]["certified"]
     assert entry["num_touched"] < entry["exact_touched"]
     assert {"accuracy", "accuracy_loc"} <= entry.keys()
-    assert out.run.tagged == {"certify/p/sound": False}
+    assert out.run.tagged == {"certify/p/sound": False, "casemate.device": "cpu"}
 
 
 def test_tokens_are_kept_black_only_when_asked_for_twice(run, model):
