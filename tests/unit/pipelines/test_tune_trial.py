@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from components.core.errors import CasemateError
-from components.data.prepared import PreparedDataset
+from components.data.prepared import ImageSplit, LazySplit, PreparedDataset
 from components.train import session
+from components.train.feed import Feeding
 from components.train.objectives.base import Batch
 from pipelines.recipe.load import parse
+from pipelines.stages.train.session import make_session
 from pipelines.stages.train.worker import STATE
 from pipelines.stages.tune import training as tune_training
 from pipelines.stages.tune import worker as tune_trial
@@ -24,12 +26,13 @@ DECAY = "train.weight_decay"
 def run(prepared, tmp_path):
     """Run a trial; returns its reports. `checkpoint` is where it starts, `stop` after how many."""
 
-    def trial(values, *, checkpoint=None, stop=None, **train):
+    def trial(values, *, checkpoint=None, stop=None, cluster=None, **train):
         recipe = parse(
             {
                 "name": "x",
                 "seed": 5,
                 "data": {"source": "digits"},
+                "cluster": cluster or {},
                 "model": {
                     "architecture": "tiny_vit",
                     "options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 1},
@@ -131,6 +134,27 @@ def test_a_trial_without_attacks_keeps_its_best_clean_epoch(run):
         rows = run({DECAY: 0.1}, select="best", objective={"kind": "standard"}, val_eps=0.1)
     assert [row["kept"]["val_accuracy"] for row in rows] == [0.2, 0.9, 0.9]
     assert [row["score"] for row in rows] == [0.5, 0.25, 0.25]
+
+
+def test_a_trial_reads_data_like_a_training(run):
+    """Larger than `memory_mb`: from disk, only its first items, built by the recipe's threads."""
+    real = PreparedDataset.open_split
+
+    def open_split(self, split, *, memory_mb, **options):
+        return real(self, split, memory_mb=memory_mb // 4096, **options)  # digits are small
+
+    with (
+        mock.patch.object(PreparedDataset, "open_split", open_split),
+        mock.patch.object(tune_training, "make_session", wraps=make_session) as made,
+    ):
+        streamed = run({DECAY: 0.1}, stop=1, memory_mb=1, cluster={"feed_threads": 3})
+        whole = run({DECAY: 0.1}, stop=1)
+    lazy, loaded = (call.kwargs for call in made.call_args_list)
+    assert (type(lazy["train"]), type(loaded["train"])) == (LazySplit, ImageSplit)
+    assert len(lazy["train"]) == len(loaded["train"]) == 48
+    assert lazy["feeding"] == Feeding(3, 6)
+    assert loaded["feeding"] == Feeding()
+    assert streamed[0]["epochs"] == whole[0]["epochs"] == 1
 
 
 def test_a_mistake_is_reported_and_not_raised(run):
