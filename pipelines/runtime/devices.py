@@ -75,7 +75,8 @@ def gpus_at(address: str) -> float:
     from ray.util.state import list_nodes
 
     check_reachable(address, key="--address")
-    deadline, nodes = time.monotonic() + START_SECONDS, []
+    deadline = time.monotonic() + START_SECONDS
+    nodes: list[Any] = []
     try:
         while not nodes and time.monotonic() < deadline:  # a head that starts has none yet
             nodes = list_nodes(address, filters=[("state", "=", "ALIVE")], timeout=10)
