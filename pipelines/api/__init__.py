@@ -23,6 +23,7 @@ from pipelines.api.certificates import (
     recertify,
     verify,
 )
+from pipelines.api.clusters import submit
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -54,5 +55,6 @@ __all__ = [
     "results",
     "run",
     "steps",
+    "submit",
     "verify",
 ]

@@ -241,13 +241,8 @@ def is_made_from(folder: Path, inputs: Mapping[str, Path]) -> bool:
 
 def prepare_storage(place: str | Path) -> Path:
     """The storage folder; created, and checked to be writable."""
+    refuse_url(place, key="storage.root")
     root = Path(place)
-    if ":/" in str(place):  # a path would quietly become a local folder of that name
-        raise CasemateError(
-            "storage.root",
-            place,  # a Path would show one slash less
-            "is a URL; name a folder that all nodes share, e.g. a mounted bucket",
-        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe = root / f".probe-{os.getpid()}"
@@ -260,6 +255,13 @@ def prepare_storage(place: str | Path) -> Path:
             f"cannot be written ({error.strerror}); choose another with --storage",
         ) from error
     return root.resolve()
+
+
+def refuse_url(place: str | Path, *, key: str) -> None:
+    """Refuse a URL as storage: as a path it would quietly become a local folder of that name."""
+    if ":/" in str(place):  # a Path has one slash less
+        remedy = "is a URL; name a folder that all nodes share, e.g. a mounted bucket"
+        raise CasemateError(key, place, remedy)
 
 
 @contextmanager
