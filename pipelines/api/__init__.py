@@ -23,7 +23,7 @@ from pipelines.api.certificates import (
     recertify,
     verify,
 )
-from pipelines.api.clusters import submit
+from pipelines.api.clusters import doctor, submit
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -45,6 +45,7 @@ __all__ = [
     "attack",
     "certify_l2",
     "certify_patch",
+    "doctor",
     "estimate",
     "export_tsv",
     "lint",

@@ -1,16 +1,19 @@
-"""Clusters: send a flow to one."""
+"""Clusters: check one, and send a flow to it."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pipelines.api.runs import load_recipe
 
 if TYPE_CHECKING:
     from pipelines.api.runs import RecipeSource
+    from pipelines.recipe.schema.recipe import Recipe
+    from pipelines.runtime.findings import Finding
     from pipelines.runtime.flows import FlowJob
 
 TRACKING_ENV = "MLFLOW_TRACKING_URI"
+NO_RECIPE = {"name": "doctor", "data": {"source": "digits"}}
 
 
 def submit(
@@ -37,17 +40,58 @@ def submit(
     >>> api.submit("demo", address=dashboard, storage="/shared/runs").flow  # doctest: +SKIP
     """
     from pipelines.recipe.check import check
-    from pipelines.recipe.load import with_values
     from pipelines.runtime import jobs
-    from pipelines.runtime.artifacts import refuse_url
 
-    loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+    loaded = _placed(load_recipe(recipe, overrides=overrides, smoke=smoke), storage)
     check(loaded)
-    if storage is not None:
-        refuse_url(storage, key="--storage")
-        loaded = with_values(loaded, {"storage.root": storage})
-    refuse_url(loaded.storage.root, key="storage.root")
     if TRACKING_ENV in os.environ and not loaded.tracking.uri and TRACKING_ENV not in env:
         say(f"{TRACKING_ENV} is set here, but not forwarded: add --env {TRACKING_ENV}")
     flags = [flag for flag, on in ((jobs.FORCE, force), (jobs.PARALLEL, parallel)) if on]
     return jobs.submit(loaded, address=address, flags=flags, python=python, env=env, say=say)
+
+
+def _placed(recipe: "Recipe", storage: str | None) -> "Recipe":
+    """The recipe with its storage, which must be a folder."""
+    from pipelines.recipe.load import with_values
+    from pipelines.runtime.artifacts import refuse_url
+
+    if storage is not None:
+        refuse_url(storage, key="--storage")
+        recipe = with_values(recipe, {"storage.root": storage})
+    refuse_url(recipe.storage.root, key="storage.root")
+    return recipe
+
+
+def doctor(
+    recipe: "RecipeSource | None" = None,
+    *,
+    address: str | None = None,
+    storage: str | None = None,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    env: Sequence[str] = (),
+    python: str | None = None,
+) -> "Iterator[Finding]":
+    """Check a cluster, by default this machine: what would fail there, each with its remedy.
+
+    `address` is that of Ray (`host:port`, from one of its machines) or of its dashboard
+    (`http://...`, from anywhere; `env` and `python` as for `submit`). With a recipe, the files it
+    names are looked for on every machine.
+
+    >>> from pipelines import api
+    >>> [f.message for f in api.doctor() if f.status == "FAIL"]  # doctest: +SKIP
+    []
+    """
+    from pipelines.recipe.check import check
+
+    loaded = load_recipe(recipe or NO_RECIPE, overrides=overrides, smoke=smoke)
+    loaded = _placed(loaded, storage)
+    if recipe:
+        check(loaded)
+    if address and address.startswith(("http://", "https://")):
+        from pipelines.runtime.doctor_job import diagnose_by_job
+
+        return diagnose_by_job(loaded, address=address, python=python, env=env)
+    from pipelines.runtime.doctor import diagnose
+
+    return diagnose(loaded, address=address)

@@ -172,14 +172,14 @@ def control() -> None:
         from pipelines.flow.plan import stage_needs
         from pipelines.runtime import flows, jobs
 
-        loaded = _recipe_of_job()
+        loaded = recipe_of_job()
         try:
             jobs.control(loaded, stage_needs(loaded), say=lambda text: print(text, flush=True))
         except jobs.StageFailedError as error:
             _note(f"failed: {error}")
             raise typer.Exit(flows.REFUSED if error.refused else 1) from error
 
-    _in_job(work)
+    in_job(work)
 
 
 @commands.command("stage-job", hidden=True)
@@ -190,12 +190,12 @@ def stage_job(stage: str) -> None:
         from pipelines.flow import run as flow
 
         force = "--force" in os.environ.get("CASEMATE_FLAGS", "").split()
-        flow.run_flow(_recipe_of_job(), force=force, until=stage)
+        flow.run_flow(recipe_of_job(), force=force, until=stage)
 
-    _in_job(work)
+    in_job(work)
 
 
-def _in_job(work: Callable[[], None]) -> None:
+def in_job(work: Callable[[], None]) -> None:
     """Run the work of a job; bad input gets an exit code that no other program uses."""
     try:
         work()
@@ -206,7 +206,7 @@ def _in_job(work: Callable[[], None]) -> None:
         raise typer.Exit(REFUSED) from error
 
 
-def _recipe_of_job() -> Any:
+def recipe_of_job() -> Any:
     from pipelines.recipe import load as recipe
 
     return recipe.loads(os.environ["CASEMATE_RECIPE"], source="submitted recipe")

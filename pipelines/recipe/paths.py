@@ -13,7 +13,6 @@ from components.data.sources.registry import find_source
 from components.denoising.settings import is_on_disk
 from components.models.pretrained import TIMM
 from pipelines.recipe.build import model_sections
-from pipelines.recipe.consistency import objective_key
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 
@@ -51,7 +50,9 @@ def named_paths(recipe: Recipe) -> Iterator[NamedPath]:
         if section.pretrained not in (None, TIMM):
             yield _denoiser_or_folder(f"{key}.pretrained", section.pretrained)
     behind = {
-        f"{objective_key(model)}.objective.denoiser": recipe.objective_of(model).denoiser_name
+        f"{recipe.objective_key(model)}.objective.denoiser": recipe.objective_of(
+            model
+        ).denoiser_name
         for model in (recipe.model_names() if recipe.train else ())
     }
     behind |= {f"certify.{k}.denoiser": c.denoiser_name for k, c in recipe.certify.items()}

@@ -109,22 +109,29 @@ def revision_env() -> dict[str, str]:
 
 def check_reachable(address: str, *, key: str = "cluster.address") -> None:
     """One quick TCP try: Ray itself would wait for minutes on a dead address."""
-    parts = urlsplit(address if "//" in address else f"//{address}")
     if address in ("auto", "local"):
         return
+    try:
+        with socket.create_connection(host_and_port(address, key=key), timeout=5):
+            pass
+    except OSError as error:
+        raise CasemateError(
+            key, address, f"cannot be reached ({error.strerror or error}); is the cluster up?"
+        ) from error
+
+
+def host_and_port(address: str, *, key: str = "cluster.address") -> tuple[str, int]:
+    """Host and port of an address; that of Ray itself has no scheme."""
+    if address in ("auto", "local"):
+        return "localhost", 0
+    parts = urlsplit(address if "//" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         host, port = None, None
     if not host or not port:
         raise CasemateError(key, address, "is not host:port; write e.g. 10.0.0.5:6379")
-    try:
-        with socket.create_connection((host, port), timeout=5):
-            pass
-    except OSError as error:
-        raise CasemateError(
-            key, address, f"cannot be reached ({error.strerror or error}); is the cluster up?"
-        ) from error
+    return host, port
 
 
 def total_cpus() -> int:

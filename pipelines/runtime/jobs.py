@@ -64,33 +64,47 @@ def submit(
     `env` names variables of this process that the flow's jobs get. Relative paths are resolved if
     the cluster is this machine, else refused.
     """
-    forwarded = forwarded_env(env)
-    client = connect(address, say=say)
-    here = is_this_machine(client, address)
-    if here:
-        recipe = with_paths_of(recipe, Path.cwd())
-    else:
-        refuse_relative(recipe)
+    client, recipe, interpreter = settled(recipe, address=address, python=python, say=say)
+    env_vars = job_env(recipe, env=env, flags=flags)
     name = flow_name(recipe, recipe.storage.root)
     jobs = [job for job in flow_jobs(client, name) if job.stage == CONTROLLER]
     if running := [job for job in jobs if job.active]:
         return running[-1]
-    interpreter = python or (sys.executable if here else "python")  # `python` is the head's PATH
-    own = {
-        RECIPE_ENV: recipe.to_yaml(),
-        FLAGS_ENV: " ".join(flags),
-        FORWARD_ENV: " ".join(forwarded),
-        "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
-    }
-    job_id = _submit_job(
+    job_id = submit_job(
         client,
-        f"{shlex.quote(interpreter)} -m pipelines.cli control",
+        f"{interpreter} -m pipelines.cli control",
         job_id=f"{name}-{1 + len(jobs)}",
         tags={FLOW_KEY: name, STAGE_KEY: CONTROLLER},
-        env={**WORKER_ENV, **forwarded, **revision_env(), **own},
+        env=env_vars,
         user_code=digests(recipe.resolved()),
     )
     return next(job for job in flow_jobs(client, name) if job.job_id == job_id)
+
+
+def settled(
+    recipe: Recipe, *, address: str, python: str | None, say: Say = lambda _: None
+) -> tuple[PatientClient, Recipe, str]:
+    """A client, the recipe as the cluster can read it, and the interpreter there."""
+    client = connect(address, say=say)
+    if here := is_this_machine(client, address):
+        recipe = with_paths_of(recipe, Path.cwd())
+    else:
+        refuse_relative(recipe)
+    interpreter = python or (sys.executable if here else "python")  # `python` is the head's PATH
+    return client, recipe, shlex.quote(interpreter)
+
+
+def job_env(recipe: Recipe, *, env: Sequence[str], flags: Collection[str] = ()) -> dict[str, str]:
+    """The environment of a flow's jobs; `env` names what is forwarded."""
+    return {
+        **WORKER_ENV,
+        **forwarded_env(env),
+        **revision_env(),
+        RECIPE_ENV: recipe.to_yaml(),
+        FLAGS_ENV: " ".join(flags),
+        FORWARD_ENV: " ".join(env),
+        "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
+    }
 
 
 def forwarded_env(names: Sequence[str]) -> dict[str, str]:
@@ -114,7 +128,7 @@ def is_this_machine(client: PatientClient, address: str) -> bool:
     return names == {socket.gethostname()} or (local and not names)
 
 
-def _submit_job(
+def submit_job(
     client: JobSubmissionClient,
     command: str,
     *,
@@ -227,7 +241,7 @@ class Controller:
             return running[-1].job_id
         passed = [*OWN_ENV, *os.environ.get(FORWARD_ENV, "").split()]
         own = {key: os.environ[key] for key in passed if key in os.environ}
-        return _submit_job(
+        return submit_job(
             self.client,
             f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}",
             job_id=f"{self.flow}-{stage}-{len(jobs) + 1}",
