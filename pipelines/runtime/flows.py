@@ -1,6 +1,6 @@
 """Submitted flows as a cluster knows them: jobs, progress, logs; no storage is read."""
 
-import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +14,13 @@ FLOW_KEY, STAGE_KEY = "casemate.flow", "casemate.stage"  # of a job's metadata
 CONTROLLER = "flow"  # the stage of the job that starts the others
 REFUSED = 78  # exit code of a job whose input is bad (EX_CONFIG): it is not tried again.
 # Not 2: other programs and libraries end with 2 as well.
-PROGRESS = "progress: "  # a line of a job's log; JSON follows
 PAUSE = 2.0  # seconds between two looks at a cluster
+LINE = re.compile(  # as the executor writes it, once a minute
+    r"progress (?P<step>[^:]+): (?P<done>[\d.]+)/(?P<total>[\d.]+) (?P<unit>[^,]+), "
+    r"(?P<rate>[\d.?]+)/s, eta (?P<eta_seconds>[\d?]+) s, failures (?P<failures>\d+), "
+    r"workers (?:-|(?P<workers>\d+)/(?P<workers_wanted>\d+)), waiting (?P<waiting_seconds>\d+) s"
+    r"(?:; (?P<note>.*))?$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,27 +114,34 @@ def progress_of(text: str) -> list[dict[str, Any]]:
     """The last progress of every step in a job's log; only unfinished steps if there are any."""
     found: dict[str, dict[str, Any]] = {}
     for line in text.splitlines():
-        _, mark, document = line.partition(PROGRESS)
-        if mark and document.startswith("{"):
-            try:
-                latest = json.loads(document)
-            except ValueError:
-                continue  # a line that is being written
-            found.pop(str(latest.get("step")), None)
-            found[str(latest.get("step"))] = latest
-    unfinished = [p for p in found.values() if p.get("done", 0) < p.get("total", 0)]
+        if latest := parse_line(line):
+            found.pop(latest["step"], None)  # the latest line comes last
+            found[latest["step"]] = latest
+    unfinished = [entry for entry in found.values() if entry["done"] < entry["total"]]
     return unfinished or list(found.values())[-1:]
 
 
+def parse_line(text: str) -> dict[str, Any] | None:
+    """The fields of a progress line; None for any other line."""
+    if (found := LINE.search(text)) is None:
+        return None
+    words = {"step", "unit", "note"}
+    return {
+        name: value if name in words else float(value) if value and value != "?" else None
+        for name, value in found.groupdict().items()
+    }
+
+
 def in_words(progress: Mapping[str, Any]) -> str:
-    """`certify.l2 120/400 units, 3.4/s, 1 min 22 s left, 2 failures`."""
-    parts = [f"{progress.get('step', '')} {progress.get('done')}/{progress.get('total')}"]
-    parts[0] += f" {progress.get('unit') or ''}".rstrip()
-    if progress.get("rate"):
-        parts.append(f"{progress['rate']:.3g}/s")
-    if progress.get("eta_seconds") is not None:
+    """`certify.l2 120/400 items, 3.4/s, 1 min 22 s left, 2 failures`."""
+    parts = [f"{progress['step']} {progress['done']:g}/{progress['total']:g} {progress['unit']}"]
+    if progress["rate"]:
+        parts.append(f"{progress['rate']:g}/s")
+    if progress["eta_seconds"] is not None:
         parts.append(f"{_duration(progress['eta_seconds'])} left")
-    parts.append(f"{progress.get('failures') or 0} failures")
+    parts.append(f"{progress['failures']:g} failures")
+    if progress["waiting_seconds"]:
+        parts.append(f"waiting for workers for {_duration(progress['waiting_seconds'])}")
     return ", ".join(parts)
 
 
