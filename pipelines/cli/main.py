@@ -206,7 +206,7 @@ def _second(entry: dict[str, Any]) -> str:
     return f"   rule loc {_percent(entry['accuracy_loc'])}" if "accuracy_loc" in entry else ""
 
 
-for group in (cli_certify, cli_jobs, cli_doctor, cli_data, cli_models, cli_import):
+for group in (cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_import):
     app.add_typer(group.commands)
 
 

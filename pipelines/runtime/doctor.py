@@ -108,18 +108,20 @@ def _nodes() -> tuple[list[Node], list[str]]:
     """The machines that are up, and the names of those that were lost unexpectedly."""
     alive, lost = [], []
     for entry in ray.nodes():
-        name = f"{entry['NodeManagerHostname']} ({entry['NodeManagerAddress']})"
+        name = _name_of(entry)
         if entry["Alive"]:
             session = Path(entry["RayletSocketName"]).parents[1]
             alive.append(Node(entry["NodeID"], name, entry["Resources"], str(session)))
         elif entry["DeathReason"] == UNEXPECTED:
             lost.append(name)
-    several = len({node.name for node in alive}) < len(alive)
-    if several:  # on one machine, as in tests
-        alive = [
-            Node(n.node_id, f"{n.name} {n.node_id[:6]}", n.resources, n.session) for n in alive
-        ]
-    return alive, lost
+    return sorted(alive, key=lambda node: node.name), sorted(lost)
+
+
+def _name_of(entry: Mapping[str, Any]) -> str:
+    """The name that a machine was given (`ray start --node-name`), else its host's name."""
+    address = str(entry["NodeManagerAddress"])
+    named = entry["NodeName"] if entry["NodeName"] != address else entry["NodeManagerHostname"]
+    return f"{named} ({address})"
 
 
 def _actor_on(node: Node) -> Any:

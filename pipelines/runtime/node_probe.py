@@ -75,24 +75,26 @@ class NodeProbe:
     def storage(self, folder: str, token: str, node: str) -> dict[str, Any]:
         """Read what the driver has written, check that its lock holds here, and answer."""
         place = Path(folder)
-        found: dict[str, Any] = {}
         try:
-            found["same"] = (place / "driver").read_text() == token
-            with (place / "lock").open("a+") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    found["locks"] = False
-                except BlockingIOError:
-                    found["locks"] = True
+            if (place / "driver").read_text() != token:
+                return {"same": False}
         except FileNotFoundError:
             return {"same": False}
         except OSError as error:
-            return {**found, "error": f"cannot be read: {error.strerror or error}"}
+            return {"same": False, "error": f"cannot be read: {error.strerror or error}"}
         try:
             (place / node).write_text(token)
+            return {"same": True, "locks": self._is_locked(place / "lock")}
         except OSError as error:
-            return {**found, "error": f"cannot be written: {error.strerror or error}"}
-        return found
+            return {"same": True, "error": f"cannot be written: {error.strerror or error}"}
+
+    def _is_locked(self, path: Path) -> bool:
+        with path.open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
 
     def disk(self, place: str) -> dict[str, int] | None:
         """Total and free bytes where a path is; None: there is no such path."""
