@@ -71,12 +71,13 @@ def doctor(
     smoke: bool = False,
     env: Sequence[str] = (),
     python: str | None = None,
+    timeout: float = 40,
 ) -> "Iterator[Finding]":
     """Check a cluster, by default this machine: what would fail there, each with its remedy.
 
     `address` is that of Ray (`host:port`, from one of its machines) or of its dashboard
     (`http://...`, from anywhere; `env` and `python` as for `submit`). With a recipe, the files it
-    names are looked for on every machine.
+    names are looked for on every machine. Each machine has `timeout` seconds for its answer.
 
     >>> from pipelines import api
     >>> [f.message for f in api.doctor() if f.status == "FAIL"]  # doctest: +SKIP
@@ -91,7 +92,7 @@ def doctor(
     if address and address.startswith(("http://", "https://")):
         from pipelines.runtime.doctor_job import diagnose_by_job
 
-        return diagnose_by_job(loaded, address=address, python=python, env=env)
+        return diagnose_by_job(loaded, address=address, python=python, env=env, timeout=timeout)
     from pipelines.runtime.doctor import diagnose
 
-    return diagnose(loaded, address=address)
+    return diagnose(loaded, address=address, timeout=timeout)

@@ -11,6 +11,9 @@ from pipelines.cli.jobs import EnvOpt, in_job, recipe_of_job
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt, StorageOpt
 
 commands = typer.Typer()
+TimeoutOpt = Annotated[
+    float, typer.Option(min=1, metavar="S", help="Seconds for the answer of a machine.")
+]
 AddressOpt = Annotated[
     str | None,
     typer.Option(
@@ -35,6 +38,7 @@ def doctor(
     smoke: SmokeOpt = False,
     env: EnvOpt = None,
     python: Annotated[str | None, typer.Option(help="Interpreter on the cluster.")] = None,
+    timeout: TimeoutOpt = 40,
     as_json: JsonOpt = False,
 ) -> None:
     """Check every node: versions, code, GPUs, storage, clock, disk, memory; and MLflow."""
@@ -47,6 +51,7 @@ def doctor(
         smoke=smoke,
         env=env or [],
         python=python,
+        timeout=timeout,
     ):
         found.append(finding)
         if not as_json:
@@ -58,14 +63,14 @@ def doctor(
 
 
 @commands.command("doctor-job", hidden=True)
-def doctor_job() -> None:
+def doctor_job(timeout: TimeoutOpt = 40) -> None:
     """The checks inside a job of the cluster."""
 
     def work() -> None:
         from pipelines.runtime.doctor import diagnose
         from pipelines.runtime.doctor_job import FINDING
 
-        for finding in diagnose(recipe_of_job()):
+        for finding in diagnose(recipe_of_job(), timeout=timeout):
             print(f"{FINDING}{json.dumps(asdict(finding))}", flush=True)
 
     in_job(work)

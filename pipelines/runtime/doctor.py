@@ -1,7 +1,7 @@
 """Checks of a cluster before a flow fails on it: versions, GPUs, storage, clocks, disks, MLflow.
 
 Every machine is asked by an actor of its own, all at once, and has to answer within
-`NODE_SECONDS`; one that does not is named. Nothing is left behind on the storage.
+a stated time; one that does not is named. Nothing is left behind on the storage.
 """
 
 import os
@@ -29,8 +29,7 @@ from pipelines.runtime.artifacts import prepare_storage, software
 from pipelines.runtime.cluster import check_reachable, host_and_port, ray_cluster
 from pipelines.runtime.findings import Finding
 
-NODE_SECONDS = 40.0  # for the answer of a machine, its first Python process included
-TRACKING_SECONDS = 40.0
+ANSWER_SECONDS = 40.0  # for a machine, its first Python process included; and for MLflow
 CLOCK_TRIES = 3
 MAX_SHOWN = 5
 TRACKING_ENV = "MLFLOW_TRACKING_URI"
@@ -54,23 +53,26 @@ class Node:
 
 
 def diagnose(
-    recipe: Recipe, *, address: str | None = None, storage: str | None = None
+    recipe: Recipe, *, address: str | None = None, timeout: float = ANSWER_SECONDS
 ) -> Iterator[Finding]:
-    """Check the cluster that a recipe would run on; findings come as they are made."""
+    """Check the cluster that a recipe would run on; findings come as they are made.
+
+    Every machine and MLflow have `timeout` seconds for their answers.
+    """
     address = address or recipe.cluster.address
     if address:
         host_and_port(address)  # a mistyped address is bad input, a dead one a finding
     root: Path | None = None
     try:
-        root = prepare_storage(storage or recipe.storage.root)
+        root = prepare_storage(recipe.storage.root)
         usage = shutil.disk_usage(root)
         yield findings.space_finding(root, {"total": usage.total, "free": usage.free})
     except CasemateError as error:
         yield findings.fail("storage", str(error))
-    yield from _check_tracking(recipe.tracking, root)
+    yield from _check_tracking(recipe.tracking, root, timeout=timeout)
     try:
         with ray_cluster(recipe.cluster, address=address):
-            yield from _check_nodes(recipe, root)
+            yield from _check_nodes(recipe, root, timeout=timeout)
     except CasemateError as error:  # joining failed
         yield findings.fail("cluster", str(error))
 
@@ -78,7 +80,7 @@ def diagnose(
 # -- machines
 
 
-def _check_nodes(recipe: Recipe, root: Path | None) -> Iterator[Finding]:
+def _check_nodes(recipe: Recipe, root: Path | None, *, timeout: float) -> Iterator[Finding]:
     alive, lost = _nodes()
     total = ray.cluster_resources()
     counts = f"{len(alive)} node(s), {total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
@@ -91,7 +93,7 @@ def _check_nodes(recipe: Recipe, root: Path | None) -> Iterator[Finding]:
         actors = {node.node_id: _actor_on(node) for node in alive}
         requests = {n.node_id: _request(n, folder, token, wanted) for n in alive}
         calls = {key: actor.look.remote(requests[key]) for key, actor in actors.items()}
-        answers, silent = _answers(calls)
+        answers, silent = _answers(calls, timeout=timeout)
         for node in alive:
             if node.node_id in silent:
                 yield findings.fail("node", f"{node.name} {silent[node.node_id]}")
@@ -99,7 +101,7 @@ def _check_nodes(recipe: Recipe, root: Path | None) -> Iterator[Finding]:
             yield from _findings_of(
                 node, answers[node.node_id], root=root, folder=folder, token=token
             )
-            yield _clock(node, actors[node.node_id])
+            yield _clock(node, actors[node.node_id], timeout=timeout)
         for actor in actors.values():
             ray.kill(actor)
 
@@ -143,15 +145,15 @@ def _request(node: Node, folder: Path | None, token: str, paths: Sequence[str]) 
     }
 
 
-def _answers(calls: Mapping[str, Any]) -> tuple[Answers, dict[str, str]]:
+def _answers(calls: Mapping[str, Any], *, timeout: float) -> tuple[Answers, dict[str, str]]:
     """Answers by node, and for nodes without one the reason."""
-    done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=NODE_SECONDS)
+    done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout)
     answers: Answers = {}
     silent: dict[str, str] = {}
     for node_id, call in calls.items():
         if call not in done:
             silent[node_id] = (
-                f"does not answer within {NODE_SECONDS:.0f} s; look at its Ray logs and its load, "
+                f"does not answer within {timeout:.0f} s; look at its Ray logs and its load, "
                 "or take it out of the cluster"
             )
             continue
@@ -162,13 +164,13 @@ def _answers(calls: Mapping[str, Any]) -> tuple[Answers, dict[str, str]]:
     return answers, silent
 
 
-def _clock(node: Node, actor: Any) -> Finding:
+def _clock(node: Node, actor: Any, *, timeout: float) -> Finding:
     """The best of several readings: half of the time a call takes is not known."""
     readings = []
     for _ in range(CLOCK_TRIES):
         sent = time.time()
         try:
-            there = ray.get(actor.now.remote(), timeout=NODE_SECONDS / CLOCK_TRIES)
+            there = ray.get(actor.now.remote(), timeout=timeout / CLOCK_TRIES)
         except (RayError, GetTimeoutError):
             return findings.fail("clock", f"{node.name} does not tell its time")
         back = time.time()
@@ -229,7 +231,9 @@ def _read_back(path: Path) -> str:
 # -- tracking
 
 
-def _check_tracking(section: TrackingSection, root: Path | None) -> Iterator[Finding]:
+def _check_tracking(
+    section: TrackingSection, root: Path | None, *, timeout: float
+) -> Iterator[Finding]:
     """Log a small run and delete it, as a flow's driver would."""
     uri = section.uri or os.environ.get(TRACKING_ENV)
     if uri is None and root is None:
@@ -239,7 +243,7 @@ def _check_tracking(section: TrackingSection, root: Path | None) -> Iterator[Fin
     try:
         if uri and uri.startswith(("http://", "https://")):
             check_reachable(uri, key="tracking.uri")
-        within(TRACKING_SECONDS, lambda: _log_a_run(uri, section.experiment, root or Path()))
+        within(timeout, lambda: _log_a_run(uri, section.experiment, root or Path()))
     except Exception as error:
         why = first_line(error).replace(uri or "\0", shown)
         remedy = f"start it, or correct tracking.uri or {TRACKING_ENV}"

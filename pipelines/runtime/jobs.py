@@ -69,6 +69,7 @@ def submit(
     name = flow_name(recipe, recipe.storage.root)
     jobs = [job for job in flow_jobs(client, name) if job.stage == CONTROLLER]
     if running := [job for job in jobs if job.active]:
+        say(f"{name} runs already: job {running[-1].job_id}, with the options it was started with")
         return running[-1]
     job_id = submit_job(
         client,

@@ -16,7 +16,8 @@ import pytest
 from tests.e2e.cli import ROOT, Cli, call, wait_until
 from tests.e2e.heads import ray_head, ray_node
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+PATIENT = ("--timeout", 100)  # seconds: this machine may be busy
 
 can_unshare = subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
 needs_unshare = pytest.mark.skipif(not can_unshare, reason="unshare --mount is not permitted here")
@@ -92,7 +93,9 @@ def test_faults_of_machines_are_named(installed, tmp_path):
         for node in nodes.values():
             up.enter_context(node)
         wait_for_nodes(head, 4)
-        seen = installed("doctor", "--address", head.address, "--storage", storage, "--json")
+        seen = installed(
+            "doctor", *PATIENT, "--address", head.address, "--storage", storage, "--json"
+        )
     assert seen.code == 1, seen.err
     ((status, message),) = findings(seen, check="storage", node="own-disk")
     assert (status, "is another folder" in message) == ("FAIL", True), message
@@ -120,8 +123,8 @@ def test_a_silent_and_a_lost_node_are_named_in_bounded_time(cli, tmp_path):
         ]
         raylet.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        seen = cli("doctor", "--address", head.address, "--storage", tmp_path, "--json")
-        assert time.monotonic() - began < 200
+        seen = cli("doctor", *PATIENT, "--address", head.address, "--storage", tmp_path, "--json")
+        assert time.monotonic() - began < 260
         raylet.send_signal(signal.SIGCONT)
         assert seen.code == 1, seen.err
         ((status, message),) = findings(seen, check="node")
@@ -138,7 +141,7 @@ def test_a_silent_and_a_lost_node_are_named_in_bounded_time(cli, tmp_path):
             part.kill()
         lost.kill()
         wait_for_nodes(head, 1)
-        seen = cli("doctor", "--address", head.address, "--storage", tmp_path, "--json")
+        seen = cli("doctor", *PATIENT, "--address", head.address, "--storage", tmp_path, "--json")
         assert seen.code == 0, seen.out
         lost_ones = [m for s, m in findings(seen, check="cluster") if s == "warn"]
         assert len(lost_ones) == 1
@@ -148,7 +151,7 @@ def test_a_silent_and_a_lost_node_are_named_in_bounded_time(cli, tmp_path):
 def test_the_doctor_works_through_the_dashboard_alone(cli, tmp_path):
     with ray_head(options=["--node-name=head"]) as head:
         storage = tmp_path / "runs"
-        seen = cli("doctor", "--address", head.dashboard, "--storage", storage)
+        seen = cli("doctor", *PATIENT, "--address", head.dashboard, "--storage", storage)
         assert seen.code == 0, seen.out + seen.err
         lines = seen.out.splitlines()
         assert all(line.startswith("ok ") for line in lines)
@@ -156,7 +159,9 @@ def test_the_doctor_works_through_the_dashboard_alone(cli, tmp_path):
         missing = {"name": "a", "data": {"source": "npz", "path": str(tmp_path / "none.npz")}}
         recipe = tmp_path / "a.yaml"
         recipe.write_text(str(missing))
-        seen = cli("doctor", recipe, "--address", head.dashboard, "--storage", storage, "--json")
+        seen = cli(
+            "doctor", recipe, *PATIENT, "--address", head.dashboard, "--storage", storage, "--json"
+        )
         ((status, message),) = findings(seen, check="paths")
         assert (seen.code, status) == (1, "FAIL")
         assert "none.npz" in message

@@ -1,10 +1,12 @@
 """The doctor's findings: what each answer of a machine means."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pipelines.runtime import findings
+from pipelines.runtime import findings, node_probe
 from pipelines.runtime.artifacts import software
 from pipelines.runtime.node_probe import NodeProbe
 from pipelines.runtime.shipping import code_digest
@@ -79,6 +81,27 @@ def test_a_probe_reads_and_answers_on_the_storage(tmp_path):
     (tmp_path / "driver").write_text("t")
     assert probe.storage(str(tmp_path), "t", "n1") == {"same": True, "locks": False}
     assert (tmp_path / "n1").read_text() == "t"
+
+
+def test_a_probe_runs_on_a_machine_without_our_code(tmp_path):
+    """Sent by value: the machine has Python and Ray, but neither of our packages."""
+    script = (
+        "import sys, pickle; sys.modules['pipelines'] = sys.modules['components'] = None;"
+        "probe = pickle.load(open(sys.argv[1], 'rb'))();"
+        "print(probe.code()['error'], probe.versions(['ray']))"
+    )
+    sent = tmp_path / "probe"
+    sent.write_bytes(probe_by_value())
+    said = subprocess.check_output([sys.executable, "-c", script, sent], text=True, cwd=tmp_path)
+    assert "pipelines" in said
+    assert software()["ray"] in said
+
+
+def probe_by_value() -> bytes:
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(node_probe)
+    return cloudpickle.dumps(node_probe.NodeProbe)
 
 
 @pytest.mark.parametrize(
