@@ -10,11 +10,13 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -34,6 +36,7 @@ CLOCK_TRIES = 3
 MAX_SHOWN = 5
 TRACKING_ENV = "MLFLOW_TRACKING_URI"
 
+T = TypeVar("T")
 Answers = dict[str, dict[str, Any]]  # by node
 UNEXPECTED = 2  # Ray: a node's death that was neither a drain nor a shutdown
 
@@ -64,10 +67,10 @@ def diagnose(
         host_and_port(address)  # a mistyped address is bad input, a dead one a finding
     root: Path | None = None
     try:
-        root = prepare_storage(recipe.storage.root)
+        root = within(timeout, lambda: prepare_storage(recipe.storage.root))
         usage = shutil.disk_usage(root)
         yield findings.space_finding(root, {"total": usage.total, "free": usage.free})
-    except CasemateError as error:
+    except (CasemateError, TimeoutError) as error:
         yield findings.fail("storage", str(error))
     yield from _check_tracking(recipe.tracking, root, timeout=timeout)
     try:
@@ -91,7 +94,7 @@ def _check_nodes(recipe: Recipe, root: Path | None, *, timeout: float) -> Iterat
     wanted = [str(Path(path.path).expanduser().absolute()) for path in absolute]
     with _token_folder(root) as (folder, token):
         actors = {node.node_id: _actor_on(node) for node in alive}
-        requests = {n.node_id: _request(n, folder, token, wanted) for n in alive}
+        requests = {n.node_id: _request(n, folder, token, wanted, timeout=timeout) for n in alive}
         calls = {key: actor.look.remote(requests[key]) for key, actor in actors.items()}
         answers, silent = _answers(calls, timeout=timeout)
         for node in alive:
@@ -134,7 +137,9 @@ def _actor_on(node: Node) -> Any:
     return remote.options(scheduling_strategy=here).remote()
 
 
-def _request(node: Node, folder: Path | None, token: str, paths: Sequence[str]) -> dict[str, Any]:
+def _request(
+    node: Node, folder: Path | None, token: str, paths: Sequence[str], *, timeout: float
+) -> dict[str, Any]:
     return {
         "packages": sorted(software()),
         "folder": str(folder) if folder else "",
@@ -142,6 +147,7 @@ def _request(node: Node, folder: Path | None, token: str, paths: Sequence[str]) 
         "node": node.node_id,
         "session": node.session,
         "paths": list(paths),
+        "seconds": timeout / 2,  # for torch, whose driver may hang
     }
 
 
@@ -268,23 +274,23 @@ def _log_a_run(uri: str | None, experiment: str, root: Path) -> None:
         tracker.client.delete_run(run.info.run_id)
 
 
-def within(seconds: float, work: Callable[[], None]) -> None:
-    """Do the work in a thread that is given up after some seconds."""
-    failure: list[BaseException] = []
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of work in a thread that is given up after some seconds."""
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            work()
+            result.set_result(work())
         except BaseException as error:
-            failure.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise TimeoutError(f"does not answer within {seconds:.0f} s")
-    if failure:
-        raise failure[0]
+    threading.Thread(target=run, daemon=True).start()  # a pool would be waited for at the end
+    try:
+        return result.result(seconds)
+    except FutureTimeoutError:
+        if result.done():
+            raise  # an error of the work itself
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
 def _without_user(uri: str) -> str:

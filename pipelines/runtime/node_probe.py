@@ -34,7 +34,7 @@ class NodeProbe:
         return {
             "versions": self.versions(request["packages"]),
             "code": self.code(),
-            "gpus": self.gpus(),
+            "gpus": self.gpus(request["seconds"]),
             "storage": self.storage(request["folder"], request["token"], request["node"]),
             "disk": self.disk(request["session"]),
             "shm": self.disk("/dev/shm"),
@@ -60,13 +60,17 @@ class NodeProbe:
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def gpus(self) -> dict[str, Any]:
+    def gpus(self, seconds: float) -> dict[str, Any]:
         """Names of the GPUs that torch sees, in a process of its own: loading it may fail."""
         hidden = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
         env = {key: value for key, value in os.environ.items() if key not in hidden}
-        done = subprocess.run(
-            [sys.executable, "-c", TORCH], capture_output=True, text=True, env=env, check=False
-        )
+        command = [sys.executable, "-c", TORCH]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=env, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"torch does not list its GPUs within {seconds:.0f} s"}
         if done.returncode:
             why = (done.stderr.strip().splitlines() or ["no message"])[-1]
             return {"error": f"import torch ends with code {done.returncode}: {why}"}

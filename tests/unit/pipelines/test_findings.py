@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from pipelines.runtime import findings, node_probe
 from pipelines.runtime.artifacts import software
+from pipelines.runtime.doctor import within
 from pipelines.runtime.node_probe import NodeProbe
 from pipelines.runtime.shipping import code_digest
 
@@ -81,6 +83,14 @@ def test_a_probe_reads_and_answers_on_the_storage(tmp_path):
     (tmp_path / "driver").write_text("t")
     assert probe.storage(str(tmp_path), "t", "n1") == {"same": True, "locks": False}
     assert (tmp_path / "n1").read_text() == "t"
+
+
+def test_work_that_hangs_is_given_up():
+    assert within(5, lambda: "done") == "done"
+    with pytest.raises(TimeoutError, match="no answer within 0 s"):
+        within(0.05, lambda: time.sleep(5))
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 / 0)
 
 
 def test_a_probe_runs_on_a_machine_without_our_code(tmp_path):
