@@ -22,7 +22,7 @@ from pipelines.flow.plan import PlannedStep
 from pipelines.recipe.gpus import unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.artifacts import StageDir, in_turn
 from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
 from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.shards import release_workers
@@ -30,6 +30,8 @@ from pipelines.stages.registry import DATASET, STAGES
 
 if TYPE_CHECKING:
     from pipelines.runtime.tracking import StepRun, Tracker
+
+TRACKING = "tracking"  # lock: one process at a time makes the store and a flow's run
 
 
 def execute(
@@ -54,7 +56,8 @@ def execute(
                 if step.name in again:
                     tracker.supersede(step.name, step.fingerprint)
                     shutil.rmtree(step.folder, ignore_errors=True)
-            parent = tracker.flow_run(recipe.name, flow, recipe.resolved())
+            with in_turn(root / recipe.name, TRACKING):  # two stages share their parent run
+                parent = tracker.flow_run(recipe.name, flow, recipe.resolved())
             if notice := unused_gpus(recipe, total_gpus(), stages={p.step.stage for p in todo}):
                 progress.say(str(notice))
             runner = _Runner(recipe, tracker, parent, inputs)
@@ -79,7 +82,8 @@ def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
     from pipelines.runtime.tracking import Tracker
 
     check(recipe)
-    return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
+    with in_turn(root / recipe.name, TRACKING):
+        return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
 
 
 def _status(error: BaseException) -> str:

@@ -4,19 +4,17 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
 
-from components.core.code_copies import code_files, copy_of
 from components.core.errors import CasemateError, first_line
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
+from pipelines.runtime.artifacts import REVISION_ENV, git_revision
+from pipelines.runtime.shipping import ROOT, code_env
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
-NOT_CODE = [".git", ".venv", ".boot", "tests", "notebooks", "infra", "runs", "requirements.lock"]
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
 WORKER_ENV = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -96,55 +94,44 @@ def end_idle_actors() -> None:
             ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
 
 
-def code_env(user_code: Sequence[str] = ()) -> dict[str, Any]:
-    """A checkout is sent to the cluster; an installed wheel must be in the cluster's image.
-
-    Copies of the user's own code travel in either case, each as a folder named by its digest; a
-    local Ray finds them where this process does.
-    """
-    env: dict[str, Any] = {}
-    if (ROOT / "pyproject.toml").exists():
-        env = {"working_dir": str(ROOT), "excludes": NOT_CODE}
-    if copies := [copy for digest in user_code if (copy := copy_of(digest))]:
-        for copy in copies:
-            _refuse_excluded(copy)
-        env["py_modules"] = [str(copy) for copy in copies]
-    return env
-
-
-def _refuse_excluded(copy: Path) -> None:
-    """Refuse user code in folders that Ray leaves out: `excludes` hold for all that it packs."""
-    for path in code_files(copy):
-        if found := set(path.relative_to(copy).parts) & set(NOT_CODE):
-            remedy = "is a folder name that is not sent to clusters; rename it"
-            raise CasemateError("user code", found.pop(), remedy)
-
-
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its environment is set already; a driver from outside sends the code."""
     if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
         return {}
-    return {**code_env(user_code), "env_vars": WORKER_ENV}
+    return {**code_env(user_code), "env_vars": {**WORKER_ENV, **revision_env()}}
+
+
+def revision_env() -> dict[str, str]:
+    """The variable that tells the code on a cluster its revision: the copy has no `.git`."""
+    revision = git_revision()
+    return {REVISION_ENV: revision} if revision else {}
 
 
 def check_reachable(address: str, *, key: str = "cluster.address") -> None:
     """One quick TCP try: Ray itself would wait for minutes on a dead address."""
-    parts = urlsplit(address if "//" in address else f"//{address}")
     if address in ("auto", "local"):
         return
+    try:
+        with socket.create_connection(host_and_port(address, key=key), timeout=5):
+            pass
+    except OSError as error:
+        raise CasemateError(
+            key, address, f"cannot be reached ({error.strerror or error}); is the cluster up?"
+        ) from error
+
+
+def host_and_port(address: str, *, key: str = "cluster.address") -> tuple[str, int]:
+    """Host and port of an address; that of Ray itself has no scheme."""
+    if address in ("auto", "local"):
+        return "localhost", 0
+    parts = urlsplit(address if "//" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
         host, port = None, None
     if not host or not port:
         raise CasemateError(key, address, "is not host:port; write e.g. 10.0.0.5:6379")
-    try:
-        with socket.create_connection((host, port), timeout=5):
-            pass
-    except OSError as error:
-        raise CasemateError(
-            key, address, f"cannot be reached ({error.strerror or error}); is the cluster up?"
-        ) from error
+    return host, port
 
 
 def total_cpus() -> int:
