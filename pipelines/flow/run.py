@@ -5,16 +5,13 @@ Light to import: a flow whose steps are all finished needs neither Ray nor MLflo
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.core.digests import digest_json
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import exclusive, is_made_from, prepare_storage
-
-if TYPE_CHECKING:
-    pass
+from pipelines.runtime.tracking_uri import flow_outbox
 
 
 def run_flow(
@@ -40,6 +37,7 @@ def run_flow(
         for step in made:
             if step not in todo:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
+        flow = digest_json({step.name: step.fingerprint for step in everything})
         if todo:
             from pipelines.flow.execute import execute
 
@@ -48,10 +46,14 @@ def run_flow(
                 root,
                 todo,
                 inputs={step.name: step for step in everything},
-                flow=digest_json({step.name: step.fingerprint for step in everything}),
+                flow=flow,
                 address=address,
                 again=again,
             )
+        elif flow_outbox(root / recipe.name, flow).exists():
+            from pipelines.flow.execute import complete_flow
+
+            complete_flow(recipe, root, flow)
     return steps
 
 

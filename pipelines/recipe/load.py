@@ -14,6 +14,7 @@ from components.core.hints import nearest_of
 from components.core.user_code import reading, references, with_absolute_files
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
+from pipelines.recipe.credentials import without_credentials
 from pipelines.recipe.explain import explain
 from pipelines.recipe.problems import RecipeError
 from pipelines.recipe.schema.base import keys_with_off
@@ -219,6 +220,7 @@ def parse(
 
     Files of the user's own code are seen from `base`; see `load` for `user_code`.
     """
+    values = without_credentials(values, source=source)
     with reading(base=base, trusted=user_code):
         try:
             recipe = Recipe.model_validate(values)

@@ -120,9 +120,14 @@ def _refuse_excluded(copy: Path) -> None:
             raise CasemateError("user code", found.pop(), remedy)
 
 
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted Ray job."""
+    return bool(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
+
+
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its environment is set already; a driver from outside sends the code."""
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    if in_job():
         return {}
     return {**code_env(user_code), "env_vars": WORKER_ENV}
 

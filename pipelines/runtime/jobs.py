@@ -20,6 +20,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from components.core.digests import digest_json
 from components.core.errors import CasemateError, first_line
 from components.core.user_code import digests
+from pipelines.recipe.credentials import refuse_credentials_in_job
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
@@ -72,6 +73,7 @@ def submit(
     recipe: Recipe, *, address: str, storage: str, force: bool = False, python: str | None = None
 ) -> FlowJob:
     """Submit the controller; a flow that already runs is returned instead of doubled."""
+    refuse_credentials_in_job(recipe)
     client = connect(address)
     name = flow_name(recipe, storage)
     jobs = flow_jobs(client, name)

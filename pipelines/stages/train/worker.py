@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.files import write_text
+from pipelines.runtime.machine import MACHINE, MachineLog
 
 if TYPE_CHECKING:
     import torch
@@ -130,12 +131,14 @@ class LiveFile:
 
     def __init__(self, path: Path, session: "Session") -> None:
         self.path, self.session = path, session
+        self.machine = MachineLog(path.with_name(MACHINE))
         self.since = time.monotonic(), session.num_done  # when and where steps began to count
         self.update()
 
     def step(self, step: int, num_steps: int) -> None:
         if time.monotonic() - self.last > 1:
             self.update()
+            self.machine.sample()
 
     def update(self) -> None:
         session, self.last = self.session, time.monotonic()
