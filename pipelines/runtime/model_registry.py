@@ -22,7 +22,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 from components.models.checkpoint import load_model
-from pipelines.runtime.tracking_errors import EXISTS, MISSING
+from pipelines.runtime.tracking_errors import EXISTS, MISSING, is_conflict
 from pipelines.runtime.tracking_uri import URI_ENV
 
 SMOOTHED = Path(__file__).with_name("smoothed_model.py")  # executed by MLflow where it is served
@@ -135,7 +135,12 @@ class Registry:
         """
         for _ in range(TRIES):
             newest = self._newest(name)
-            self.client.set_registered_model_alias(name, alias, newest)
+            try:
+                self.client.set_registered_model_alias(name, alias, newest)
+            except MlflowException as error:
+                if not is_conflict(error):
+                    raise
+                continue
             if self._newest(name) == newest:
                 return
 

@@ -172,8 +172,7 @@ def find_or_create(
     extra: Mapping[str, str],
 ) -> str:
     """The run with these tags, running again if it had ended, or a new one."""
-    terms = " and ".join(f"tags.`{key}` = '{value}'" for key, value in identity.items())
-    found = client.search_runs([experiment], terms, max_results=20)
+    found = client.search_runs([experiment], having(identity), max_results=20)
     live = [run for run in found if SUPERSEDED_TAG not in run.data.tags]
     if live:
         run = live[0]
@@ -182,3 +181,8 @@ def find_or_create(
         return str(run.info.run_id)
     tags = {**identity, **extra, "mlflow.runName": name}
     return str(client.create_run(experiment, tags=tags).info.run_id)
+
+
+def having(tags: Mapping[str, str]) -> str:
+    """A search for runs that have all these tags."""
+    return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())

@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # progress is ours
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout may be JSON
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # patience is ours, too
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
 
@@ -31,17 +32,20 @@ from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime.model_registry import Registry, default_store
 from pipelines.runtime.outbox import Connection, Message, Outbox, UnavailableError
 from pipelines.runtime.progress import say
-from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_create
+from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_create, having
 from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
 from pipelines.runtime.tracking_uri import (
     check_driver,
     credentials_in_environment,
+    default_uri,
     flow_outbox,
     is_server,
+    storage_id,
     tracking_uri,
 )
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
+STORAGE_TAG = "casemate.storage"  # in a shared store the same recipe may run into two storages
 FIRST_CONTACT_SECONDS = 5.0  # at the start of a flow: a wrong address should show at once
 OUTBOX = "outbox.jsonl"
 
@@ -193,6 +197,8 @@ class Tracker:
             remedy = f"cannot be used: {first_line(error)}"
             raise CasemateError(TRACKING, self.uri, remedy) from error
         self.registry = Registry(self.client, place, self.experiment_id)
+        is_shared = self.uri != default_uri(storage)
+        self.owner = {STORAGE_TAG: storage_id(storage)} if is_shared else {}
 
     def _first_contact(self, experiment: str, location: str | None, patience: float) -> str:
         """The experiment's id; a server that is away at the start is an error after `patience`."""
@@ -214,7 +220,7 @@ class Tracker:
         self, name: str, fingerprint: str, resolved: Mapping[str, object], *, folder: Path
     ) -> StepRun:
         """The parent run of the flow of a recipe: same recipe and inputs, same run."""
-        identity, extra = {FLOW_TAG: fingerprint}, {"casemate.recipe": name}
+        identity, extra = {FLOW_TAG: fingerprint, **self.owner}, {"casemate.recipe": name}
         run = self._open(name, identity, extra, flow_outbox(folder, fingerprint))
         run.params(resolved)
         return run
@@ -222,14 +228,14 @@ class Tracker:
     def step_run(self, parent: StepRun, step: str, fingerprint: str, *, folder: Path) -> StepRun:
         """The child run of a step, continued if it was interrupted."""
         identity = {"mlflow.parentRunId": parent.run_id, STEP_TAG: step, PRINT_TAG: fingerprint}
-        return self._open(step, identity, {}, folder / OUTBOX)
+        return self._open(step, identity, self.owner, folder / OUTBOX)
 
     def supersede(self, step: str, fingerprint: str) -> None:
         """Mark the runs of a step that will run again (`--force`)."""
-        terms = f"tags.`{STEP_TAG}` = '{step}' and tags.`{PRINT_TAG}` = '{fingerprint}'"
+        identity = {STEP_TAG: step, PRINT_TAG: fingerprint, **self.owner}
 
         def mark() -> None:
-            for run in self.client.search_runs([self.experiment_id], terms):
+            for run in self.client.search_runs([self.experiment_id], having(identity)):
                 self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
 
         self._wait_for(mark)

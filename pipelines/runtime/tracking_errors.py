@@ -52,6 +52,8 @@ def _has_no_access(error: Exception) -> bool:
 
 def _passes(error: Exception, uri: str) -> bool:
     """Whether the same call may succeed later."""
+    if is_conflict(error):
+        return True
     if uri.startswith("sqlite:"):
         return "database is locked" in str(error)
     if isinstance(error, LOST):
@@ -61,6 +63,12 @@ def _passes(error: Exception, uri: str) -> bool:
     if isinstance(error, MlflowException):
         return error.error_code in PASSING
     return isinstance(error, OperationalError) and not is_server(uri)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether another flow wrote the same row at the same time; the next try finds it."""
+    text = str(error)
+    return any(known in text for known in ("UniqueViolation", "duplicate key", "UNIQUE constraint"))
 
 
 def cause_of(error: Exception) -> str:

@@ -4,11 +4,13 @@ Light to import: a finished flow is shown without MLflow.
 """
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, urlsplit
+from uuid import uuid4
 
 from components.core.errors import CasemateError
 from pipelines.recipe.credentials import SERVER_ENV, TRACKING, credentials_of, keep_apart
@@ -57,6 +59,19 @@ def check_driver(uri: str) -> None:
 def flow_outbox(folder: Path, fingerprint: str) -> Path:
     """Where messages of a flow's own run wait for the server; `folder` is the recipe's."""
     return folder / ".outbox" / f"{fingerprint[:12]}.jsonl"
+
+
+def storage_id(storage: Path) -> str:
+    """The name of a storage in a tracking store that others use, too; moves with the folder."""
+    path = storage / ".storage-id"
+    try:
+        with path.open("x") as file:
+            file.write(uuid4().hex)
+    except FileExistsError:
+        deadline = time.monotonic() + 5
+        while not path.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)  # another flow is writing it
+    return path.read_text()
 
 
 @contextmanager

@@ -114,48 +114,60 @@ class MlflowServer:
             return False
 
 
-class PasswordProxy:
-    """In front of a server: 401 without the right user and password, else what the server says."""
+class Proxy:
+    """In front of a server: asks for a password (401 without it), or loses requests and answers."""
 
-    def __init__(self, server: str, *, user: str, password: str) -> None:
-        wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-        self.num_refused = 0
+    def __init__(self, server: str, *, login: str | None = None, lose_every: int = 0) -> None:
+        wanted = "Basic " + base64.b64encode(login.encode()).decode() if login else None
+        self.num_refused, self.num_lost, self.num_requests = 0, 0, 0
+        proxy, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def _forward(handler) -> None:
-                length = int(handler.headers.get("Content-Length") or 0)
-                body = handler.rfile.read(length) if length else None
-                if handler.headers.get("Authorization") != wanted:
-                    self.num_refused += 1
-                    handler._reply(401, b"who are you?", "text/plain")
+            def _forward(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                body = self.rfile.read(length) if length else None
+                with lock:
+                    proxy.num_requests += 1
+                    lose = lose_every and proxy.num_requests % lose_every == 0
+                    proxy.num_lost += bool(lose)
+                    lose_request = lose and proxy.num_lost % 2 == 0  # else its answer
+                if lose_request:
+                    self.close_connection = True
+                    return
+                if wanted and self.headers.get("Authorization") != wanted:
+                    proxy.num_refused += 1
+                    self._reply(401, b"who are you?", "text/plain")
                     return
                 passed = {
-                    name: value for name, value in handler.headers.items()
+                    name: value for name, value in self.headers.items()
                     if name.lower() not in ("host", "authorization", "connection")
                 }  # fmt: skip
                 request = urllib.request.Request(
-                    server + handler.path, data=body, headers=passed, method=handler.command
+                    server + self.path, data=body, headers=passed, method=self.command
                 )
                 try:
                     with urllib.request.urlopen(request, timeout=60) as answer:
-                        kind = answer.headers.get("Content-Type", "application/json")
-                        handler._reply(answer.status, answer.read(), kind)
+                        found = answer.status, answer.read(), answer.headers
                 except urllib.error.HTTPError as error:
-                    kind = error.headers.get("Content-Type", "application/json")
-                    handler._reply(error.code, error.read(), kind)
+                    found = error.code, error.read(), error.headers
+                if lose:
+                    self.close_connection = True
+                    return
+                status, content, headers = found
+                self._reply(status, content, headers.get("Content-Type", "application/json"))
 
-            def _reply(handler, status: int, body: bytes, kind: str) -> None:
-                handler.send_response(status)
-                handler.send_header("Content-Type", kind)
-                handler.send_header("Content-Length", str(len(body)))
-                handler.end_headers()
-                handler.wfile.write(body)
+            def _reply(self, status: int, body: bytes, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _forward  # noqa: N815
 
-            def log_message(handler, *_: object) -> None:
+            def log_message(self, *_: object) -> None:
                 """Silent."""
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -138,7 +138,6 @@ class LiveFile:
     def step(self, step: int, num_steps: int) -> None:
         if time.monotonic() - self.last > 1:
             self.update()
-            self.machine.sample()
 
     def update(self) -> None:
         session, self.last = self.session, time.monotonic()
@@ -150,3 +149,4 @@ class LiveFile:
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
         running = session.running() | {"images_per_second": speed}
         write_text(self.path, json.dumps(state | {"running": running}), sync=False)
+        self.machine.sample()

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from pipelines.runtime import outbox as module
-from pipelines.runtime.outbox import Connection, Outbox, OutageError, UnavailableError
+from pipelines.runtime.outbox import Connection, OutageError, Outbox, UnavailableError
 
 
 class Server:
-    """Keeps messages by number, as MLflow keeps a metric by step: a repeated one changes nothing."""
+    """Keeps messages by number, as MLflow keeps a metric by step: repeating one changes nothing."""
 
     def __init__(self) -> None:
         self.is_up, self.loses_answers, self.received, self.refused = True, False, [], set()
@@ -122,7 +122,9 @@ def test_patience_ends_with_one_line_and_the_messages_stay(tmp_path, server):
     box, _ = make(tmp_path, server, max_outage=0.2)
     server.is_up = False
     box.put(numbered(0))
-    with pytest.raises(OutageError, match=r"http://host has not answered for .* \(tracking.max_outage: 0\)"):
+    with pytest.raises(
+        OutageError, match=r"http://host has not answered for .* \(tracking.max_outage: 0\)"
+    ):
         box.drain()
     assert json.loads(box.path.read_text())["number"] == 0
 
