@@ -94,9 +94,14 @@ def end_idle_actors() -> None:
             ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
 
 
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted Ray job."""
+    return bool(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
+
+
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its environment is set already; a driver from outside sends the code."""
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    if in_job():
         return {}
     return {**code_env(user_code), "env_vars": {**WORKER_ENV, **revision_env()}}
 

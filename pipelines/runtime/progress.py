@@ -15,6 +15,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from components.core.secrets import redact
+
 console = Console(stderr=True)
 
 
@@ -121,4 +123,4 @@ class _RatedProgress(Progress):
 
 def say(text: str) -> None:
     """Print one plain line on stderr, also where it is not a terminal."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(redact(text), highlight=False, markup=False, soft_wrap=True)

@@ -68,5 +68,6 @@ class StorageSection(Section):
 class TrackingSection(Section):
     """MLflow."""
 
-    uri: str | None = None  # None: SQLite beside the storage
+    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else SQLite beside the storage
     experiment: str = "casemate"
+    max_outage: float = Field(default=900, ge=0)  # seconds that a step waits for a lost server
