@@ -268,7 +268,7 @@ class Dispatch:
         if self.blamed.get(worker.number) == unit.name and not announced:
             self._failed(worker, unit, error)
         else:
-            self.todo.appendleft(unit)
+            (self.retries if unit.name in self.history else self.todo).appendleft(unit)
 
     def _not_started(self, error: BaseException) -> None:
         cause = getattr(error, "cause", None)
@@ -311,6 +311,7 @@ class Dispatch:
         else:
             self.retries.append(unit)
         self._end_if_hopeless()
+        self._staff()  # before it is tried again: a request for another place is a reason to wait
 
     def _leave_out_if_proven(self, place: Place, record: _Record) -> None:
         others = [worker for worker in self.workers.values() if worker.place != place]
@@ -400,9 +401,11 @@ class Dispatch:
     def _may_retry(self, unit: Unit, worker: Worker) -> bool:
         """Another node if there is one, else another place, else another process.
 
-        A place counts that had a worker a moment ago: a new one is on its way.
+        A place counts that had a worker a moment ago: a new one is on its way. So may be the first
+        one of a further place.
         """
-        tried, now = self.history[unit.name].places, self.clock()
+        past, now = self.history[unit.name], self.clock()
+        tried = past.places
         usable = {w.place for w in self.workers.values() if not self._is_suspected(w.place)}
         usable |= {
             place
@@ -415,7 +418,7 @@ class Dispatch:
             return worker.place.node in fresh
         if places := usable - set(tried):
             return worker.place in places
-        return True
+        return not self.crew.num_pending or now - past.when >= PATIENCE_SECONDS
 
     # Workers --------------------------------------------------------------------------------------
 
@@ -437,7 +440,9 @@ class Dispatch:
         if outstanding < capacity:
             self.todo.extend(self.desk.more(capacity - outstanding))
             outstanding = len(self.todo) + len(self.retries) + self.num_held
-        self.state.wanted = wanted = min(capacity, outstanding)  # never more than units
+        # Never more than units, but one more for each failed try of those to be tried elsewhere.
+        further = sum(len(self.history[unit.name].places) for unit in self.retries)
+        self.state.wanted = wanted = min(capacity, outstanding + further)
         self.crew.trim(max(0, wanted - len(self.workers)))
         if self.failed_starts >= MAX_FAILED_STARTS and self.workers:
             return  # go on with those that are there
