@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from components.core.units import Unit, WorkFn
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import cluster as ray_place
-from pipelines.runtime.dispatch import (
+from pipelines.runtime.crew import (
     Event,
     Finished,
     Lost,

@@ -7,10 +7,15 @@ of the recipe) and step. `infra/grafana/` has a dashboard that shows them.
 import logging
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
 from ray.util.metrics import Gauge
 
-from pipelines.runtime.progress import Status
+from pipelines.runtime.progress import FILE_NAME, Status
+
+if TYPE_CHECKING:
+    from pipelines.runtime.artifacts import StageDir
 
 LOG = logging.getLogger("casemate.gauges")
 TAGS = ("flow", "step")
@@ -31,6 +36,19 @@ GAUGES: dict[str, tuple[str, Callable[[Status], float | None]]] = {
 @cache
 def _gauge(name: str) -> Gauge:
     return Gauge(name, description=GAUGES[name][0], tag_keys=TAGS)
+
+
+class ShownAt(TypedDict):
+    """Where the progress of a step is shown besides the terminal."""
+
+    file: Path
+    watch: Callable[[Status], None]
+
+
+def shown_at(out: "StageDir") -> ShownAt:
+    """The progress file of a step and its gauges, as arguments of `progress.bar`."""
+    watch = exporter(out.path.parent.name, out.step)
+    return {"file": out.scratch / FILE_NAME, "watch": watch}
 
 
 def exporter(flow: str, step: str) -> Callable[[Status], None]:

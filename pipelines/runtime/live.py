@@ -1,7 +1,9 @@
 """Live metrics of a running step in MLflow: `live/done`, and accuracies so far with their bands.
 
-They are sent from a thread, at most every half minute, and may be lost: a failed call is logged
-once, the next ones come later and later. They never change the final metrics of a step.
+A stage with several phases has them under the phase's name: `live/pgd/main/robust_accuracy`. Their
+steps are finished units (items, where these are counted), so a resumed stage continues them. They
+are sent from a thread, at most every half minute, and may be lost: a failed call is logged once,
+the next ones come later and later. They never change the final metrics of a step.
 """
 
 import logging
@@ -20,16 +22,17 @@ END_SECONDS = 5.0  # for a call that is under way when the stage ends
 Send = Callable[[Mapping[str, float], int], None]  # values, step
 
 
-def metrics_of(so_far: SoFar) -> dict[str, float]:
-    """Every share with the ends of its band, by metric name."""
-    values: dict[str, float] = {}
+def metrics_of(so_far: SoFar, *, done: float, failures: int, phase: str) -> dict[str, float]:
+    """Progress, and every share with the ends of its band, by metric name."""
+    prefix = f"live/{phase}" if phase else "live"
+    values = {f"{prefix}/done": done, f"{prefix}/failures": float(failures)}
     for name, share in so_far.shares.items():
         low, high = share.band()
         values |= {
-            f"live/{name}": share.value,
-            f"live/{name}_low": low,
-            f"live/{name}_high": high,
-            f"live/{name}_items": float(share.seen),
+            f"{prefix}/{name}": share.value,
+            f"{prefix}/{name}_low": low,
+            f"{prefix}/{name}_high": high,
+            f"{prefix}/{name}_items": float(share.seen),
         }
     return values
 

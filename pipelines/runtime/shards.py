@@ -16,8 +16,9 @@ from components.core.units import ProgressBar, SoFar, Unit, UnitSource
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.actors import ActorCrew, ActorPool, Job, MakeWork
-from pipelines.runtime.dispatch import Dispatch, ShardFailedError, State
-from pipelines.runtime.gauges import exporter
+from pipelines.runtime.crew import State
+from pipelines.runtime.dispatch import Dispatch, ShardFailedError
+from pipelines.runtime.gauges import shown_at
 from pipelines.runtime.live import LiveMetrics, live_metrics, metrics_of
 from pipelines.runtime.parts import PartStore
 
@@ -59,14 +60,8 @@ def run_units(
     todo = todo or _missing(source, parts, room=1)
     if not todo:
         return
-    shown = progress.bar(
-        label,
-        total=source.total,
-        unit=source.counts,
-        phase=phase,
-        file=out.scratch / progress.FILE_NAME if out else None,
-        watch=exporter(out.path.parent.name, out.step) if out else None,
-    )
+    place = shown_at(out) if out else {"file": None, "watch": None}
+    shown = progress.bar(label, total=source.total, unit=source.counts, phase=phase, **place)
     with shown as bar, live_metrics(_sender(out)) as live:
         source.show(bar)
         desk = _Desk(label, parts, source, bar, live)
@@ -159,19 +154,20 @@ class _Desk:
 
     def _ask(self) -> None:
         """Intermediate results; they must never fail a stage."""
+        status, is_due = self.bar.status, self.live is not None and self.live.is_due()
         try:
             found = self.source.so_far()
-            values = metrics_of(found) if self.live and self.live.is_due() else None
+            values = metrics_of(
+                found, done=status.done, failures=status.failures, phase=status.phase
+            )
         except Exception:
             self.silent = True
             LOG.warning("%s: no intermediate results", self.label, exc_info=True)
             return
-        status = self.bar.status
         status.draws = found.draws
         now, images = time.monotonic(), found.draws or found.images
         if self.before and now > self.before[0]:
             status.images_per_second = (images - self.before[1]) / (now - self.before[0])
         self.before = now, images
-        if self.live and values is not None:
-            done = {"live/done": status.done, "live/failures": float(status.failures)}
-            self.live.offer(done | values, int(status.done))
+        if self.live and is_due:
+            self.live.offer(values, int(status.done))

@@ -36,6 +36,7 @@ class LiveLog:
             values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
             self.out.run.metrics(values, step=row["epoch"])
         self.num_logged = max(self.num_logged, len(rows))
+        bar.status.images_per_second = state["running"].get("images_per_second")
         bar.at(len(rows) + state["fraction"], progress_line(rows, state["running"]))
 
 

@@ -17,7 +17,7 @@ from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import RayTrainCallback
 from ray.train.v2.api.config import LoggingConfig
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
@@ -29,8 +29,10 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.waiting import NoRoomError, wait_for_room
 from pipelines.stages.train import results
-from pipelines.stages.train.failures import MistakesEndTraining, mistake_in
+from pipelines.stages.train.failures import MistakesEndTraining, mistake_in, waited_in_vain
 from pipelines.stages.train.session import objective_of
 from pipelines.stages.train.worker import JOB, TrainJob, train_loop
 
@@ -55,8 +57,15 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     job.stopped.unlink(missing_ok=True)
     trainer = _trainer(job, recipe.cluster, out)
     total, look = recipe.epochs_of(model), results.LiveLog(job.live, out)
-    with progress.follow(out.step, total=total, unit="epochs", look=look):
-        _fit(trainer)
+    resources = _worker_resources(recipe.cluster)
+    wait_for_room(
+        resources,
+        num_workers=recipe.cluster.train_workers,
+        label=out.step,
+        max_wait=recipe.cluster.max_wait,
+    )
+    with progress.follow(out.step, total=total, unit="epochs", look=look, **shown_at(out)):
+        _fit(trainer, max_wait=recipe.cluster.max_wait)
     if job.stopped.exists():
         raise CasemateError(*json.loads(job.stopped.read_text()))
     results.publish(recipe, out)
@@ -84,7 +93,10 @@ class FailFastTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
     """
 
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        settings["failure_policy"] = MistakesEndTraining(self.run_config.failure_config)
+        job: TrainJob = self.train_loop_config[JOB]
+        settings["failure_policy"] = MistakesEndTraining(
+            self.run_config.failure_config, max_wait=job.recipe["cluster"]["max_wait"]
+        )
         return super()._initialize_and_run_controller(**settings)
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
@@ -121,7 +133,7 @@ def _worker_resources(cluster: ClusterSection) -> dict[str, float]:
     return resources
 
 
-def _fit(trainer: FailFastTrainer) -> None:
+def _fit(trainer: FailFastTrainer, *, max_wait: float) -> None:
     """Train; the error of a worker is raised in place of Ray's."""
     try:
         trainer.fit()
@@ -130,3 +142,9 @@ def _fit(trainer: FailFastTrainer) -> None:
             raise mistake from error
         first = next(iter(error.worker_failures.values()))
         raise RuntimeError(f"training failed: {first}") from error
+    except ControllerError as error:
+        cause = error.controller_failure
+        if waited_in_vain(error):
+            reason = f"no room for lost workers within cluster.max_wait ({max_wait:g} s)"
+            raise NoRoomError(f"{reason}; start again to continue") from error
+        raise RuntimeError(f"training failed: {type(cause).__name__}: {cause}") from error

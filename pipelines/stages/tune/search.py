@@ -14,6 +14,8 @@ from pipelines.recipe.trials import fixed_points, tuned
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import total_cpus
+from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.waiting import wait_for_room
 from pipelines.stages.tune.schedulers import scheduler
 from pipelines.stages.tune.snapshot import Snapshots, unpack
 from pipelines.stages.tune.worker import EPOCHS, MISTAKE, SCORE, TrialJob, trial
@@ -56,7 +58,14 @@ def fit(
         bar.at(sum(_lines(path) for path in place.glob("*/result.json")))
 
     total = num_trials(recipe) * epochs
-    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0):
+    wait_for_room(
+        {name.upper(): amount for name, amount in resources.items()},
+        num_workers=1,
+        label=out.step,
+        max_wait=cluster.max_wait,
+    )
+    shown = shown_at(out)
+    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0, **shown):
         return tuner.fit()
 
 

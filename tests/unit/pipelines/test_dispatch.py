@@ -13,19 +13,8 @@ from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from components.core.units import Unit
-from pipelines.runtime.dispatch import (
-    HOPELESS,
-    MAX_TRIES,
-    Dispatch,
-    Finished,
-    Lost,
-    NotStarted,
-    Place,
-    Raised,
-    Ready,
-    ShardFailedError,
-    Worker,
-)
+from pipelines.runtime.crew import Finished, Lost, NotStarted, Place, Raised, Ready, Worker
+from pipelines.runtime.dispatch import HOPELESS, MAX_TRIES, Dispatch, ShardFailedError
 
 TABLE = pa.table({"x": [1]})
 START, WORK = 3.0, 1.0  # seconds of a start and of a unit
