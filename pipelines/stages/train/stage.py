@@ -56,6 +56,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     )
     job.stopped.unlink(missing_ok=True)
     trainer = _trainer(job, recipe.cluster, out)
+    trainer.max_wait = recipe.cluster.max_wait
     total, look = recipe.epochs_of(model), results.LiveLog(job.live, out)
     resources = _worker_resources(recipe.cluster)
     wait_for_room(
@@ -92,10 +93,11 @@ class FailFastTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
     lost controller; it queries the dashboard for the controller, and a local Ray has no dashboard.
     """
 
+    max_wait: float = ClusterSection().max_wait  # seconds, for room after workers were lost
+
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        job: TrainJob = self.train_loop_config[JOB]
         settings["failure_policy"] = MistakesEndTraining(
-            self.run_config.failure_config, max_wait=job.recipe["cluster"]["max_wait"]
+            self.run_config.failure_config, max_wait=self.max_wait
         )
         return super()._initialize_and_run_controller(**settings)
 
