@@ -126,5 +126,6 @@ def _vote(
         cluster=cluster,
         label=out.step,
         source=plan.source,
+        out=out,
     )
     return write_votes(out.path / VOTES_NAME, plan.rows(parts.load), header.to_dict())

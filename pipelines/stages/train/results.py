@@ -40,6 +40,7 @@ class LiveLog:
             self.out.run.metrics(values, step=row["epoch"])
         self.num_logged = max(self.num_logged, len(rows))
         self._log_machine()
+        bar.status.images_per_second = state["running"].get("images_per_second")
         bar.at(len(rows) + state["fraction"], progress_line(rows, state["running"]))
 
     def _log_machine(self) -> None:
