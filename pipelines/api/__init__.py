@@ -23,6 +23,7 @@ from pipelines.api.certificates import (
     recertify,
     verify,
 )
+from pipelines.api.clusters import doctor, submit
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -44,6 +45,7 @@ __all__ = [
     "attack",
     "certify_l2",
     "certify_patch",
+    "doctor",
     "estimate",
     "export_tsv",
     "lint",
@@ -54,5 +56,6 @@ __all__ = [
     "results",
     "run",
     "steps",
+    "submit",
     "verify",
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
+from components.core.secrets import redact
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run(
     """
     from pipelines.flow.run import run_flow
     from pipelines.flow.summary import folder_of, summary
+    from pipelines.runtime.tracking_uri import tracking_uri
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     steps = run_flow(
@@ -92,7 +94,7 @@ def run(
         steps={step.name: step.folder for step in steps},
         summary=summary(steps),
         report=report / "report.html" if report else None,
-        tracking_uri=loaded.tracking.uri or f"sqlite:///{root}/mlflow.db",
+        tracking_uri=redact(tracking_uri(loaded.tracking, root)),
     )
 
 

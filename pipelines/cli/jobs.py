@@ -3,15 +3,14 @@
 import json
 import os
 import sys
-import time
-from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from components.core.errors import CasemateError
-from pipelines.api import load_recipe
+from pipelines import api
 from pipelines.cli.options import (
     ForceOpt,
     JobsOpt,
@@ -22,8 +21,24 @@ from pipelines.cli.options import (
     StorageOpt,
 )
 
+if TYPE_CHECKING:
+    from pipelines.runtime.flows import FlowJob
+
 commands = typer.Typer()
 DASHBOARD = "http://127.0.0.1:8265"
+EnvOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME",
+        help="Forward this variable of yours to the flow's jobs. Ray shows the values to whoever "
+        "may open the dashboard: on Kubernetes use Secrets for credentials.",
+    ),
+]
+
+
+def _note(text: str) -> None:
+    print(f"casemate: {text}", file=sys.stderr, flush=True)
 
 
 @commands.command(
@@ -36,58 +51,50 @@ def submit(
     storage: StorageOpt = None,
     smoke: SmokeOpt = False,
     force: ForceOpt = False,
+    env: EnvOpt = None,
+    parallel: Annotated[
+        bool, typer.Option("--parallel", help="Run stages that do not need each other together.")
+    ] = False,
     python: Annotated[str | None, typer.Option(help="Interpreter on the cluster.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the flow to its end.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """Send a flow to a cluster: a controller job that runs every stage as its own Ray job."""
-    from pipelines.recipe.check import check
-    from pipelines.runtime import jobs
-
-    loaded = load_recipe(recipe, overrides=set_ or [], smoke=smoke)
-    check(loaded)
-    place = storage or loaded.storage.root
-    if "://" in place:
-        raise CasemateError("--storage", place, "is a URL; name a folder that all nodes share")
-    root = str(Path(place).resolve())
-    job = jobs.submit(loaded, address=address, storage=root, force=force, python=python)
-    print(
-        json.dumps({"flow": job.flow, "job": job.job_id})
-        if as_json
-        else f"flow {job.flow}: job {job.job_id}"
+    job = api.submit(
+        recipe,
+        address=address,
+        overrides=set_ or [],
+        storage=storage,
+        smoke=smoke,
+        force=force,
+        env=env or [],
+        parallel=parallel,
+        python=python,
+        say=_note,
     )
-    _say_unused_gpus(loaded, address)
+    shown = {"flow": job.flow, "job": job.job_id}
+    print(json.dumps(shown) if as_json else f"flow {job.flow}: job {job.job_id}", flush=True)
     if wait:
-        _follow(jobs.connect(address), job.flow)
+        raise typer.Exit(_follow(address, job, out=sys.stderr if as_json else sys.stdout))
 
 
-def _say_unused_gpus(recipe: Any, address: str) -> None:
-    """Tell about GPUs that the flow will not use, if the dashboard knows its nodes."""
-    from pipelines.recipe.gpus import unused_gpus
-    from pipelines.runtime.devices import gpus_at
+def _follow(address: str, controller: "FlowJob", *, out: Any) -> int:
+    """Print what happens until the flow has ended; returns its exit code."""
+    from pipelines.runtime import flows
+    from pipelines.runtime.job_client import connect
 
-    with suppress(CasemateError):
-        if notice := unused_gpus(recipe, gpus_at(address)):
-            print(notice, file=sys.stderr)
-
-
-def _follow(client: Any, flow: str) -> None:
-    from pipelines.runtime import jobs
-
-    seen: dict[str, str] = {}
-    while True:
-        found = jobs.find_flow(client, flow)
-        for job in found:
-            if seen.get(job.job_id) != job.status:
-                seen[job.job_id] = job.status
-                print(f"{job.stage:<10} {job.status:<10} {job.job_id}", flush=True)
-        last = [job for job in found if job.stage == "flow"][-1]
-        if not last.active:
-            if last.status != "SUCCEEDED":
-                print(client.get_job_logs(last.job_id), file=sys.stderr)
-                raise typer.Exit(1)
-            return
-        time.sleep(1)
+    client, last = connect(address, say=_note), controller
+    try:
+        for last, news in flows.watch(client, controller):
+            print(f"{last.stage:<10} {news}", file=out, flush=True)
+    except KeyboardInterrupt:
+        where = "" if address == DASHBOARD else f" --address {address}"
+        _note(f"{last.flow} goes on; casemate logs {last.flow}{where} -f follows it again")
+        return 130
+    if last.code:
+        print(client.get_job_logs(last.job_id).rstrip(), file=sys.stderr)
+        _note(f"{last.flow} ended {last.status}; the same command continues it")
+    return last.code
 
 
 @commands.command(epilog="Example: casemate status demo-1a2b3c4d")
@@ -96,68 +103,110 @@ def status(
     address: JobsOpt = DASHBOARD,
     as_json: JsonOpt = False,
 ) -> None:
-    """Show flows on a cluster and the state of their stages."""
-    from pipelines.runtime import jobs
+    """Show flows on a cluster: stages, done and total, rate, time left, failures."""
+    from pipelines.runtime import flows
+    from pipelines.runtime.job_client import connect
 
-    client = jobs.connect(address)
-    found = jobs.find_flow(client, flow) if flow else jobs.flow_jobs(client)
+    client = connect(address, say=_note)
+    jobs = flows.find_flow(client, flow) if flow else flows.flow_jobs(client)
+    rows = [(job, flows.with_progress(client, job)) for job in jobs]
     if as_json:
-        print(
-            json.dumps(
-                [{k: getattr(j, k) for k in ("flow", "stage", "job_id", "status")} for j in found],
-                indent=2,
-            )
-        )
+        print(json.dumps([{**asdict(job), "progress": entry} for job, entry in rows], indent=2))
         return
-    for job in found:
+    for job, progress in rows:
         print(f"{job.flow:<28} {job.stage:<10} {job.status:<10} {job.job_id}")
+        for entry in progress:
+            print(f"{'':<28} {flows.in_words(entry)}")
 
 
-@commands.command(epilog="Example: casemate logs demo-1a2b3c4d --stage certify")
+@commands.command(epilog="Example: casemate logs demo-1a2b3c4d --stage certify -f")
 def logs(
     flow: Annotated[str, typer.Argument(help="A flow or a job id.")],
     stage: Annotated[str | None, typer.Option(help="Only this stage.")] = None,
     address: JobsOpt = DASHBOARD,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as long as the flow runs.")
+    ] = False,
+    as_json: JsonOpt = False,
 ) -> None:
     """Print the logs of a flow's jobs."""
-    from pipelines.runtime import jobs
+    from pipelines.runtime import flows
+    from pipelines.runtime.job_client import connect
 
-    for job_id, text in jobs.logs(jobs.connect(address), flow, stage=stage):
-        print(f"== {job_id}\n{text.rstrip()}")
+    client, shown = connect(address, say=_note), ""
+    try:
+        for job_id, text in flows.logs(client, flow, stage=stage, follow=follow):
+            if as_json:  # one object per line: it can be followed too
+                print(json.dumps({"job": job_id, "text": text}), flush=True)
+                continue
+            if job_id != shown:
+                print(f"== {job_id}")
+            shown = job_id
+            print(text.rstrip("\n"), flush=True)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 @commands.command(epilog="Example: casemate stop demo-1a2b3c4d")
 def stop(
-    flow: Annotated[str, typer.Argument(help="A flow or a job id.")], address: JobsOpt = DASHBOARD
+    flow: Annotated[str, typer.Argument(help="A flow or a job id.")],
+    address: JobsOpt = DASHBOARD,
+    as_json: JsonOpt = False,
 ) -> None:
     """Stop a flow on a cluster; finished work stays, `submit` continues it."""
-    from pipelines.runtime import jobs
+    from pipelines.runtime import flows
+    from pipelines.runtime.job_client import connect
 
-    stopped = jobs.stop(jobs.connect(address), flow)
-    print(f"stopped {len(stopped)} job(s) of {flow}; submit the recipe again to continue")
+    stopped = flows.stop(connect(address, say=_note), flow)
+    if as_json:
+        print(json.dumps([job.job_id for job in stopped], indent=2))
+    else:
+        print(f"stopped {len(stopped)} job(s) of {flow}; submit the recipe again to continue")
 
 
 @commands.command(hidden=True)
 def control() -> None:
     """The controller job of a submitted flow."""
-    from pipelines.runtime import jobs
-    from pipelines.stages.registry import stages_of
 
-    loaded = _recipe_of_job()
-    stages = [stage.name for stage in stages_of(loaded)]
-    jobs.control(jobs.connect(None), loaded, stages, lambda text: print(text, flush=True))
+    def work() -> None:
+        from pipelines.flow.plan import stage_needs
+        from pipelines.runtime import flows, jobs
+
+        loaded = recipe_of_job()
+        try:
+            jobs.control(loaded, stage_needs(loaded), say=lambda text: print(text, flush=True))
+        except jobs.StageFailedError as error:
+            _note(f"failed: {error}")
+            raise typer.Exit(flows.REFUSED if error.refused else 1) from error
+
+    in_job(work)
 
 
 @commands.command("stage-job", hidden=True)
 def stage_job(stage: str) -> None:
     """One stage of a submitted flow."""
-    from pipelines.flow import run as flow
 
-    force = "--force" in os.environ.get("CASEMATE_FLAGS", "")
-    flow.run_flow(_recipe_of_job(), force=force, until=stage)
+    def work() -> None:
+        from pipelines.flow import run as flow
+
+        force = "--force" in os.environ.get("CASEMATE_FLAGS", "").split()
+        flow.run_flow(recipe_of_job(), force=force, until=stage)
+
+    in_job(work)
 
 
-def _recipe_of_job() -> Any:
+def in_job(work: Callable[[], None]) -> None:
+    """Run the work of a job; bad input gets an exit code that no other program uses."""
+    try:
+        work()
+    except CasemateError as error:
+        from pipelines.runtime.flows import REFUSED
+
+        _note(str(error))
+        raise typer.Exit(REFUSED) from error
+
+
+def recipe_of_job() -> Any:
     from pipelines.recipe import load as recipe
 
     return recipe.loads(os.environ["CASEMATE_RECIPE"], source="submitted recipe")

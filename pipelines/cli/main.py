@@ -14,6 +14,7 @@ from pipelines import api
 from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import data as cli_data
+from pipelines.cli import doctor as cli_doctor
 from pipelines.cli import flow as cli_flow
 from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
@@ -211,7 +212,7 @@ def _second(entry: dict[str, Any]) -> str:
     return f"   rule loc {_percent(entry['accuracy_loc'])}" if "accuracy_loc" in entry else ""
 
 
-for group in (cli_certify, cli_jobs, cli_data, cli_models, cli_import):
+for group in (cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_import):
     app.add_typer(group.commands)
 
 

@@ -8,7 +8,7 @@ from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import is_finished
-from pipelines.stages.registry import GIVEN_VERSION, STAGES, Planning, Step
+from pipelines.stages.registry import DATASET, GIVEN_VERSION, STAGES, Planning, Step, stages_of
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,17 @@ def select(steps: Sequence[PlannedStep], until: str | None) -> list[PlannedStep]
         if step.name in wanted:
             wanted |= set(step.step.needs)
     return [step for step in steps if step.name in wanted]
+
+
+def stage_needs(recipe: Recipe) -> dict[str, set[str]]:
+    """The stages of a recipe, each with the stages it needs; the data are not read."""
+    found = [Step(DATASET)]
+    for stage in stages_of(recipe):
+        if stage.name != DATASET:
+            found += stage.steps().steps(Planning(recipe, earlier=tuple(found)))
+    stage_of = {step.name: step.stage for step in found}
+    needs: dict[str, set[str]] = {stage.name: set() for stage in stages_of(recipe)}
+    for step in found:
+        if step.stage in needs:
+            needs[step.stage] |= {stage_of[need] for need in step.needs}
+    return {stage: (above & needs.keys()) - {stage} for stage, above in needs.items()}

@@ -5,16 +5,13 @@ Light to import: a flow whose steps are all finished needs neither Ray nor MLflo
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from components.core.digests import digest_json
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import exclusive, is_made_from, prepare_storage
-
-if TYPE_CHECKING:
-    pass
+from pipelines.runtime.artifacts import hold, is_made_from, prepare_storage
+from pipelines.runtime.tracking_uri import flow_outbox
 
 
 def run_flow(
@@ -31,28 +28,40 @@ def run_flow(
     `prepared` is a finished dataset to use in place of the recipe's own.
     """
     root = prepare_storage(str(storage or recipe.storage.root))
-    with exclusive(root / recipe.name):
-        everything = plan(recipe, root, prepared=prepared)
-        steps = select(everything, until)
-        made = [s for s in steps if not s.given]
-        forced = {s.name for s in made if until in (None, s.step.stage)} if force else set()
+    everything = plan(recipe, root, prepared=prepared)
+    steps = select(everything, until)
+    made = [s for s in steps if not s.given]
+    forced = {s.name for s in made if until in (None, s.step.stage)} if force else set()
+    while True:
         todo, again = _missing(made, forced)
-        for step in made:
-            if step not in todo:
+        done = [step for step in made if step not in todo]
+        with hold(root / recipe.name, write=_folders(todo), read=_folders(done)):
+            if todo and _missing(made, forced) != (todo, again):
+                continue  # another run has finished steps in between
+            for step in done:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
-        if todo:
-            from pipelines.flow.execute import execute
+            flow = digest_json({step.name: step.fingerprint for step in everything})
+            if todo:
+                from pipelines.flow.execute import execute
 
-            execute(
-                recipe,
-                root,
-                todo,
-                inputs={step.name: step for step in everything},
-                flow=digest_json({step.name: step.fingerprint for step in everything}),
-                address=address,
-                again=again,
-            )
-    return steps
+                execute(
+                    recipe,
+                    root,
+                    todo,
+                    inputs={step.name: step for step in everything},
+                    flow=flow,
+                    address=address,
+                    again=again,
+                )
+            elif flow_outbox(root / recipe.name, flow).exists():
+                from pipelines.flow.execute import complete_flow
+
+                complete_flow(recipe, root, flow)
+        return steps
+
+
+def _folders(steps: Sequence[PlannedStep]) -> list[str]:
+    return [step.folder.name for step in steps]
 
 
 def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[PlannedStep], set[str]]:

@@ -1,17 +1,17 @@
 """Folders of finished steps: files are written atomically, `manifest.json` last."""
 
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from subprocess import run
-from typing import TYPE_CHECKING, TypedDict
+from subprocess import CalledProcessError, run
+from typing import IO, TYPE_CHECKING, TypedDict
 
 from components.core import files
 from components.core.digests import digest_file, digest_json
@@ -20,8 +20,10 @@ from components.core.errors import CasemateError
 if TYPE_CHECKING:  # workers import this module: spare them mlflow
     from pipelines.runtime.tracking import StepRun
 
+LOCKS = ".locks"  # folder beside the steps
 MANIFEST = "manifest.json"
 READ_UP_TO = 2**22  # bytes of a file that is read to see whether it changed
+REVISION_ENV = "CASEMATE_REVISION"  # of code that was sent to a cluster
 SCRATCH = "unfinished"  # parts and checkpoints: what a resumed step needs
 
 
@@ -69,22 +71,24 @@ def software() -> dict[str, str]:
 
 @cache
 def git_revision() -> str | None:
-    """The checkout's commit, with `-dirty` where files differ from it; None outside a checkout."""
+    """The checkout's commit, with `-dirty` where files differ from it.
+
+    Outside a checkout: the revision that a submission has sent along, else None.
+    """
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
-        return os.environ.get("CASEMATE_REVISION")
-    head = run(
-        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
-    dirty = run(
-        ["git", "-C", str(here), "status", "--porcelain"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if head.returncode:
+        return os.environ.get(REVISION_ENV)
+    head = _git(here, "rev-parse", "HEAD")
+    return head and head + ("-dirty" if _git(here, "status", "--porcelain") else "")
+
+
+def _git(here: Path, *arguments: str) -> str | None:
+    """The output of a git command; None if it fails or git is not installed."""
+    try:
+        done = run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, CalledProcessError):
         return None
-    return head.stdout.strip() + ("-dirty" if dirty.stdout.strip() else "")
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,12 @@ class StageDir:
         folder = self.path / SCRATCH
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def trained_in(self, model: str) -> str | None:
+        """The MLflow run that trained a model which this step reads; None for a given one."""
+        folder = self.inputs.get(f"train.{model}")
+        manifest = read_manifest(folder) if folder else None
+        return manifest.mlflow_run_id if manifest else None
 
     def write_bytes(self, name: str, content: bytes) -> Path:
         """Write a file atomically; `name` may begin with folders."""
@@ -237,13 +247,8 @@ def is_made_from(folder: Path, inputs: Mapping[str, Path]) -> bool:
 
 def prepare_storage(place: str | Path) -> Path:
     """The storage folder; created, and checked to be writable."""
+    refuse_url(place, key="storage.root")
     root = Path(place)
-    if ":/" in str(place):  # a path would quietly become a local folder of that name
-        raise CasemateError(
-            "storage.root",
-            place,  # a Path would show one slash less
-            "is a URL; name a folder that all nodes share, e.g. a mounted bucket",
-        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe = root / f".probe-{os.getpid()}"
@@ -258,15 +263,40 @@ def prepare_storage(place: str | Path) -> Path:
     return root.resolve()
 
 
+def refuse_url(place: str | Path, *, key: str) -> None:
+    """Refuse a URL as storage: as a path it would quietly become a local folder of that name."""
+    if ":/" in str(place):  # a Path has one slash less
+        remedy = "is a URL; name a folder that all nodes share, e.g. a mounted bucket"
+        raise CasemateError(key, place, remedy)
+
+
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """One flow at a time per recipe and storage; the lock ends with its process."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CasemateError(
-                "storage", folder, "is in use by another run of this recipe; wait for it or stop it"
-            ) from error
+def hold(folder: Path, *, write: Iterable[str] = (), read: Iterable[str] = ()) -> Iterator[None]:
+    """Lock steps of a recipe's folder: one process writes a step, and none while others read it.
+
+    Runs that write different steps may go on side by side. Locks end with their process.
+    """
+    with ExitStack() as held:
+        for name, kind in [*((n, LOCK_SH) for n in read), *((n, LOCK_EX) for n in write)]:
+            lock = held.enter_context(_lock_file(folder, name))
+            try:
+                flock(lock, kind | LOCK_NB)
+            except BlockingIOError as error:
+                remedy = "is in use by another run of this recipe; wait for it or stop it"
+                raise CasemateError("storage", folder / name, remedy) from error
         yield
+
+
+@contextmanager
+def in_turn(folder: Path, name: str) -> Iterator[None]:
+    """Wait for other processes that do the same, then go on alone."""
+    with _lock_file(folder, name) as lock:
+        flock(lock, LOCK_EX)
+        yield
+
+
+def _lock_file(folder: Path, name: str) -> IO[str]:
+    """A file beside the step's folder, which may be removed while it is locked."""
+    place = folder / LOCKS
+    place.mkdir(parents=True, exist_ok=True)
+    return (place / name).open("a+")  # NFS: reading for shared locks, writing for exclusive ones

@@ -1,22 +1,23 @@
 """The only place that starts Ray."""
 
+import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
+from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.experimental.internal_kv import _internal_kv_get
 
-from components.core.code_copies import code_files, copy_of
 from components.core.errors import CasemateError, first_line
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
+from pipelines.runtime.artifacts import REVISION_ENV, git_revision
+from pipelines.runtime.shipping import ROOT, code_env
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
-NOT_CODE = [".git", ".venv", ".boot", "tests", "notebooks", "infra", "runs", "requirements.lock"]
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
 WORKER_ENV = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -96,50 +97,30 @@ def end_idle_actors() -> None:
             ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
 
 
-def code_env(user_code: Sequence[str] = ()) -> dict[str, Any]:
-    """A checkout is sent to the cluster; an installed wheel must be in the cluster's image.
-
-    Copies of the user's own code travel in either case, each as a folder named by its digest; a
-    local Ray finds them where this process does.
-    """
-    env: dict[str, Any] = {}
-    if (ROOT / "pyproject.toml").exists():
-        env = {"working_dir": str(ROOT), "excludes": NOT_CODE}
-    if copies := [copy for digest in user_code if (copy := copy_of(digest))]:
-        for copy in copies:
-            _refuse_excluded(copy)
-        env["py_modules"] = [str(copy) for copy in copies]
-    return env
-
-
-def _refuse_excluded(copy: Path) -> None:
-    """Refuse user code in folders that Ray leaves out: `excludes` hold for all that it packs."""
-    for path in code_files(copy):
-        if found := set(path.relative_to(copy).parts) & set(NOT_CODE):
-            remedy = "is a folder name that is not sent to clusters; rename it"
-            raise CasemateError("user code", found.pop(), remedy)
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted Ray job."""
+    return bool(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
 
 
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its environment is set already; a driver from outside sends the code."""
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    if in_job():
         return {}
-    return {**code_env(user_code), "env_vars": WORKER_ENV}
+    return {**code_env(user_code), "env_vars": {**WORKER_ENV, **revision_env()}}
+
+
+def revision_env() -> dict[str, str]:
+    """The variable that tells the code on a cluster its revision: the copy has no `.git`."""
+    revision = git_revision()
+    return {REVISION_ENV: revision} if revision else {}
 
 
 def check_reachable(address: str, *, key: str = "cluster.address") -> None:
     """One quick TCP try: Ray itself would wait for minutes on a dead address."""
-    parts = urlsplit(address if "//" in address else f"//{address}")
     if address in ("auto", "local"):
         return
     try:
-        host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        host, port = None, None
-    if not host or not port:
-        raise CasemateError(key, address, "is not host:port; write e.g. 10.0.0.5:6379")
-    try:
-        with socket.create_connection((host, port), timeout=5):
+        with socket.create_connection(host_and_port(address, key=key), timeout=5):
             pass
     except OSError as error:
         raise CasemateError(
@@ -147,6 +128,98 @@ def check_reachable(address: str, *, key: str = "cluster.address") -> None:
         ) from error
 
 
+def host_and_port(address: str, *, key: str = "cluster.address") -> tuple[str, int]:
+    """Host and port of an address; that of Ray itself has no scheme."""
+    if address in ("auto", "local"):
+        return "localhost", 0
+    parts = urlsplit(address if "//" in address else f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise CasemateError(key, address, "is not host:port; write e.g. 10.0.0.5:6379")
+    return host, port
+
+
 def total_cpus() -> int:
     """CPUs of the connected cluster."""
     return int(ray.cluster_resources().get("CPU", 1))
+
+
+def is_local() -> bool:
+    """Whether the connected Ray was started by this process: it never gets further nodes."""
+    return ray.get_runtime_context().gcs_address in _started_here
+
+
+def train_resources(cluster: ClusterSection) -> dict[str, float]:
+    """What a train worker needs."""
+    gpus = cluster.gpus_per_train_worker
+    return {"CPU": cluster.cpus_per_train_worker, **({"GPU": gpus} if gpus else {})}
+
+
+def actor_resources(cluster: ClusterSection) -> dict[str, float]:
+    """What an actor of the sharded executor needs."""
+    return {"CPU": cluster.cpus_per_actor, "GPU": cluster.gpus_per_actor}
+
+
+def num_fitting(resources: Mapping[str, float]) -> dict[str, int]:
+    """How many workers with these resources fit on each living node, if nothing else ran there.
+
+    A fraction of a GPU is a fraction of one: three workers with 0.4 need two GPUs.
+    """
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    fitting = {node: _fitting_on(there, resources) for node, there in alive.items()}
+    return {node: count for node, count in fitting.items() if count}
+
+
+def _fitting_on(node: Mapping[str, float], resources: Mapping[str, float]) -> int:
+    counts = []
+    for name, amount in resources.items():
+        there = node.get(name, 0)
+        if 0 < amount < 1 and name == "GPU":
+            counts.append(int(there) * int(1 / amount))
+        elif amount:
+            counts.append(int(there / amount))
+    return min(counts, default=0)
+
+
+def describe_need(resources: Mapping[str, float]) -> str:
+    """What waiting workers wait for, and why the cluster does not have it now."""
+    need = "each needs " + in_words(resources)
+    if not num_fitting(resources):
+        return f"{need}; no node of the cluster has that, one must join" + _who_adds_nodes()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    wanted = [name for name, amount in resources.items() if amount]
+    left = ", ".join(f"{free.get(n, 0):g} of {total.get(n, 0):g} {n}s free" for n in wanted)
+    return f"{need}; {left}"
+
+
+def _who_adds_nodes() -> str:
+    """A hint if the cluster surely has no autoscaler.
+
+    An autoscaler leaves its status in Ray's key-value store; so does the monitor of a head without
+    one, which names every node's type after the node.
+    """
+    if is_autoscaler_v2(fetch_from_server=True):
+        return ""
+    status = _internal_kv_get("__autoscaling_status")
+    types = json.loads(status)["autoscaler_report"]["active_nodes"] if status else {}
+    is_real = any(not name.startswith("node_") for name in types)
+    return "" if is_real else " (it has no autoscaler)"
+
+
+def cannot_be_met(cluster: ClusterSection) -> CasemateError:
+    """A local Ray without room for a single actor."""
+    total = ray.cluster_resources()
+    if gpus := cluster.gpus_per_actor:
+        remedy = f"cannot be met: {total.get('GPU', 0):g} GPUs here"
+        return CasemateError("cluster.gpus_per_actor", gpus, remedy)
+    remedy = f"cannot be met: {total.get('CPU', 0):g} CPUs here"
+    return CasemateError("cluster.cpus_per_actor", cluster.cpus_per_actor, remedy)
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Resources of one worker: `1 CPU and 0.5 GPU`."""
+    parts = [f"{amount:g} {name}" for name, amount in resources.items() if amount]
+    return " and ".join(parts) or "nothing"

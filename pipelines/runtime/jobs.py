@@ -1,66 +1,49 @@
-"""Flows on a cluster by the Ray Jobs API: a light controller job, one job per stage.
+"""Submits flows by the Ray Jobs API: a light controller job, one job per stage.
 
 The controller holds no state: it reads which jobs exist, so it can be killed and submitted again at
 any moment. A stage that still runs is joined, a finished one is skipped by its own fingerprints.
 """
 
-import logging
 import os
+import re
 import shlex
+import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from ray.dashboard.modules import dashboard_sdk
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from ray.job_submission import JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
-from components.core.errors import CasemateError, first_line
+from components.core.errors import CasemateError
 from components.core.user_code import digests
-from pipelines.recipe.load import with_values
+from pipelines.recipe.credentials import refuse_credentials_in_job
+from pipelines.recipe.paths import refuse_relative, with_paths_of
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.cluster import WORKER_ENV, check_reachable, code_env
+from pipelines.runtime.artifacts import REVISION_ENV
+from pipelines.runtime.cluster import WORKER_ENV, revision_env
+from pipelines.runtime.flows import (
+    CONTROLLER,
+    FLOW_KEY,
+    PAUSE,
+    REFUSED,
+    STAGE_KEY,
+    FlowJob,
+    flow_jobs,
+)
+from pipelines.runtime.job_client import PatientClient, Say, connect
+from pipelines.runtime.shipping import code_env
 
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
 FLAGS_ENV = "CASEMATE_FLAGS"
+FORWARD_ENV = "CASEMATE_FORWARD"  # names of the variables that `--env` forwards
+FORCE, PARALLEL = "--force", "--parallel"  # flags of a flow
+OWN_ENV = (RECIPE_ENV, FLAGS_ENV, FORWARD_ENV, REVISION_ENV, "RAY_AUTH_MODE")
 MAX_TRIES = 3
 START_SECONDS = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class FlowJob:
-    """A submitted flow or one of its stages."""
-
-    flow: str
-    stage: str  # "flow" for the controller
-    job_id: str
-    status: str
-    message: str
-    started: float
-
-    @property
-    def active(self) -> bool:
-        return self.status in ("PENDING", "RUNNING")
-
-
-def connect(address: str | None) -> JobSubmissionClient:
-    """A client of the cluster's dashboard; inside a job, of the cluster the job runs on."""
-    if address is not None:
-        if not address.startswith(("http://", "https://")):
-            raise CasemateError(
-                "--address", address, "is not an http address; write e.g. http://127.0.0.1:8265"
-            )
-        check_reachable(address, key="--address")
-    for name in ("ray", dashboard_sdk.__name__):  # they list every file that is packed
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError) as error:
-        remedy = f"does not accept jobs: {first_line(error)}"
-        raise CasemateError("--address", address, remedy) from error
+TAIL = 15  # lines of a failed stage's log
 
 
 def flow_name(recipe: Recipe, storage: str) -> str:
@@ -69,45 +52,92 @@ def flow_name(recipe: Recipe, storage: str) -> str:
 
 
 def submit(
-    recipe: Recipe, *, address: str, storage: str, force: bool = False, python: str | None = None
+    recipe: Recipe,
+    *,
+    address: str,
+    flags: Collection[str] = (),
+    python: str | None = None,
+    env: Sequence[str] = (),
+    say: Say = lambda _: None,
 ) -> FlowJob:
-    """Submit the controller; a flow that already runs is returned instead of doubled."""
-    client = connect(address)
-    name = flow_name(recipe, storage)
-    jobs = flow_jobs(client, name)
-    running = [job for job in jobs if job.stage == "flow" and job.active]
-    if running:
+    """Submit the controller; a flow that already runs is returned instead of doubled.
+
+    `env` names variables of this process that the flow's jobs get. Relative paths are resolved if
+    the cluster is this machine, else refused.
+    """
+    refuse_credentials_in_job(recipe)
+    client, recipe, interpreter = settled(recipe, address=address, python=python, say=say)
+    env_vars = job_env(recipe, env=env, flags=flags)
+    name = flow_name(recipe, recipe.storage.root)
+    jobs = [job for job in flow_jobs(client, name) if job.stage == CONTROLLER]
+    if running := [job for job in jobs if job.active]:
+        say(f"{name} runs already: job {running[-1].job_id}, with the options it was started with")
         return running[-1]
-    local = urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1")
-    interpreter = python or (sys.executable if local else "python")  # `python` is the head's PATH
-    env = {
-        **WORKER_ENV,
-        RECIPE_ENV: with_values(recipe, {"storage.root": storage}).to_yaml(),
-        FLAGS_ENV: "--force" if force else "",
-        "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
-    }
-    attempt = 1 + sum(job.stage == "flow" for job in jobs)
-    command = f"{shlex.quote(interpreter)} -m pipelines.cli control"
-    job_id = _submit_job(
+    job_id = submit_job(
         client,
-        command,
-        job_id=f"{name}-{attempt}",
-        flow=name,
-        stage="flow",
-        env=env,
+        f"{interpreter} -m pipelines.cli control",
+        job_id=f"{name}-{1 + len(jobs)}",
+        tags={FLOW_KEY: name, STAGE_KEY: CONTROLLER},
+        env=env_vars,
         user_code=digests(recipe.resolved()),
     )
     return next(job for job in flow_jobs(client, name) if job.job_id == job_id)
 
 
-def _submit_job(
+def settled(
+    recipe: Recipe, *, address: str, python: str | None, say: Say = lambda _: None
+) -> tuple[PatientClient, Recipe, str]:
+    """A client, the recipe as the cluster can read it, and the interpreter there."""
+    client = connect(address, say=say)
+    if here := is_this_machine(client, address):
+        recipe = with_paths_of(recipe, Path.cwd())
+    else:
+        refuse_relative(recipe)
+    interpreter = python or (sys.executable if here else "python")  # `python` is the head's PATH
+    return client, recipe, shlex.quote(interpreter)
+
+
+def job_env(recipe: Recipe, *, env: Sequence[str], flags: Collection[str] = ()) -> dict[str, str]:
+    """The environment of a flow's jobs; `env` names what is forwarded."""
+    return {
+        **WORKER_ENV,
+        **forwarded_env(env),
+        **revision_env(),
+        RECIPE_ENV: recipe.to_yaml(),
+        FLAGS_ENV: " ".join(flags),
+        FORWARD_ENV: " ".join(env),
+        "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
+    }
+
+
+def forwarded_env(names: Sequence[str]) -> dict[str, str]:
+    """The variables that a user forwards by name; their values are never printed."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            shown = name.partition("=")[0]
+            remedy = "is not the name of a variable; write the name alone, its value is read here"
+            raise CasemateError("--env", shown, remedy)
+        if name in OWN_ENV or name in WORKER_ENV or name == "RAY_ADDRESS":
+            raise CasemateError("--env", name, "is set by casemate for every job; leave it out")
+        if name not in os.environ:
+            raise CasemateError("--env", name, "is not set here; export it before submitting")
+    return {name: os.environ[name] for name in names}
+
+
+def is_this_machine(client: PatientClient, address: str) -> bool:
+    """Whether this machine is the whole cluster; a tunnel from localhost does not make it so."""
+    names = client.hostnames()
+    local = urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1")
+    return names == {socket.gethostname()} or (local and not names)
+
+
+def submit_job(
     client: JobSubmissionClient,
     command: str,
     *,
     job_id: str,
-    flow: str,
-    stage: str,
-    env: dict[str, str],
+    tags: Mapping[str, str],
+    env: Mapping[str, str],
     user_code: Sequence[str],
 ) -> str:
     """Submit a light job; a cluster that has only just started gets a minute to be ready."""
@@ -119,104 +149,118 @@ def _submit_job(
                     entrypoint=command,
                     submission_id=job_id,
                     entrypoint_num_cpus=0,
-                    metadata={"casemate.flow": flow, "casemate.stage": stage},
-                    runtime_env={"env_vars": env, **code_env(user_code)},
+                    metadata=dict(tags),
+                    runtime_env={"env_vars": dict(env), **code_env(user_code)},
                 )
             )
         except RuntimeError as error:
+            if "already exists" in str(error):  # the answer to an earlier try was lost
+                return job_id
             if "No available agent" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
 
 
-def flow_jobs(client: JobSubmissionClient, flow: str | None = None) -> list[FlowJob]:
-    """Jobs of one flow or of all, oldest first."""
-    jobs = [_flow_job(job) for job in client.list_jobs() if "casemate.flow" in (job.metadata or {})]
-    return sorted((j for j in jobs if flow in (None, j.flow)), key=lambda job: job.started)
+class StageFailedError(RuntimeError):
+    """A stage that ended and is not tried again; `refused`: for bad input."""
+
+    def __init__(self, message: str, *, refused: bool) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
-def _flow_job(job: JobDetails) -> FlowJob:
-    tags = job.metadata or {}
-    message = (job.message or "").strip().splitlines()
-    return FlowJob(
-        tags["casemate.flow"],
-        tags["casemate.stage"],
-        job.submission_id or "",
-        str(job.status.value),
-        message[0] if message else "",
-        (job.start_time or 0) / 1000,
-    )
+class Controller:
+    """Runs the stages of a flow as jobs, each after the stages it needs.
 
+    One stage at a time; in `parallel` all whose needs are met. A stage whose machine failed is
+    tried again, one whose input is bad is not. After a failure no stage is started; those that run
+    are left to finish, since their work stays.
+    """
 
-def find_flow(client: JobSubmissionClient, name: str) -> list[FlowJob]:
-    """The jobs of a flow by its name or by the id of one of its jobs."""
-    jobs = flow_jobs(client)
-    flows = sorted({job.flow for job in jobs if name in (job.flow, job.job_id)})
-    if not flows:
-        known = ", ".join(sorted({job.flow for job in jobs})) or "none"
-        raise CasemateError("flow", name, f"is not on this cluster; known: {known}")
-    return [job for job in jobs if job.flow == flows[0]]
+    def __init__(
+        self,
+        client: JobSubmissionClient,
+        flow: str,
+        needs: Mapping[str, Collection[str]],
+        *,
+        user_code: Sequence[str] = (),
+        parallel: bool = False,
+        say: Say,
+    ) -> None:
+        self.client, self.flow, self.needs, self.say = client, flow, needs, say
+        self.user_code, self.parallel = user_code, parallel
+        self.waiting = list(needs)
+        self.running: dict[str, str] = {}  # stage -> job id
+        self.done: set[str] = set()
+        self.num_failed = dict.fromkeys(needs, 0)
+        self.failure: StageFailedError | None = None
 
-
-def stop(client: JobSubmissionClient, name: str, *, timeout: float = 60) -> list[FlowJob]:
-    """Stop the controller first, then its stages; finished work stays on the storage."""
-    jobs = [job for job in find_flow(client, name) if job.active]
-    for job in sorted(jobs, key=lambda job: job.stage != "flow"):
-        client.stop_job(job.job_id)
-    deadline = time.monotonic() + timeout
-    while any(_is_active(client, job.job_id) for job in jobs):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{name} does not stop within {timeout:.0f} s")
-        time.sleep(0.5)
-    return jobs
-
-
-def logs(client: JobSubmissionClient, name: str, *, stage: str | None) -> Iterator[tuple[str, str]]:
-    """(job id, text) of every job of a flow, or of one stage."""
-    for job in find_flow(client, name):
-        if stage in (None, job.stage):
-            yield job.job_id, client.get_job_logs(job.job_id)
-
-
-def control(client: JobSubmissionClient, recipe: Recipe, stages: Sequence[str], say: Any) -> None:
-    """The controller's work: one stage job after the other, tried again if its machine failed."""
-    name = flow_name(recipe, recipe.storage.root)
-    for stage in stages:
-        for attempt in range(1, MAX_TRIES + 1):
-            job_id = _join_or_submit(client, name, stage, user_code=digests(recipe.resolved()))
-            say(f"{stage}: job {job_id}")
-            status, code = _wait(client, job_id)
-            if status == JobStatus.SUCCEEDED:
+    def run(self) -> None:
+        """Run every stage; raises the first failure when nothing runs any more."""
+        while True:
+            self._start_ready()
+            if not self.running:
                 break
-            if status == JobStatus.STOPPED or code == 2 or attempt == MAX_TRIES:
-                say("\n".join(client.get_job_logs(job_id).strip().splitlines()[-15:]))
-                raise RuntimeError(f"stage {stage} ended {status.value}, see job {job_id}")
-            say(f"{stage}: attempt {attempt} failed, trying again")
+            time.sleep(PAUSE / 2)
+            for stage, job_id in list(self.running.items()):
+                self._look_at(stage, job_id)
+        if self.failure:
+            raise self.failure
+        assert not self.waiting, f"stages that wait for each other: {self.waiting}"
+
+    def _start_ready(self) -> None:
+        for stage in list(self.waiting):
+            busy = self.running and not self.parallel
+            if self.failure or busy or not self.done.issuperset(self.needs[stage]):
+                continue
+            self.waiting.remove(stage)
+            self.running[stage] = self._join_or_submit(stage)
+            self.say(f"{stage}: job {self.running[stage]}")
+
+    def _look_at(self, stage: str, job_id: str) -> None:
+        info = self.client.get_job_info(job_id)
+        if not info.status.is_terminal():
+            return
+        del self.running[stage]
+        if info.status == JobStatus.SUCCEEDED:
+            self.done.add(stage)
+            return
+        self.num_failed[stage] += 1
+        refused = info.driver_exit_code == REFUSED
+        final = refused or info.status == JobStatus.STOPPED or self.num_failed[stage] == MAX_TRIES
+        self.say("\n".join(self.client.get_job_logs(job_id).strip().splitlines()[-TAIL:]))
+        if not final:
+            code = info.driver_exit_code
+            how = "was killed" if code is None or code < 0 else f"ended with code {code}"
+            self.say(f"{stage}: attempt {self.num_failed[stage]} {how}, trying again")
+            self.waiting.insert(0, stage)
+        elif not self.failure:
+            message = f"stage {stage} ended {info.status.value}, see job {job_id}"
+            self.failure = StageFailedError(message, refused=refused)
+
+    def _join_or_submit(self, stage: str) -> str:
+        jobs = [job for job in flow_jobs(self.client, self.flow) if job.stage == stage]
+        if running := [job for job in jobs if job.active]:
+            return running[-1].job_id
+        passed = [*OWN_ENV, *os.environ.get(FORWARD_ENV, "").split()]
+        own = {key: os.environ[key] for key in passed if key in os.environ}
+        return submit_job(
+            self.client,
+            f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}",
+            job_id=f"{self.flow}-{stage}-{len(jobs) + 1}",
+            tags={FLOW_KEY: self.flow, STAGE_KEY: stage},
+            env={**WORKER_ENV, **own},
+            user_code=self.user_code,
+        )
 
 
-def _join_or_submit(
-    client: JobSubmissionClient, flow: str, stage: str, *, user_code: Sequence[str]
-) -> str:
-    jobs = [job for job in flow_jobs(client, flow) if job.stage == stage]
-    running = [job for job in jobs if job.active]
-    if running:
-        return running[-1].job_id
-    passed = {key: os.environ[key] for key in (RECIPE_ENV, FLAGS_ENV, "RAY_AUTH_MODE")}
-    env = {**WORKER_ENV, **passed}
-    command = f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}"
-    job_id = f"{flow}-{stage}-{len(jobs) + 1}"
-    return _submit_job(
-        client, command, job_id=job_id, flow=flow, stage=stage, env=env, user_code=user_code
-    )
-
-
-def _wait(client: JobSubmissionClient, job_id: str) -> tuple[JobStatus, int | None]:
-    while True:
-        info = client.get_job_info(job_id)
-        if info.status.is_terminal():
-            return info.status, info.driver_exit_code
-        time.sleep(1)
-
-
-def _is_active(client: JobSubmissionClient, job_id: str) -> bool:
-    return not client.get_job_status(job_id).is_terminal()
+def control(recipe: Recipe, needs: Mapping[str, Collection[str]], *, say: Say) -> None:
+    """The controller's work, inside its job."""
+    Controller(
+        connect(None, say=say),
+        flow_name(recipe, recipe.storage.root),
+        needs,
+        user_code=digests(recipe.resolved()),
+        parallel=PARALLEL in os.environ.get(FLAGS_ENV, "").split(),
+        say=say,
+    ).run()

@@ -15,7 +15,7 @@ from PIL import Image
 
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipes
-from pipelines.runtime.artifacts import exclusive
+from pipelines.runtime.artifacts import hold
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
 
 pytestmark = pytest.mark.e2e
@@ -162,12 +162,13 @@ def test_clusters_that_take_no_jobs(cli, tmp_path, recipe, address, words):
         assert_refused(call(command, "tiny-00000000", "--address", address), *words)
 
 
-def test_a_second_run_into_the_same_storage_waits_for_nobody(cli, tmp_path, recipe):
+def test_a_second_run_into_the_same_storage_is_refused(cli, tmp_path, recipe):
     storage = tmp_path / "storage"
-    with exclusive(storage / "tiny"):
+    train = next(s for s in plan(recipes.load(str(recipe)), storage) if s.step.stage == "train")
+    with hold(storage / "tiny", write=[train.folder.name]):
         result = cli("run", recipe, "--storage", storage)
-    assert_refused(result, storage / "tiny", "is in use by another run", "wait for it or stop it")
-    assert files(tmp_path) == {"tiny.yaml", "storage/tiny/.lock"}
+    assert_refused(result, train.folder, "is in use by another run", "wait for it or stop it")
+    assert all("/.locks/" in file for file in files(tmp_path) - {"tiny.yaml"})
 
 
 @pytest.fixture

@@ -1,76 +1,52 @@
 """Real job submission to a real head on this machine: run, stop, resubmit, finish."""
 
+import json
 import os
-import socket
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
+import shutil
 
-import psutil
 import pytest
 
-from tests.e2e.cli import TINY, step_folder, tiny_recipe, wait_until
+from tests.e2e.cli import ROOT, TINY, Cli, step_folder, tiny_recipe, wait_until
+from tests.e2e.heads import ray_head
 from tests.e2e.own_things import write_things
 
 pytestmark = pytest.mark.e2e
-
-
-class Head(NamedTuple):
-    """Where a cluster is reached: by drivers, and by job submission."""
-
-    address: str
-    dashboard: str
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+LARGE = 600_000_000  # bytes; 200 MB were refused by the dashboard (413) when they were packed
 
 
 @pytest.fixture(scope="module")
 def head():
-    """`ray start --head` with a home of its own; ended at once with all its processes."""
-    gcs, port = free_port(), free_port()
-    home = tempfile.mkdtemp(prefix="cmh-")
-    ray = Path(sys.executable).with_name("ray")
-    process = subprocess.Popen(
-        [ray, "start", "--head", "--block", "--num-cpus=2", f"--port={gcs}",
-         f"--dashboard-port={port}", f"--temp-dir={home}", "--disable-usage-stats",
-         f"--ray-client-server-port={free_port()}", "--object-store-memory=134217728",
-         f"--dashboard-agent-listen-port={free_port()}"],  # 52365 may be another Ray's
-        env={**os.environ, "RAY_TMPDIR": home},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        wait_until(lambda: answers(port))
-        yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}")
-    finally:
-        for part in psutil.Process(process.pid).children(recursive=True):  # it drains for 30 s
-            part.kill()
-        process.kill()
-        process.wait(timeout=60)
+    with ray_head() as found:
+        yield found
 
 
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+@pytest.fixture
+def from_checkout(tmp_path) -> Cli:
+    """The command line of a checkout with a dataset and weights beside the code."""
+    checkout = tmp_path / "checkout"
+    for name in ("components", "pipelines"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copyfile(ROOT / "pyproject.toml", checkout / "pyproject.toml")
+    for name in ("weights/vit.safetensors", "data/imagenet.tar", "components/vit.pth"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).touch()
+        os.truncate(checkout / name, LARGE)
+    return Cli(checkout)
 
 
 @pytest.mark.timeout(420)
-def test_stop_and_resubmit_finish_with_the_same_certificates(cli, tmp_path, head, finished_flow):
-    dashboard = head.dashboard
+def test_stop_and_resubmit_finish_with_the_same_certificates(
+    from_checkout, tmp_path, head, finished_flow
+):
+    cli, dashboard = from_checkout, head.dashboard
     storage = tmp_path / "storage"
     certify = {"l2": TINY["certify"]["l2"]}
     train = {key: value for key, value in TINY["train"].items() if key != "variants"}
     recipe = tiny_recipe(tmp_path / "tiny.yaml", train=train, attack={}, certify=certify)
+    sent = {"CASEMATE_REVISION": "0123abc-dirty"}  # the checkout has no .git
     submit = ("submit", recipe, "--address", dashboard, "--storage", storage)
 
-    first = cli(*submit, "--json")
+    first = cli(*submit, "--json", env=sent)
     assert first.code == 0, first.err
     flow = first.json["flow"]
     assert cli(*submit, "--json").json == first.json  # a running flow is not doubled
@@ -82,7 +58,7 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(cli, tmp_path, head
     assert states <= {"STOPPED", "SUCCEEDED"}
     assert not any(storage.glob("tiny/report-*/manifest.json"))
 
-    second = cli(*submit, "--wait")
+    second = cli(*submit, "--wait", env=sent)
     logs = cli("logs", flow, "--address", dashboard)
     assert second.code == 0, second.out + second.err + logs.out
     assert "done before" in logs.out  # what the first attempt finished was kept
@@ -90,6 +66,8 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(cli, tmp_path, head
         ours = step_folder(storage, "certify.l2") / name
         assert ours.read_bytes() == (step_folder(finished_flow, "certify.l2") / name).read_bytes()
     assert (step_folder(storage, "report") / "report.html").exists()
+    manifests = [json.loads(path.read_text()) for path in storage.glob("tiny/*/manifest.json")]
+    assert {manifest["git_revision"] for manifest in manifests} == {"0123abc-dirty"}
     stages = [j["stage"] for j in cli("status", flow, "--address", dashboard, "--json").json]
     assert {"flow", "prepare", "train", "certify", "report"} <= set(stages)
 

@@ -47,6 +47,7 @@ from components.certify.patch.evidence import (
     masks_of,
     unknown_votes,
 )
+from components.certify.patch.ledger import ItemLedger
 from components.certify.patch.settings import (
     AblationClaimSettings,
     AblationSettings,
@@ -76,7 +77,7 @@ from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array
-from components.core.units import WorkFn
+from components.core.units import Unit, WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
 from components.models.tokens import patch_size_of
 from components.models.voting import PLAIN, VotingBackend
@@ -94,6 +95,19 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
 
     threat_name: ClassVar[str] = "patch"
     vote_unit: ClassVar[str] = "pass"
+
+    def plan_of(self, units: Sequence[Unit], settings: PatchT, header: VotesHeader) -> VotePlan:
+        """A plan whose ledger follows the certified share at the challenged or smallest size."""
+        challenge = settings.challenge
+        size = challenge.patch_size if challenge else min(settings.patch_sizes)
+
+        def verdicts(votes: Votes) -> list[bool]:
+            claim = self.check_claim(header, self.claim_of(settings))
+            rows = self.derive(votes, claim).rows
+            return [row["correct"] and size in row["certified_patch_sizes"] for row in rows]
+
+        ledger = ItemLedger(units, header, verdicts, name=f"accuracy_at_{size}")
+        return VotePlan(units, partial(rows_of_units, units), ledger)
 
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)
@@ -195,7 +209,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
 
     def plan(self, task: AblationTask, settings: AblationSettings, header: VotesHeader) -> VotePlan:
         units = item_units(header.num_items, num_votes=len(ablations_to_ask(task)))
-        return VotePlan(units, partial(rows_of_units, units))
+        return self.plan_of(units, settings, header)
 
     def worker(self, task: AblationTask) -> WorkFn:
         return AblationVoter(task)
@@ -326,7 +340,7 @@ class DoubleMaskingFamily(
         self, task: PairTask, settings: DoubleMaskingSettings, header: VotesHeader
     ) -> VotePlan:
         units = item_units(header.num_items, num_votes=len(masks_to_ask(task).pairs()))
-        return VotePlan(units, partial(rows_of_units, units))
+        return self.plan_of(units, settings, header)
 
     def worker(self, task: PairTask) -> WorkFn:
         return PairVoter(task)

@@ -49,6 +49,7 @@ class ClusterSection(Section):
     num_actors: Count | None = None  # None: as many as fit
     cpus_per_actor: Count = 1
     gpus_per_actor: float = Field(default=0, ge=0)  # 0.5: two actors share a GPU
+    max_wait: float = Field(default=1800, gt=0)  # seconds without any worker before a stage ends
     checkpoint_steps: Count | None = None  # between checkpoints; None: after each epoch only
     max_failures: int = Field(default=3, ge=0)  # restarts of a training after lost workers
 
@@ -68,5 +69,6 @@ class StorageSection(Section):
 class TrackingSection(Section):
     """MLflow."""
 
-    uri: str | None = None  # None: SQLite beside the storage
+    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else SQLite beside the storage
     experiment: str = "casemate"
+    max_outage: float = Field(default=900, ge=0)  # seconds that a step waits for a lost server

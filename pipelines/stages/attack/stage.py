@@ -28,6 +28,7 @@ from pipelines.runtime.shards import run_units
 from pipelines.stages.attack import sanity
 from pipelines.stages.attack import units as plan
 from pipelines.stages.attack.documents import CurvePoint, Curves, ModelSummary
+from pipelines.stages.attack.live import RoundLedger
 from pipelines.stages.attack.results import (
     ModelUnderAttack,
     write_examples,
@@ -44,17 +45,20 @@ class UnitRunner:
     config: AttackConfig
     parts: PartStore
     cluster: ClusterSection
-    label: str  # one for all rounds: workers keep the models that they have loaded
+    out: StageDir
     devices: set[str] = field(default_factory=set)  # that computed what was read
 
-    def run(self, units: Iterable[Unit]) -> None:
+    def run(self, units: Iterable[Unit], ledger: RoundLedger, *, phase: str) -> None:
         run_units(
             list(units),
             make=make_worker,
             config=self.config,
             parts=self.parts,
             cluster=self.cluster,
-            label=self.label,
+            label=self.out.step,  # one for all rounds: workers keep the models they have loaded
+            source=ledger,
+            out=self.out,
+            phase=phase,
         )
 
     def table(self, units: Iterable[Unit]) -> pa.Table:
@@ -79,7 +83,9 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     check_class_count([attack.settings for attack in listed], num_classes=len(dataset.classes))
     works = [ModelUnits.of(section, model, listed, num_items) for model in section.models]
-    runner.run(unit for work in works for unit in work.units())
+    units = [unit for work in works for unit in work.units()]
+    clean = RoundLedger.clean(units, {work.model: work.clean for work in works})
+    runner.run(units, clean, phase="clean")
     models = {work: ModelUnderAttack.before(work.model, runner.table(work.clean)) for work in works}
     for number, attack in enumerate(listed):
         _round(runner, models, number, attack)
@@ -145,7 +151,7 @@ def _runner(
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
     parts = PartStore(out.scratch / "parts", run_id=identity)
-    return UnitRunner(config, parts, recipe.cluster, out.step)
+    return UnitRunner(config, parts, recipe.cluster, out)
 
 
 def _round(
@@ -163,7 +169,8 @@ def _round(
         found = runner.table([unit])["scales"].to_pylist() if unit else []
         scales[work] = tuple(tuple(row) for row in found)
         units[work] = plan.attack_units(name, work.model, listed, model.robust_items, scales[work])
-    runner.run(unit for own in units.values() for unit in own)
+    ledger = RoundLedger.attack([(models[work], own) for work, own in units.items()])
+    runner.run((unit for own in units.values() for unit in own), ledger, phase=listed.name)
     for work, model in models.items():
         if units[work]:
             model.record(listed, runner.table(units[work]), scales[work])

@@ -54,11 +54,14 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     else:
         votes = _vote(task, settings, header, out, recipe.cluster)
     claim = check_claim(votes.header, family.claim_of(settings))
-    results.track(out, write_certificate(out.path, votes, claim))
+    document = write_certificate(out.path, votes, claim)
+    results.track(out, document, model=settings.model)
     if settings.challenge:
         attack = ChallengeTask(task, settings.challenge, claim, recipe.seed)
-        results.record_challenge(out, challenge.run(attack, votes, recipe.cluster, out))
-    results.publish(request, dataset, out, recipe=recipe.name)
+        found = challenge.run(attack, votes, recipe.cluster, out)
+        results.record_challenge(out, found, model=settings.model)
+    tags = results.tag_model(out, document, model=settings.model)
+    results.publish(request, dataset, out, recipe=recipe.name, tags=tags)
 
 
 def _request(
@@ -123,5 +126,6 @@ def _vote(
         cluster=cluster,
         label=out.step,
         source=plan.source,
+        out=out,
     )
     return write_votes(out.path / VOTES_NAME, plan.rows(parts.load), header.to_dict())

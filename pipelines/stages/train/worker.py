@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.files import write_text
+from pipelines.runtime.machine import MACHINE, MachineLog
 
 if TYPE_CHECKING:
     import torch
@@ -138,6 +139,7 @@ class LiveFile:
 
     def __init__(self, path: Path, session: "Session", device: str = "cpu") -> None:
         self.path, self.session, self.device = path, session, device
+        self.machine = MachineLog(path.with_name(MACHINE))
         self.since = time.monotonic(), session.num_done  # when and where steps began to count
         self.update()
 
@@ -156,3 +158,4 @@ class LiveFile:
         running = session.running() | {"images_per_second": speed}
         state |= {"running": running, "device": self.device}
         write_text(self.path, json.dumps(state), sync=False)
+        self.machine.sample()

@@ -14,8 +14,10 @@ from pipelines.recipe.schema.tune import PbtScheduler, TuneSection
 from pipelines.recipe.trials import fixed_points, tuned
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.cluster import total_cpus
+from pipelines.runtime.cluster import total_cpus, train_resources
 from pipelines.runtime.devices import total_gpus
+from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.waiting import wait_for_room
 from pipelines.stages.tune.schedulers import scheduler
 from pipelines.stages.tune.snapshot import Snapshots, unpack
 from pipelines.stages.tune.training import EPOCHS, MISTAKE, SCORE, TrialJob
@@ -57,7 +59,14 @@ def fit(
         bar.at(sum(_lines(path) for path in place.glob("*/result.json")))
 
     total = num_trials(recipe) * epochs
-    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0):
+    wait_for_room(
+        train_resources(recipe.cluster),
+        num_workers=recipe.cluster.train_workers,
+        label=out.step,
+        max_wait=recipe.cluster.max_wait,
+    )
+    shown = shown_at(out)
+    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0, **shown):
         return tuner.fit()
 
 

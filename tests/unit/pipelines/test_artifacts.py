@@ -1,4 +1,4 @@
-"""Step folders: whole files, the manifest last, one flow at a time."""
+"""Step folders: whole files, the manifest last, one writer at a time."""
 
 import hashlib
 import json
@@ -15,7 +15,8 @@ from pipelines.runtime.artifacts import (
     MANIFEST,
     StageDir,
     changed_files,
-    exclusive,
+    hold,
+    in_turn,
     is_finished,
     is_made_from,
     prepare_storage,
@@ -137,46 +138,60 @@ def test_a_damaged_manifest_is_refused(finished):
         is_finished(finished, PRINT)
 
 
-# -- lock
+# -- locks
 
 
-def test_the_lock_has_one_holder(tmp_path):
-    with exclusive(tmp_path / "demo"):
-        with (
-            pytest.raises(CasemateError, match="is in use by another run"),
-            exclusive(tmp_path / "demo"),
-        ):
-            pytest.fail("two holders")
-        with exclusive(tmp_path / "other"):
-            pass  # another recipe is free
-    with exclusive(tmp_path / "demo"):
+def test_a_step_has_one_writer_and_no_readers_meanwhile(tmp_path):
+    demo = tmp_path / "demo"
+    with hold(demo, write=["train-1"], read=["prepare-1"]):
+        for mine in ({"write": ["train-1"]}, {"read": ["train-1"]}, {"write": ["prepare-1"]}):
+            with (
+                pytest.raises(CasemateError, match=r"demo/\w+-1 is in use by another run"),
+                hold(demo, **mine),
+            ):
+                pytest.fail("two holders")
+        with hold(demo, write=["attack-1"], read=["prepare-1"]):
+            pass  # another step of the same inputs
+        with hold(tmp_path / "other", write=["train-1"]):
+            pass  # another recipe
+    with hold(demo, write=["train-1", "prepare-1"]):
         pass  # released
 
 
-def test_the_lock_is_released_by_an_error(tmp_path):
-    with pytest.raises(ZeroDivisionError), exclusive(tmp_path):
+def test_a_refused_lock_leaves_none_behind(tmp_path):
+    with hold(tmp_path, write=["b"]):
+        with pytest.raises(CasemateError), hold(tmp_path, write=["a", "b"]):
+            pytest.fail("two holders")
+        with hold(tmp_path, write=["a"]):
+            pass
+
+
+def test_locks_are_released_by_an_error(tmp_path):
+    with pytest.raises(ZeroDivisionError), hold(tmp_path, write=["a"]):
         1 / 0  # noqa: B018 - the error is the point
-    with exclusive(tmp_path):
+    with hold(tmp_path, write=["a"]):
         pass
 
 
 def _hold(folder, ready):
-    with exclusive(folder):
+    with hold(folder, write=["a"]), in_turn(folder, "tracking"):
         ready.set()
         signal.pause()
 
 
-def test_the_lock_falls_with_a_killed_process(tmp_path):
+def test_locks_fall_with_a_killed_process(tmp_path):
     context = multiprocessing.get_context("fork")
     ready = context.Event()
     holder = context.Process(target=_hold, args=(tmp_path, ready), daemon=True)
     holder.start()
     assert ready.wait(20)
-    with pytest.raises(CasemateError, match="in use"), exclusive(tmp_path):
+    with pytest.raises(CasemateError, match="in use"), hold(tmp_path, read=["a"]):
         pytest.fail("two holders")
     os.kill(holder.pid, signal.SIGKILL)
+    with in_turn(tmp_path, "tracking"):  # waits for the end of the process
+        pass
     holder.join(20)
-    with exclusive(tmp_path):
+    with hold(tmp_path, write=["a"]):
         pass
 
 

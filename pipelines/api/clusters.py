@@ -1,0 +1,106 @@
+"""Clusters: check one, and send a flow to it."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from components.core.errors import CasemateError
+from pipelines.api.runs import load_recipe
+
+if TYPE_CHECKING:
+    from pipelines.api.runs import RecipeSource
+    from pipelines.recipe.schema.recipe import Recipe
+    from pipelines.runtime.findings import Finding
+    from pipelines.runtime.flows import FlowJob
+
+TRACKING_ENV = "MLFLOW_TRACKING_URI"
+NO_RECIPE = {"name": "doctor", "data": {"source": "digits"}}
+
+
+def submit(
+    recipe: "RecipeSource",
+    *,
+    address: str,
+    storage: str | None = None,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    force: bool = False,
+    parallel: bool = False,
+    env: Sequence[str] = (),
+    python: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> "FlowJob":
+    """Send a recipe's flow to the cluster whose dashboard is at `address`; returns its job.
+
+    `env` names variables of this process to forward, `parallel` runs stages that do not need each
+    other side by side, `python` is the interpreter on the cluster, `say` gets notes. The same
+    recipe into the same storage is the same flow: one that runs already is returned.
+
+    >>> from pipelines import api
+    >>> dashboard = "http://127.0.0.1:8265"
+    >>> api.submit("demo", address=dashboard, storage="/shared/runs").flow  # doctest: +SKIP
+    """
+    from pipelines.recipe.check import check
+    from pipelines.recipe.gpus import unused_gpus
+    from pipelines.runtime import jobs
+    from pipelines.runtime.devices import gpus_at
+
+    loaded = _placed(load_recipe(recipe, overrides=overrides, smoke=smoke), storage)
+    check(loaded)
+    if TRACKING_ENV in os.environ and not loaded.tracking.uri and TRACKING_ENV not in env:
+        say(f"{TRACKING_ENV} is set here, but not forwarded: add --env {TRACKING_ENV}")
+    flags = [flag for flag, on in ((jobs.FORCE, force), (jobs.PARALLEL, parallel)) if on]
+    job = jobs.submit(loaded, address=address, flags=flags, python=python, env=env, say=say)
+    with suppress(CasemateError):  # the dashboard may not know its nodes
+        if notice := unused_gpus(loaded, gpus_at(address)):
+            say(str(notice))
+    return job
+
+
+def _placed(recipe: "Recipe", storage: str | None) -> "Recipe":
+    """The recipe with its storage, which must be a folder."""
+    from pipelines.recipe.load import with_values
+    from pipelines.runtime.artifacts import refuse_url
+
+    if storage is not None:
+        refuse_url(storage, key="--storage")
+        recipe = with_values(recipe, {"storage.root": storage})
+    refuse_url(recipe.storage.root, key="storage.root")
+    return recipe
+
+
+def doctor(
+    recipe: "RecipeSource | None" = None,
+    *,
+    address: str | None = None,
+    storage: str | None = None,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    env: Sequence[str] = (),
+    python: str | None = None,
+    timeout: float = 40,
+) -> "Iterator[Finding]":
+    """Check a cluster, by default this machine: what would fail there, each with its remedy.
+
+    `address` is that of Ray (`host:port`, from one of its machines) or of its dashboard
+    (`http://...`, from anywhere; `env` and `python` as for `submit`). With a recipe, the files it
+    names are looked for on every machine. Each machine has `timeout` seconds for its answer.
+
+    >>> from pipelines import api
+    >>> [f.message for f in api.doctor() if f.status == "FAIL"]  # doctest: +SKIP
+    []
+    """
+    from pipelines.recipe.check import check
+
+    loaded = load_recipe(recipe or NO_RECIPE, overrides=overrides, smoke=smoke)
+    loaded = _placed(loaded, storage)
+    if recipe:
+        check(loaded)
+    if address and address.startswith(("http://", "https://")):
+        from pipelines.runtime.doctor_job import diagnose_by_job
+
+        return diagnose_by_job(loaded, address=address, python=python, env=env, timeout=timeout)
+    from pipelines.runtime.doctor import diagnose
+
+    return diagnose(loaded, address=address, timeout=timeout)

@@ -1,0 +1,109 @@
+"""Looks at one machine of a cluster, from a Ray actor on it.
+
+Sent by value, so that it also runs on a machine without our code: it imports the standard library
+alone, and everything else where it is needed.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+TORCH = (
+    "import json, torch; n = torch.cuda.device_count(); "
+    "print(json.dumps([torch.cuda.get_device_name(i) for i in range(n)]))"
+)
+
+
+class NodeProbe:
+    """What a machine has; all answers are plain values."""
+
+    def now(self) -> float:
+        """Its clock."""
+        return time.time()
+
+    def look(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Everything at once; see `doctor.py` for the request."""
+        return {
+            "versions": self.versions(request["packages"]),
+            "code": self.code(),
+            "gpus": self.gpus(request["seconds"]),
+            "storage": self.storage(request["folder"], request["token"], request["node"]),
+            "disk": self.disk(request["session"]),
+            "shm": self.disk("/dev/shm"),
+            "missing": [path for path in request["paths"] if not Path(path).exists()],
+        }
+
+    def versions(self, packages: list[str]) -> dict[str, str | None]:
+        """Versions of Python and of packages; None: not installed."""
+        found: dict[str, str | None] = {"python": platform.python_version()}
+        for name in packages:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                found[name] = None
+        return found
+
+    def code(self) -> dict[str, str]:
+        """The digest of our code as workers import it, or why it cannot be imported."""
+        try:
+            from pipelines.runtime.shipping import ROOT, code_digest
+
+            return {"digest": code_digest(), "root": str(ROOT)}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def gpus(self, seconds: float) -> dict[str, Any]:
+        """Names of the GPUs that torch sees, in a process of its own: loading it may fail."""
+        hidden = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+        env = {key: value for key, value in os.environ.items() if key not in hidden}
+        command = [sys.executable, "-c", TORCH]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=env, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"torch does not list its GPUs within {seconds:.0f} s"}
+        if done.returncode:
+            why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"error": f"import torch ends with code {done.returncode}: {why}"}
+        return {"names": json.loads(done.stdout.strip().splitlines()[-1])}
+
+    def storage(self, folder: str, token: str, node: str) -> dict[str, Any]:
+        """Read what the driver has written, check that its lock holds here, and answer."""
+        place = Path(folder)
+        try:
+            if (place / "driver").read_text() != token:
+                return {"same": False}
+        except FileNotFoundError:
+            return {"same": False}
+        except OSError as error:
+            return {"same": False, "error": f"cannot be read: {error.strerror or error}"}
+        try:
+            (place / node).write_text(token)
+            return {"same": True, "locks": self._is_locked(place / "lock")}
+        except OSError as error:
+            return {"same": True, "error": f"cannot be written: {error.strerror or error}"}
+
+    def _is_locked(self, path: Path) -> bool:
+        with path.open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def disk(self, place: str) -> dict[str, int] | None:
+        """Total and free bytes where a path is; None: there is no such path."""
+        try:
+            usage = shutil.disk_usage(place)
+        except OSError:
+            return None
+        return {"total": usage.total, "free": usage.free}

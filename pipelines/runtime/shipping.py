@@ -1,0 +1,71 @@
+"""The code that travels to a cluster: `components`, `pipelines`, `pyproject.toml`, user modules.
+
+Nothing else of a checkout is packed, read or hashed: datasets and weights beside the code may be of
+any size.
+"""
+
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from components.core.code_copies import copy_of, digest_of
+
+ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
+PACKAGES = ("components", "pipelines")
+PROJECT = "pyproject.toml"
+SUFFIXES = frozenset({".py", ".yaml", ".j2", ".txt", ".md"})  # of files in the packages
+
+
+def code_files(root: Path = ROOT) -> list[Path]:
+    """The files of our packages, in their order."""
+    return sorted(path for package in PACKAGES for path in _below(root / package))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] not in "._"]  # __pycache__
+        yield from (Path(place, name) for name in names if Path(name).suffix in SUFFIXES)
+
+
+@cache
+def code_digest(root: Path = ROOT) -> str:
+    """Digest of the files of our packages; the same in a checkout, a wheel and a sent copy."""
+    return digest_of(code_files(root), root)
+
+
+def code_env(user_code: Sequence[str] = (), *, root: Path = ROOT) -> dict[str, Any]:
+    """The part of a runtime environment that brings the code to a cluster.
+
+    A checkout is sent; an installed wheel must be in the cluster's image. Copies of the user's own
+    code travel in either case, each as a folder named by its digest; a local Ray finds them where
+    this process does.
+    """
+    env: dict[str, Any] = {}
+    if (root / PROJECT).exists():
+        env["working_dir"] = str(_staged(root))
+    if copies := [copy for digest in user_code if (copy := copy_of(digest))]:
+        env["py_modules"] = [str(copy) for copy in copies]
+    return env
+
+
+@cache
+def _staged(root: Path) -> Path:
+    """A folder with a copy of the code and nothing else; it is removed with this process."""
+    folder = _temporary_folder() / code_digest(root)
+    for path in [*code_files(root), root / PROJECT]:
+        target = folder / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return folder
+
+
+@cache
+def _temporary_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="casemate-code-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -1,0 +1,200 @@
+"""Flows on a real head in a bad week: crashes, lost connections, killed controllers, Ctrl-C."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cli import TINY, step_folder, tiny_recipe, wait_until, write_recipe
+from tests.e2e.heads import ray_head
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+SOURCE = '''
+"""A data source whose stage crashes, waits and tells what it sees, as files beside it say."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from components.data.sources.base import Entry
+
+PLACE = Path({place!r})
+if sys.argv[1:] == ["stage-job", "prepare"]:
+    (PLACE / "token").write_text(os.environ.get("MY_TOKEN", ""))
+    if (PLACE / "crash").exists():
+        (PLACE / "crash").unlink()
+        os._exit(2)  # as a math library does that cannot be loaded
+    done = 0
+    while (PLACE / "wait").exists():
+        done += 1
+        line = "eta 275 s, failures 2, workers 3/4, waiting 0 s"
+        print(f"progress prepare: {{done}}/1000000 items, 3.20/s, {{line}}", flush=True)
+        time.sleep(0.5)
+
+
+class Source:
+    classes = ("dark", "light")
+
+    def entries(self):
+        parts = ("train", "train", "val", "test")
+        return [Entry(f"item-{{i:03d}}", i % 2, parts[i // 2 % 4], str(i)) for i in range(40)]
+
+    def decode(self, entry):
+        return np.full((8, 8, 1), 100 * entry.label + int(entry.locator), np.uint8)
+'''
+
+
+@pytest.fixture(scope="module")
+def head():
+    with ray_head() as found:
+        yield found
+
+
+class Troubled:
+    """A recipe with that source, and the command line with an address."""
+
+    def __init__(self, cli, place: Path, head) -> None:
+        self.cli, self.place, self.head = cli, place, head
+        self.storage = place / "storage"
+        (place / "troubled.py").write_text(SOURCE.format(place=str(place)))
+        values = {"name": "troubled", "data": {"source": "python:troubled.py:Source"}}
+        self.recipe = write_recipe(place / "troubled.yaml", values)
+        self.submit = ("submit", self.recipe, "--storage", self.storage, *self.at)
+
+    @property
+    def at(self) -> tuple[str, str]:
+        return ("--address", self.head.dashboard)
+
+    def jobs(self, stage: str) -> list[dict]:
+        found = self.cli("status", *self.at, "--json").json
+        return [j for j in found if j["stage"] == stage and j["flow"].startswith("troubled")]
+
+
+@pytest.fixture
+def troubled(cli, tmp_path, head) -> Troubled:
+    return Troubled(cli, tmp_path, head)
+
+
+def test_a_crash_is_tried_again_and_variables_arrive(troubled):
+    (troubled.place / "crash").touch()
+    env = {"MY_TOKEN": "hunter2-and-more"}
+    done = troubled.cli(*troubled.submit, "--wait", "--env", "MY_TOKEN", env=env)
+    assert done.code == 0, done.out + done.err
+    assert [(j["status"], j["exit_code"]) for j in troubled.jobs("prepare")] == [
+        ("FAILED", 2),
+        ("SUCCEEDED", 0),
+    ]
+    assert (troubled.place / "token").read_text() == "hunter2-and-more"
+    flow = troubled.jobs("flow")[0]["flow"]
+    shown = troubled.cli("status", *troubled.at, "--json").out
+    shown += troubled.cli("logs", flow, *troubled.at).out + done.out + done.err
+    assert "hunter2" not in shown
+    assert "attempt 1 ended with code 2, trying again" in shown
+    unset = troubled.cli(*troubled.submit, "--env", "NOT_SET_ANYWHERE")
+    assert (unset.code, "is not set here" in unset.err) == (2, True)
+
+
+def test_bad_input_is_not_tried_again_and_ends_with_2(cli, tmp_path, head):
+    values = {"name": "refused", "data": {"source": "npz", "path": "/nowhere/at-all.npz"}}
+    recipe = write_recipe(tmp_path / "refused.yaml", values)
+    at = ("--address", head.dashboard)
+    done = cli("submit", recipe, *at, "--storage", tmp_path / "storage", "--wait")
+    assert done.code == 2, done.out + done.err
+    assert "/nowhere/at-all.npz does not exist" in done.err
+    found = cli("status", *at, "--json").json
+    stages = [j["stage"] for j in found if j["flow"].startswith("refused")]
+    assert stages == ["flow", "prepare"]
+    relative = cli("submit", recipe, *at, "--set", "data.path=none.npz", "--storage", tmp_path)
+    assert (relative.code, "data.path: none.npz does not exist" in relative.err) == (2, True)
+
+
+def test_ctrl_c_a_killed_controller_and_a_second_submission(troubled):
+    (troubled.place / "wait").touch()
+    following = troubled.cli.start(*troubled.submit, "--wait")
+    wait_until(lambda: "prepare " in following.stdout.readline(), seconds=200)
+    following.send_signal(signal.SIGINT)
+    _, err = following.communicate(timeout=60)
+    assert following.returncode == 130, err
+    flow = troubled.jobs("flow")[0]["flow"]
+    assert f"{flow} goes on" in err
+
+    logs = troubled.cli.start("logs", flow, *troubled.at, "-f")
+    wait_until(lambda: bool(troubled.jobs("prepare")[-1]["progress"]), seconds=100)
+    (progress,) = troubled.jobs("prepare")[-1]["progress"]
+    assert progress["step"] == "prepare"
+    assert (progress["total"], progress["rate"], progress["failures"]) == (1_000_000, 3.2, 2)
+    shown = troubled.cli("status", flow, *troubled.at).out
+    assert "/1e+06 items, 3.2/s, 4 min 35 s left, 2 failures" in shown
+
+    (controller,) = (
+        p for p in troubled.head.processes("pipelines.cli control") if "python" in p.name()
+    )
+    controller.kill()
+    wait_until(lambda: troubled.jobs("flow")[-1]["status"] == "FAILED", seconds=100)
+    assert troubled.jobs("prepare")[-1]["status"] == "RUNNING"
+
+    second = troubled.cli.start(*troubled.submit, "--wait")
+    wait_until(lambda: len(troubled.jobs("flow")) == 2, seconds=100)
+    wait_until(lambda: troubled.jobs("flow")[-1]["status"] == "RUNNING", seconds=100)
+    (troubled.place / "wait").unlink()
+    out, err = second.communicate(timeout=280)
+    assert second.returncode == 0, out + err
+    assert len(troubled.jobs("prepare")) == 1  # joined, not doubled
+    text, _ = logs.communicate(timeout=100)
+    assert logs.returncode == 0
+    assert "progress prepare: 1/1000000 items" in text
+    assert "report " in text.splitlines()[-1]
+
+
+def test_a_dashboard_that_stands_still_is_waited_for(troubled):
+    (troubled.place / "wait").touch()
+    following = troubled.cli.start(*troubled.submit, "--wait")
+    wait_until(lambda: "prepare " in following.stdout.readline(), seconds=200)
+    dashboards = [
+        p for p in troubled.head.processes("dashboard") if "dashboard.py" in " ".join(p.cmdline())
+    ]
+    assert dashboards
+    for process in dashboards:
+        process.send_signal(signal.SIGSTOP)
+    time.sleep(40)  # longer than a request may take
+    for process in dashboards:
+        process.send_signal(signal.SIGCONT)
+    (troubled.place / "wait").unlink()
+    out, err = following.communicate(timeout=280)
+    assert following.returncode == 0, out + err
+    assert "no answer from the dashboard" in err
+    assert "the dashboard answers again" in err
+    flow = troubled.jobs("flow")[0]["flow"]
+    controller = troubled.cli("logs", flow, *troubled.at, "--stage", "flow").out
+    assert "no answer from the dashboard" in controller
+
+
+def test_attacks_and_certificates_side_by_side_give_the_same_files(
+    cli, tmp_path, head, finished_flow
+):
+    train = {key: value for key, value in TINY["train"].items() if key != "variants"}
+    attack = {key: value for key, value in TINY["attack"]["linf"].items() if key != "surrogate"}
+    recipe = tiny_recipe(
+        tmp_path / "tiny.yaml",
+        train=train,
+        attack={"linf": attack},
+        certify={"l2": TINY["certify"]["l2"]},
+    )
+    storage, at = tmp_path / "storage", ("--address", head.dashboard)
+    done = cli("submit", recipe, *at, "--storage", storage, "--parallel", "--wait")
+    assert done.code == 0, done.out + done.err
+    order = [line.split()[:2] for line in done.out.splitlines()]
+    ends = [order.index([stage, "SUCCEEDED"]) for stage in ("attack", "certify")]
+    starts = [order.index([stage, "RUNNING"]) for stage in ("attack", "certify")]
+    assert max(starts) < min(ends)
+    for name in ("certificates.parquet", "votes.parquet", "certificate.json"):
+        ours = step_folder(storage, "certify.l2") / name
+        assert ours.read_bytes() == (step_folder(finished_flow, "certify.l2") / name).read_bytes()
+    attacks = [step_folder(root, "attack.linf") for root in (storage,)]
+    assert json.loads((attacks[0] / "summary.json").read_text())
