@@ -23,7 +23,7 @@ from components.report.sweeps import own_charts
 from components.report.tables import to_csv
 from pipelines.recipe.schema.place import CompareSection
 
-MAX_ABLATED_ITEMS = 4  # one wide strip each: more would bury the chart above them
+MAX_ABLATED_ITEMS = 4  # one wide strip each; more would hide the chart above
 
 
 class ReportSettings(Protocol):
@@ -61,7 +61,7 @@ class ReportOutput(Protocol):
 
 
 def run(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> None:
-    """Read what the run has finished, write `tables/*.csv` and, last, `report.html`."""
+    """Read the finished steps, write `tables/*.csv` and, last, `report.html`."""
     content = build_content(recipe, inputs, out)
     for table in content.tables():
         out.write_text(f"tables/{table.name}.csv", to_csv(table))
@@ -136,7 +136,7 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> chapte
 
 
 def _compared(name: str, entry: CompareSection) -> ComparedTable:
-    """Published radii of another work, and the rows that cannot be true."""
+    """Published radii of another work, and its impossible rows."""
     rows = read_cohen_tsv(Path(entry.path).expanduser())
     problems = (
         audit(rows, sigma=entry.sigma, n=entry.num_estimate, alpha=entry.failure_prob)

@@ -191,7 +191,7 @@ def test_own_networks_keep_their_mode_and_their_gradients(own, test_split):
         ({"eps": None}, "attack: eps"),
         ({"images": torch.full((1, 1, 8, 8), 2.0)}, r"neither uint8 nor floats in \[0, 1\]"),
         ({"images": torch.zeros(1, 8, 8)}, "are not .items x channels x height x width"),
-        ({"labels": torch.tensor([10])}, "labels: 10 is not a class; the model tells 10 apart"),
+        ({"labels": torch.tensor([10])}, "labels: 10 is not a class; the model has 10"),
         ({"labels": torch.tensor([0.5])}, "are not 1 class numbers"),
     ],
 )
@@ -275,7 +275,7 @@ def test_own_networks_are_certified_and_verified(own, test_split):
     assert api.verify(made.folder, resample=3, model=own, data=made.data).ok
     again = api.load_certificate(made.folder / "certificate.json")
     assert again.document == made.document
-    with pytest.raises(CasemateError, match="budget: 3 is not claimed; claimed are 1, 2"):
+    with pytest.raises(CasemateError, match="budget: 3 is not claimed; choose one of 1, 2"):
         made.accuracy_at(3)
     with torch.no_grad():
         own.net.head.bias += 1
@@ -318,7 +318,7 @@ def test_certificates_are_derived_again_and_exported(own, test_split, tmp_path):
         ({"patch_sizes": []}, SettingError, "patch_sizes"),
         ({"challenge": {}}, CasemateError, "challenge: {} belongs to recipes"),
         ({"stridde": 2}, TypeError, "stridde"),
-        ({"item_ids": ["a", "a"]}, CasemateError, "item_ids: 2 must be different"),
+        ({"item_ids": ["a", "a"]}, CasemateError, "item_ids: 2 must be unique"),
         ({"images": torch.zeros(2, 3, 8, 8)}, CasemateError, "3x8x8"),
     ],
 )

@@ -166,7 +166,7 @@ def test_the_certificate_names_the_denoiser_and_can_be_checked(
     for name, value in {"timestep": 3.0, "prediction": "sample", "sigma_added": 0.1}.items():
         rewrite_header(out.path / VOTES_NAME, name, value)
         (problem,) = resample(out.path, count=1, **places)
-        assert f"gives the denoiser's {name} as {value!r}" in problem
+        assert f"records {value!r} as {name} of the denoiser" in problem
         assert any("was added, not of" in p for p in verify(out.path).problems) == (
             name == "sigma_added"
         )
@@ -257,14 +257,14 @@ def test_noise_and_channels_that_do_not_fit_are_refused_before_training(cleaner,
         check(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
     source = f"model:{cleaner / 'model'}"
     coloured = recipe_of({"denoiser": source}, data={"source": "digits", "channels": 3})
-    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 channels go .* have 3"):
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 input chan.* have 3"):
         lint.warnings_of(coloured)
-    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 channels go .* have 3"):
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 input chan.* have 3"):
         check(
             recipe_of({"denoiser": source}), Facts(height=SIDE, width=SIDE, channels=3)
         )  # as prepared
     three = made_denoiser(tmp_path / "three", channels=3)
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 channels go .* have 1"):
+    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 input chan.* have 1"):
         run({}, **{"train.cleaner": three})
 
 
@@ -279,7 +279,7 @@ def test_what_was_trained_on_something_else_is_warned_about():
     assert warned({}, behind) == []
     assert "not a noise level that cleaner" in warned({"sigma": 0.75, "radii": [0.1]}, plain)[0]
     assert "trained behind one" in warned({"denoiser": None}, behind)[0]
-    assert "takes away the noise" in warned({}, {"kind": "gaussian", "sigma": SIGMA})[0]
+    assert "removes the noise" in warned({}, {"kind": "gaussian", "sigma": SIGMA})[0]
     assert "not trained on Gaussian" in warned({"denoiser": None}, plain)[0]
 
 

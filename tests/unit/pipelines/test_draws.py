@@ -228,8 +228,8 @@ def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
     with mock.patch.object(PreparedDataset, "open_split", first_items):
         found = resample(folder, count=NUM_ITEMS, model=model / "model", data=prepared)
     assert found == [
-        f"votes.parquet: its draws are those of method fixed, not of {method}: a method that is "
-        "chosen when draws are known voids the failure probability"
+        f"votes.parquet: its draws are those of method fixed, not of {method}: choosing a "
+        "method after seeing draws voids the failure probability"
     ]
 
 
@@ -298,7 +298,7 @@ def test_the_live_band_holds_and_ends_at_the_share(sequential, section):
             assert low - 0.06 <= final <= high + 0.06  # printed with one decimal
     assert f"{final:.1f}% of the first {NUM_ITEMS}" in ledger.certified_so_far()
     assert ledger.certified_so_far().endswith(f"band {final:.1f} to {final:.1f}")
-    assert sum(item.asked > 0 for item in ledger.items) == NUM_ITEMS <= len(done)
+    assert sum(item.requested > 0 for item in ledger.items) == NUM_ITEMS <= len(done)
 
 
 def test_the_band_is_a_confidence_sequence():
