@@ -20,7 +20,8 @@ def test_the_line_holds_loss_accuracies_epsilon_rate_and_speed():
 
 def test_speed_counts_the_steps_of_this_start_only(tmp_path, monkeypatch):
     clock = iter([10.0, 10.0, 12.0, 13.0])
-    monkeypatch.setattr("pipelines.stages.train.worker.time.monotonic", lambda: next(clock))
+    own = SimpleNamespace(monotonic=lambda: next(clock))  # other modules keep theirs
+    monkeypatch.setattr("pipelines.stages.train.worker.time", own)
     session = SimpleNamespace(
         history=[],
         num_done=7,  # restored inside an epoch
