@@ -22,6 +22,7 @@ from tests.e2e.heads import ray_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
+IDLE = "GPU is here"  # in the line about GPUs that are not asked for
 GPUS = {"gpus_per_train_worker": 1, "gpus_per_actor": 0.5}
 TUNE = {
     "space": {"train.weight_decay": [0.1, 0.5]},
@@ -65,7 +66,7 @@ def test_every_stage_runs_on_the_node_and_gives_the_results_of_a_cpu(tmp_path, c
     path = small_recipe(tmp_path / "tiny.yaml", cluster=GPUS)
     with cluster_with_a_gpu_node(**{STAND_IN: "cpu"}) as address:
         run_flow(recipe.load(str(path)), storage=tmp_path / "gpu", address=address)
-        assert "GPU" not in capfd.readouterr().err  # they are asked for
+        assert IDLE not in capfd.readouterr().err  # they are asked for
     path = small_recipe(tmp_path / "tiny.yaml", cluster={"num_cpus": 2})
     run_flow(recipe.load(str(path)), storage=tmp_path / "cpu")
     for step, files in RESULTS.items():
@@ -94,9 +95,9 @@ def test_gpus_that_are_not_asked_for_are_told(tmp_path, capfd):
     path = tiny_recipe(tmp_path / "tiny.yaml", cluster={})
     with cluster_with_a_gpu_node() as address:
         run_flow(recipe.load(str(path)), storage=tmp_path, address=address, until="prepare")
-        assert "GPU" not in capfd.readouterr().err
+        assert IDLE not in capfd.readouterr().err
         run_flow(recipe.load(str(path)), storage=tmp_path, address=address, until="train")
-        (line,) = [line for line in capfd.readouterr().err.splitlines() if "GPU" in line]
+        (line,) = [line for line in capfd.readouterr().err.splitlines() if IDLE in line]
     assert line == (
         "cluster.gpus_per_train_worker: 0, but 1 GPU is here; training will run on CPUs: "
         "set it to 1"
