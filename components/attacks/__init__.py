@@ -1,1 +1,1 @@
-"""Functions (model, images, labels, budget, generator) to adversarial images."""
+"""Attacks: from model, images, labels, budget and generator to adversarial images."""

@@ -2,10 +2,10 @@
 
 Jain & Dutta, "Towards Understanding and Improving Adversarial Robustness of Vision Transformers":
 where a softmax is so sharp that its gradient vanishes, an attack cannot move; factors S on the
-attention logits (eq. 2) restore the gradient. But f_S is another classifier than f, and its errors
+attention logits (eq. 2) restore the gradient. But f_S is a different classifier, and its errors
 are not errors of f. Here every point found with f_S is evaluated on f, each row keeps the worst
 point of all candidates, and S = 1 is always the first candidate: the result is never weaker than
-the inner attack. Accuracies of f_S are reported apart, as `paper_protocol`, the figures of the
+the inner attack. Accuracies of f_S are reported separately, as `paper_protocol`, the figures of the
 paper's tables.
 
 Symbols: f = the network under attack, S = one factor per attention module, f_S = f with them.
@@ -51,14 +51,14 @@ class ScaledReport:
 class ScaledAttack(Settings):
     """`inner` on f, then with f_S for every S of `scales` on the rows that are still robust.
 
-    `net` is the timm network inside the model that is attacked. `surrogate` is the use of f_S:
+    `net` is the timm network inside the attacked model. `surrogate` selects how f_S is used:
     - `network`, as published: `inner` attacks f_S, and the point it returns is evaluated on f. A
       row leaves `inner` as soon as f_S errs, even at the clean image, so less transfers to f;
     - `gradient`: logits of f with the gradient of f_S (`bpda.py`), so f evaluates every iterate.
 
     The factors are fixed before any row is attacked (`scales.py`): a row's result does not depend
-    on other rows. Every candidate has its own random numbers, as a restart has; `restarts` is the
-    control with equal compute, equal numbers and no scaling, to be reported with every figure.
+    on other rows. Every candidate has its own random numbers, like a restart; `restarts` is the
+    control with equal compute, equal random numbers and no scaling; report it with every figure.
     """
 
     net: nn.Module
@@ -87,7 +87,7 @@ class ScaledAttack(Settings):
         return self.inner.eps
 
     def restarts(self) -> "ScaledAttack":
-        """The control: as many runs of `inner`, from the same starts, all of them on f itself."""
+        """The control: equally many runs of `inner`, from the same starts, all on f itself."""
         return replace(self, scales=(self._ones,) * len(self.scales), label="restarts")
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
@@ -102,7 +102,7 @@ class ScaledAttack(Settings):
         return result
 
     def examine(self, logits_of: LogitsFn, items: Items) -> ScaledReport:
-        """As a call, but with every candidate on every row, and with the accuracy of each f_S."""
+        """Like a call, but runs every candidate on every row and measures each f_S."""
         result = self.inner(logits_of, items)
         networks = [self._network(logits_of, items, result, self._ones)]
         all_rows = torch.arange(len(items), device=items.x.device)
@@ -139,7 +139,7 @@ class ScaledAttack(Settings):
     def _network(
         self, logits_of: LogitsFn, items: Items, found: AttackResult, scales: Scales
     ) -> ScaledNetwork:
-        """`found` has the predictions of f."""
+        """Outcome of one candidate; `found` has the predictions of f."""
         scaled = scaled_logits(logits_of, self.net, scales)
         scaled_clean = _predictions(scaled, items.x, items) == items.y
         original_clean = found.clean_prediction == items.y
@@ -152,7 +152,7 @@ class ScaledAttack(Settings):
 
 
 def scaled_logits(logits_of: LogitsFn, net: nn.Module, scales: Scales) -> LogitsFn:
-    """f_S as a function; between its calls `net` is untouched."""
+    """f_S as a function; `net` is unchanged between calls."""
     factors = _factors(scales)
 
     def logits(x: Images) -> Logits:
@@ -167,7 +167,7 @@ def _factors(scales: Scales) -> Tensor:
 
 
 def candidate_seed(run_seed: int, index: int) -> int:
-    """The seed of candidate `index`; candidate 0, the inner attack itself, keeps the run's."""
+    """The seed of candidate `index`; candidate 0, the inner attack itself, uses the run's seed."""
     return run_seed if index == 0 else stream_key(run_seed, "attention scales", "", index)
 
 

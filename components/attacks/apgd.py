@@ -1,7 +1,7 @@
-"""APGD: projected gradient ascent with momentum that finds its own step sizes.
+"""APGD: projected gradient ascent with momentum and adaptive step sizes.
 
 Croce & Hein 2020, "Reliable evaluation of adversarial robustness with an ensemble of diverse
-parameter-free attacks", Algorithm 1; the constants and the fine points that the text leaves open
+parameter-free attacks", Algorithm 1; the constants and the details that the text leaves open
 are those of its published code, from which all published numbers come. `ascent` is one run from
 one start; `Apgd` restarts it, `ApgdTargeted` runs it for one wrong class after the other.
 
@@ -26,7 +26,7 @@ from components.attacks.starts import random_point, restart_stream
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 
-MOMENTUM = 0.75  # alpha: the share of the new step; the rest repeats the last one
+MOMENTUM = 0.75  # alpha: weight of the new step; the rest is the previous one
 LOSSES: dict[str, LossFn] = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}
 
 
@@ -34,12 +34,12 @@ LOSSES: dict[str, LossFn] = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}
 class Apgd(BudgetedAttack, ApgdSettings):
     """APGD on cross-entropy (`apgd-ce`) or on the difference of logits ratio (`apgd-dlr`).
 
-    Each restart gets the rows that are still robust. A row that is never misclassified comes back
-    clean, or with `best_loss` as its point of highest loss. At each point `eot_iter` gradients are
+    Each restart gets the rows that are still robust. A row that is never misclassified is returned
+    clean, or with `best_loss` at its point of highest loss. At each point `eot_iter` gradients are
     summed; for a random model the last of these passes decides.
     """
 
-    best_loss: bool = False  # of training; not a setting of recipes
+    best_loss: bool = False  # for training; not a recipe setting
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
@@ -64,7 +64,7 @@ class ApgdTargeted(BudgetedAttack, ApgdTargetedSettings):
     """APGD-T: one run of the targeted ratio per rival class, likeliest at the clean image first.
 
     There are min(`num_targets`, K - 1) rivals. Any wrong class is a success, not only the target.
-    A row that is never misclassified comes back clean: losses of different targets have no order.
+    A row that is never misclassified is returned clean: losses of different targets do not compare.
     """
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
@@ -92,10 +92,10 @@ def rank_rivals(logits: Logits, y: Labels) -> Labels:
 
 
 def review_windows(num_steps: int) -> dict[int, int]:
-    """After which steps eta is reviewed, and the length of the window that ends there (sec. 3.1).
+    """Steps after which eta is reviewed -> length of the window that ends there (sec. 3.1).
 
-    The first window is 22 % of N, each next one 3 % of N shorter, none below 6 %. A review after
-    the last step would serve no step and is left out.
+    The first window is 22 % of N, each next one 3 % of N shorter, none below 6 %. There is no
+    review after the last step.
     """
     window, shrink, shortest = (max(num_steps * percent // 100, 1) for percent in (22, 3, 6))
     windows: dict[int, int] = {}
@@ -120,7 +120,7 @@ def ascent(
 ) -> None:
     """One run of Algorithm 1 on the robust rows of `search`, which records the results.
 
-    `loss_for` gives the loss of these rows of the batch. A broken row leaves at once; the others
+    `loss_for` returns the loss of these rows of the batch. A broken row is removed; the others
     keep their whole state, so their step sizes are not affected.
     """
     rows = search.robust_rows
@@ -147,18 +147,18 @@ def ascent(
 class _AscentState:
     """The state of the rows that are still robust; every tensor has one entry per row."""
 
-    rows: Tensor  # int64 places in the batch
+    rows: Tensor  # int64 positions in the batch
     y: Labels
     point: Images
-    previous: Images  # the point one step ago
+    previous: Images  # the previous point
     gradient: Images
     best_point: Images
     best_gradient: Images
     best_loss: Tensor
-    loss: Tensor  # at the point that was evaluated last
+    loss: Tensor  # at the last evaluated point
     step_size: Tensor  # eta
-    num_raises: Tensor  # steps of this window that raised the loss
-    reviewed_loss: Tensor  # the best loss when eta was reviewed last
+    num_raises: Tensor  # steps of this window that increased the loss
+    reviewed_loss: Tensor  # the best loss at the last review of eta
     halved: Tensor  # bool: whether that review halved eta
 
     def take(self, keep: Tensor) -> "_AscentState":
@@ -264,10 +264,10 @@ def _targeted_loss(targets: Labels, rows: Tensor) -> LossFn:
 
 
 def _unbeatable(losses: Tensor) -> Tensor:
-    """Scores that let no point replace the clean one unless it is misclassified."""
+    """Scores with which only a misclassified point replaces the clean one."""
     return torch.full_like(losses, math.inf)
 
 
 def _per_row(values: Tensor, images: Images) -> Tensor:
-    """(B,) values shaped to meet (B, C, H, W)."""
+    """(B,) values reshaped to broadcast over (B, C, H, W)."""
     return values.view(-1, *[1] * (images.dim() - 1))

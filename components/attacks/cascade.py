@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AttackTally:
-    """The number of rows that one attack of the list was given, and that it broke."""
+    """Number of rows that one attack of the list received, and that it broke."""
 
     name: str
     num_rows: int
@@ -50,8 +50,8 @@ class CascadeState:
 
     y: Labels
     clean_prediction: Labels
-    adversarial_prediction: Labels  # where the row broke, else the label; the clean one if wrong
-    broken_by: Tensor  # position in `tallies`, or UNBROKEN; rows wrong from the start are unbroken
+    adversarial_prediction: Labels  # wrong class that was found; the label while the row is robust
+    broken_by: Tensor  # position in `tallies`; UNBROKEN if robust or misclassified when clean
     num_evaluations: Tensor
     num_gradients: Tensor
     num_zero_gradients: Tensor
@@ -64,11 +64,11 @@ class CascadeState:
 
     @property
     def robust_rows(self) -> Tensor:
-        """int64 rows that the next attack is given, in rising order."""
+        """int64 rows for the next attack, ascending."""
         return self.robust.nonzero().squeeze(1)
 
     def breaker_names(self) -> list[str | None]:
-        """Per row the attack that broke it."""
+        """For each row the name of the attack that broke it."""
         names = [tally.name for tally in self.tallies]
         return [None if at == UNBROKEN else names[at] for at in self.broken_by.tolist()]
 
@@ -98,7 +98,7 @@ def before_attacks(y: Labels, clean_prediction: Labels) -> CascadeState:
 def after_attack(state: CascadeState, name: str, outcome: Outcome) -> CascadeState:
     """The state after one more attack, whose `outcome` has one row for each robust row.
 
-    A row whose clean point was misclassified during the attack (a random model can do that) counts
+    A row whose clean point is misclassified during the attack (possible for a random model) counts
     as broken: that point lies in the ball too.
     """
     rows = state.robust_rows
@@ -154,7 +154,7 @@ def run_cascade(
 
 
 def check_one_threat(attacks: Sequence[Attack]) -> None:
-    """Reject a list over several threat models: its accuracy belongs to none of them."""
+    """Reject a list of attacks with different threat models: its accuracy would belong to none."""
     threats = sorted({f"{attack.norm} {attack.eps:g}" for attack in attacks})
     if len(threats) > 1:
         raise CasemateError(

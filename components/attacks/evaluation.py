@@ -1,4 +1,4 @@
-"""A list of attacks on a loaded model, in this process: what the attack stage does on a cluster."""
+"""A list of attacks on a loaded model in this process, as the attack stage runs it on a cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -24,7 +24,7 @@ from components.core.types import LogitsFn
 from components.models.fast import fast_forward
 from components.models.pixels import PixelModel
 
-ROWS = 100  # that one attack works on at a time; results do not depend on it
+ROWS = 100  # rows per call of an attack; results do not depend on it
 
 
 def attack_model(
@@ -64,7 +64,7 @@ def attack_model(
 def weaknesses(
     entries: Sequence[AttackSettings], eps: float | None, result: CascadeResult
 ) -> Iterator[str]:
-    """Why robust accuracy may be overstated: weak settings, and what the attacks show."""
+    """Reasons why robust accuracy may be overstated: weak settings, findings about the attacks."""
     for entry in entries:
         yield from (f"{entry.name}: {problem}" for problem in entry.weaknesses(eps))
     if all(entry.weak_alone for entry in entries):
@@ -78,7 +78,7 @@ def weaknesses(
 def _runnable(
     listed: ListedAttack, model: PixelModel, items: Items
 ) -> Callable[[LogitsFn, Items], AttackResult]:
-    """The attack of one entry; a scaled one with the factors that it finds for this model."""
+    """The attack of one entry; a scaled attack with the factors searched for this model."""
     entry, plain = listed.scaling, listed.attack
     if entry is None:
         return plain

@@ -26,12 +26,12 @@ from components.attacks.settings import FabSettings, FabTargetedSettings
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 
-SHORTEST = 1e-8  # of delta1 and delta2, as released: rows with w = 0 then drift back to x
+SHORTEST = 1e-8  # minimum of |delta1| and |delta2|, as released: rows with w = 0 drift back to x
 SLOWEST = 1e-300  # far below the slowest pixel of a float32 gradient; pixels with w = 0 never move
 
 
 Rivals = Callable[[Logits, Labels], Iterable[Tensor]]
-"""From clean logits and labels to (B, R) rival classes for each run; steps take the nearest."""
+"""Clean logits and labels -> (B, R) rival classes for each run; steps go to the nearest."""
 
 
 @settings
@@ -112,7 +112,7 @@ class _Run:
     ball: Ball
 
     def from_start(self, rivals: Tensor, stream: str | None) -> None:
-        """`num_steps` steps from x or, given a stream of numbers, from a random point near it."""
+        """`num_steps` steps from x or, with a random stream, from a random point near x."""
         rows = self.search.robust_rows
         items = self.search.items.take(rows)
         state = _State(
@@ -132,8 +132,8 @@ class _Run:
             self._evaluate(state, self.ball.project(state.nearest, state.rows))
 
     def _random_start(self, items: Items, stream: str) -> Images:
-        """Half of eps away. The paper takes half of the row's best change where that is smaller,
-        but such rows are broken and have left.
+        """A point at distance eps / 2. The paper uses half of the row's best change if smaller,
+        but such rows are broken and no longer attacked.
         """
         norm = self.attack.norm
         drawn = 2 * items.uniform(stream) - 1 if norm == "linf" else items.normal(stream)
@@ -141,7 +141,7 @@ class _Run:
         return (items.x + self.attack.eps / 2 * drawn / _per_row(length)).clamp(0, 1)
 
     def _step(self, state: _State) -> _State:
-        """To the boundary; from misclassified points part of the way back (backward step)."""
+        """One step to the boundary; misclassified points then move part of the way back to x."""
         x = state.items.x
         points = self._towards(self._nearest_plane(state), x=x, points=state.points)
         wrong, robust = self._evaluate(state, points)
@@ -158,10 +158,10 @@ class _Run:
         return moved.take(robust)
 
     def _nearest_plane(self, state: _State) -> _Plane:
-        """Of all rivals the one with the smallest |d| / ||w||_dual, from one forward pass.
+        """Plane of the rival with the smallest |d| / ||w||_dual, from one forward pass.
 
-        Rivals come one at a time and only the nearest is kept: the gradients of a thousand classes
-        would not fit. `input_gradient` would repeat the forward pass for each of them.
+        Rivals are processed one by one and only the nearest is kept: gradients of 1,000 classes
+        would not fit in memory. `input_gradient` would repeat the forward pass for each of them.
         """
         ids, y = state.items.item_ids, state.items.y[:, None]
         with torch.enable_grad():
@@ -185,7 +185,7 @@ class _Run:
         return _Plane(value, normal)
 
     def _towards(self, plane: _Plane, *, x: Images, points: Images) -> Images:
-        """(1 - alpha) (x1 + eta delta1) + alpha (x + eta delta2): overshot, and drawn towards x."""
+        """(1 - alpha) (x1 + eta delta1) + alpha (x + eta delta2): overshoots, biased towards x."""
         norm, eta = self.attack.norm, self.attack.eta
         wide, clean, w = points.double(), x.double(), plane.normal.double()
         offset = _row_sums((wide - clean).mul_(w))
@@ -217,7 +217,7 @@ def box_steps(x: Images, *, normal: Images, gap: Tensor, norm: str) -> Tensor:
     """
     w, gap = normal.double(), gap.double()
     direction = w.sign().mul_(_per_row(gap.sign()))
-    room = direction.clamp_min(0).sub_(x).abs_()  # to the end of the range that lies ahead
+    room = direction.clamp_min(0).sub_(x).abs_()  # distance to the end of the range
     size = w.abs()
     target = _per_row(gap.abs())
     if norm == "linf":
@@ -264,8 +264,8 @@ def _dual_lengths(gradient: Images, *, norm: str) -> Tensor:
 
 
 def _row_sums(values: Tensor) -> Tensor:
-    """(B,) sums over images in float64 and in two stages: one `sum` splits a lone large image over
-    threads, and then rounds differently than in a batch.
+    """(B,) sums over images in float64 and in two stages: one `sum` splits a single large image
+    over threads and then rounds differently than in a batch.
     """
     return values.sum(dim=-1, dtype=torch.float64).flatten(1).sum(dim=1)
 

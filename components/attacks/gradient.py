@@ -38,11 +38,11 @@ from components.attacks.starts import random_corner, random_point, restart_strea
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 
-START_OFFSET = 1e-5  # numerical stability constant of the FGSM code; the projection follows it
+START_OFFSET = 1e-5  # added to random starts before projection, as in the FGSM code
 LOSSES: dict[str, LossFn] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
 GUIDANCE = 50.0  # lambda_0 of GAMA
-GUIDED_SHARE = 0.25  # of the steps of GAMA; lambda is 0 after them
-DROPS = (0.60, 0.85)  # shares of the steps after which the step size of GAMA falls to a tenth
+GUIDED_SHARE = 0.25  # share of the steps of GAMA with guidance; then lambda is 0
+DROPS = (0.60, 0.85)  # shares of the steps after which GAMA divides the step size by ten
 
 
 def in_fixed_batches(logits_of: LogitsFn, *, size: int) -> LogitsFn:
@@ -88,7 +88,7 @@ class StepRule:
 
 
 class _KlRule(StepRule):
-    """Increases KL(p(x) || p(x_adv)): away from the clean probabilities, not from a label."""
+    """Increases KL(p(x) || p(x_adv)), the divergence from the clean probabilities; no label."""
 
     def __init__(self, ball: Ball, *, step_size: float, reference: Tensor) -> None:
         super().__init__(ball, step_size=step_size, loss_of=cross_entropy)
@@ -205,7 +205,7 @@ def _with_restarts(
 ) -> AttackResult:
     """`gradient_ascent` once per restart, each with a new rule and the rows that are still robust.
 
-    `start_of(rows, restart)` gives points that are projected first. `eps` = 0 returns `x` itself.
+    `start_of(rows, restart)` returns points to project. `eps` = 0 returns `x` itself.
     """
     search = Search(logits_of, items)
     ball = ball_around(items.x, norm=norm, eps=eps)
@@ -214,7 +214,7 @@ def _with_restarts(
         if len(rows) == 0:
             break
         rule = rule_of(search, ball)
-        if restart == 0:  # the clean point competes for the best point, too
+        if restart == 0:  # the clean point is a candidate for the best point
             search.scores[rows] = rule.score(search.clean_logits[rows], items.y[rows], rows=rows)
         start = ball.project(start_of(rows, restart), rows)
         gradient_ascent(logits_of, search, rule, rows=rows, start=start, num_steps=num_steps)
@@ -222,7 +222,7 @@ def _with_restarts(
 
 
 class GradientAttack(BudgetedAttack, GradientSettings):
-    """Base of the attacks of this file: they differ in their starts and in their step rule."""
+    """Base of the attacks in this file, which differ in start and step rule."""
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         return _with_restarts(
@@ -291,8 +291,8 @@ class Mim(GradientAttack, MimSettings):
 class GamaPgd(GradientAttack, GamaSettings):
     """GAMA-PGD from random corners of the ball.
 
-    In the paper's text q_ref belongs to the clean image, in its code to the start; both are here,
-    and the code's choice is the default.
+    In the paper's text q_ref is that of the clean image, in its code that of the start; both exist
+    here, and the code's choice is the default.
     """
 
     def start(self, items: Items, restart: int) -> Images:
@@ -320,7 +320,7 @@ def pgd(
     starts: Tensor,
     loss_of: LossFn = cross_entropy,
 ) -> AttackResult:
-    """PGD from `x + eps * starts`, projected: for callers that draw their own starts."""
+    """PGD from the projection of `x + eps * starts`, for callers that draw their own starts."""
     numbers = tuple(str(row) for row in range(len(x)))
     return _with_restarts(
         logits_of,

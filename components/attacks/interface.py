@@ -1,4 +1,4 @@
-"""The interface of attacks: rows with their own random numbers in, a result for each row out.
+"""Interface of attacks: rows with their own random numbers in, a result for each row out.
 
 An attack is a frozen dataclass of settings with a budget, called with a model and the rows under
 attack. `Search` records what an attack that visits points has found: which rows are still robust,
@@ -25,7 +25,7 @@ from components.core.types import Images, Labels, Logits, LogitsFn
 class Items:
     """Rows under attack; all randomness of a row is a function of (run_seed, stream, its item id).
 
-    So a row gets the same random numbers in any batch. Soft targets (mixup, cutmix) become the
+    Hence a row gets the same random numbers in any batch. Soft targets (mixup, cutmix) become the
     class with the largest share.
     """
 
@@ -78,16 +78,16 @@ class _Sampler(Protocol):
 
 
 def hard_labels(targets: Tensor) -> Labels:
-    """(B,) class numbers; of soft targets (B, K) the largest share, ties to the lowest class."""
+    """(B,) classes; for soft targets (B, K) that of the largest share, ties to the lowest class."""
     return targets.argmax(dim=1) if targets.dim() == 2 else targets
 
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """What one attack did to each row.
+    """Result of one attack for each row.
 
     `x_adv` is a misclassified point if one was found, else the attack's best point, never outside
-    the budget; rows that were wrong from the beginning come back unchanged.
+    the budget; rows whose clean image is misclassified are returned unchanged.
     """
 
     x_adv: Images
@@ -95,7 +95,7 @@ class AttackResult:
     adversarial_prediction: Labels  # the model's prediction at `x_adv`
     num_evaluations: Tensor  # (B,) int64 forward passes, the clean one included
     num_gradients: Tensor  # (B,) int64 gradient evaluations
-    num_zero_gradients: Tensor  # (B,) int64 of those, how many vanished everywhere
+    num_zero_gradients: Tensor  # (B,) int64 gradients that are zero everywhere
 
     @property
     def zero_gradient(self) -> Tensor:
@@ -109,7 +109,7 @@ class Attack(Protocol):
 
     @property
     def name(self) -> str:
-        """Short, and different for each family of settings: `pgd-20-ce`, `apgd-t`, `square`."""
+        """Short name, different for each family of settings: `pgd-20-ce`, `apgd-t`, `square`."""
         ...
 
     @property
@@ -129,7 +129,7 @@ class Attack(Protocol):
 class BudgetedAttack(AttackSettings):
     """Adds a norm and a budget to the settings of an attack.
 
-    An attack names it before its settings: `class Pgd(BudgetedAttack, PgdSettings)`. Without slots,
+    Bases are listed in this order: `class Pgd(BudgetedAttack, PgdSettings)`. It has no slots,
     because two slotted bases cannot be combined.
     """
 
@@ -147,7 +147,7 @@ class BudgetedAttack(AttackSettings):
 
 
 class Search:
-    """What one attack on a batch has found so far, beginning with the clean forward pass."""
+    """Results of one attack on a batch so far, starting with the clean forward pass."""
 
     def __init__(self, logits_of: LogitsFn, items: Items) -> None:
         with torch.no_grad():
@@ -164,7 +164,7 @@ class Search:
 
     @property
     def robust_rows(self) -> Tensor:
-        """int64 rows, rising, whose visited points were all classified correctly, the clean one
+        """Ascending int64 rows whose visited points were all classified correctly, the clean one
         included: only these are attacked further.
         """
         return (self.prediction == self.items.y).nonzero().squeeze(1)
@@ -185,7 +185,7 @@ class Search:
         return ~broken
 
     def count_gradients(self, rows: Tensor, zero: Tensor) -> None:
-        """One gradient of each of `rows`; `zero` (bool) marks those that vanished everywhere."""
+        """Count one gradient of each of `rows`; `zero` (bool) marks those that are all zero."""
         self.num_gradients[rows] += 1
         self.num_zero_gradients[rows] += zero
 

@@ -1,4 +1,4 @@
-"""From settings to attacks: one attack, or a recipe's list with ensembles as their members."""
+"""From settings to attacks: one attack, or a recipe's list with ensembles expanded."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from components.core.settings import values_of
 
 @dataclass(frozen=True, slots=True)
 class ListedAttack:
-    """One attack of a list; `entry` names the line it comes from, `name` is unique in the list."""
+    """One attack of a list; `entry` names its entry in the recipe, `name` is unique in the list."""
 
     name: str
     entry: str
     settings: AttackSettings
-    attack: Attack  # where attention is scaled: the attack inside
+    attack: Attack  # with attention scaling: the inner attack
 
     @property
     def scaling(self) -> AasSettings | None:
@@ -42,7 +42,7 @@ def make_attack(settings: AttackSettings, *, norm: str, eps: float) -> Attack:
 def attack_list(
     entries: Iterable[AttackSettings], *, norm: str, eps: float | None
 ) -> list[ListedAttack]:
-    """The attacks of these entries in their order, ensembles as their members.
+    """The attacks of these entries in order, with ensembles expanded.
 
     An attack that is already in the list is left out: with the same random numbers it finds the
     same points again. `eps` None means the whole pixel range, the budget of norm `spatial`.
@@ -53,7 +53,7 @@ def attack_list(
         for member in entry.members():
             if any(member == x.settings for x in listed):
                 continue
-            taken = {x.name for x in listed}  # by other settings of the same family
+            taken = {x.name for x in listed}  # names used by other settings of the same family
             free = (f"{member.name}-{number}" for number in count(2))
             name = next(n for n in chain([member.name], free) if n not in taken)
             attack = make_attack(member.base_attack, norm=norm, eps=budget)
@@ -62,13 +62,13 @@ def attack_list(
 
 
 def check_class_count(attacks: Iterable[AttackSettings], *, num_classes: int) -> None:
-    """Reject a list that could not finish, before its first attack has cost anything."""
+    """Reject attacks that need more classes, before the first attack runs."""
     for attack in attacks:
         if num_classes < attack.min_classes:
             raise CasemateError(
                 attack.base_attack.name,
                 f"{num_classes} classes",
-                f"are too few, it needs {attack.min_classes}; "
+                f"are too few: it needs {attack.min_classes}; "
                 "use pgd (ce, margin), apgd-ce, fab-t and square",
             )
 

@@ -16,7 +16,7 @@ from components.core.types import Labels, Logits
 
 LossFn = Callable[[Logits, Labels], Tensor]  # (B, K), (B,) -> (B,)
 
-# Equal logits make the denominators of DLR zero; a floor, unlike a summand, changes nothing else.
+# Equal logits make the denominator of DLR zero; a floor changes no other value, an offset would.
 DLR_FLOOR = 1e-12
 
 

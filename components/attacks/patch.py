@@ -94,7 +94,7 @@ def _apart(cell: Position, other: Position, patch: int) -> bool:
 
 
 def _free_starts(num_starts: int, *, divides: bool) -> list[int]:
-    """Starts of squares along a side that no mask divides, the middle first; else no shift."""
+    """Starts of squares along a side that no mask divides, the middle first; [0] if one does."""
     room = num_starts - 1
     if divides:
         return [0]

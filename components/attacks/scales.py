@@ -6,7 +6,7 @@ Robustness of Vision Transformers", sec. 4, Algorithm 1. The text is ambiguous; 
 - the step size is 1, and S becomes S' after the ascent of a mini-batch, not inside it;
 - gradients are taken at the clamped S' and added to delta, which is then S' - S (no wind-up);
 - eq. 3 as printed falls when features grow, so a scale-free distance is the default.
-With unit noise around S = 1 the clamp sets half of the entries to 1 and every sixth to 1e-7, and
+With unit noise around S = 1 the clamp sets half of the entries to 1 and one in six to 1e-7, and
 ten small gradients change little: the draw matters more than the ascent. Hence several draws, each
 of which gives a candidate.
 

@@ -41,9 +41,9 @@ class AttackSettings(Settings):
 
     kind: str
     count_field: ClassVar[str | None] = "num_steps"
-    """What the number in `pgd-20` sets; None: the kind takes no number."""
+    """Field set by the number in `pgd-20`; None: the kind takes no number."""
     fewest_steps: ClassVar[int] = 0
-    """Fewer steps overstate robustness."""
+    """Fewer steps than this overstate robustness."""
     norms: ClassVar[tuple[str, ...]] = get_args(Norm)
     """The norms of its budgets."""
     weak_alone: ClassVar[bool] = False
@@ -80,11 +80,11 @@ class AttackSettings(Settings):
 
     @classmethod
     def from_suffix(cls, text: str) -> dict[str, object] | None:
-        """The settings that `text` means in `kind-text`; None if it has no meaning."""
+        """The settings that `text` in `kind-text` stands for; None if it is not valid."""
         return {cls.count_field: int(text)} if cls.count_field and text.isdigit() else None
 
     def weaknesses(self, eps: float | None) -> Iterator[Problem]:
-        """Settings that overstate robustness, although they are allowed."""
+        """Allowed settings that overstate robustness."""
         num_steps = getattr(self, "num_steps", None)
         if num_steps is not None and num_steps < self.fewest_steps:
             remedy = f"steps overstate robustness; use {self.fewest_steps} or more"
@@ -142,7 +142,7 @@ class PgdSettings(GradientSettings):
     num_restarts: Count = 1
     random_start: bool = True
     kappa: float | None = None
-    """Clips loss `margin`."""
+    """Lower clip of loss `margin`."""
 
     @property
     def name(self) -> str:
@@ -180,7 +180,7 @@ class MimSettings(GradientSettings):
     step_size: Budget | None = None
     """None: eps / num_steps."""
     decay: NonNegative = 1.0
-    """mu: the share of the last direction that is kept."""
+    """mu: weight of the previous direction."""
     random_start: bool = False
 
     @property
@@ -194,7 +194,7 @@ class MimSettings(GradientSettings):
 @ATTACKS.register("components.attacks.gradient:GamaPgd")
 @settings
 class GamaSettings(GradientSettings):
-    """Margin of probabilities, guided away from a reference prediction first."""
+    """Margin of probabilities, first guided away from a reference prediction."""
 
     fewest_steps = 20
 
@@ -215,7 +215,7 @@ class GamaSettings(GradientSettings):
 @ATTACKS.register("components.attacks.apgd:Apgd")
 @settings
 class ApgdSettings(AttackSettings):
-    """APGD; AutoAttack starts once, what many papers call APGD-CE starts five times."""
+    """APGD; AutoAttack starts once, papers that report APGD-CE alone often start five times."""
 
     fewest_steps = 20
 
@@ -223,9 +223,9 @@ class ApgdSettings(AttackSettings):
     num_steps: Count = 100
     num_restarts: Count = 1
     rho: Share = 0.75
-    """The step size is halved if at most this share of a window's steps raised the loss."""
+    """The step size is halved if at most this share of a window's steps increased the loss."""
     eot_iter: Count = 1
-    """Gradients that are summed at each point of a randomized model."""
+    """Number of gradients summed at each point, for randomized models."""
 
     @property
     def min_classes(self) -> int:
@@ -371,7 +371,7 @@ class ScaleAscentSettings(Settings):
 
     objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
     distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
-    """Of objective `lpips`; eq. 3 as printed falls when features grow."""
+    """Feature distance of objective `lpips`; eq. 3 as printed decreases when features grow."""
     num_draws: Count = 3
     """Random starts; each gives one candidate."""
     num_steps: Count = 10
@@ -379,21 +379,21 @@ class ScaleAscentSettings(Settings):
     noise: Positive = 1.0
     """Standard deviation of a draw; without noise the distance has no gradient."""
     num_items: Count = 64
-    """The first test items: the factors are fixed for the whole run."""
+    """Number of first test items to search on; the factors are fixed for the whole run."""
     batch_size: Count = 64
 
 
 @ATTACKS.register("components.attacks.aas:ScaledAttack")
 @settings
 class AasSettings(AttackSettings):
-    """Adaptive attention scaling around a gradient attack, always replayed on the model itself."""
+    """Adaptive attention scaling around a gradient attack, always evaluated on the model itself."""
 
     kind: Literal["aas"] = "aas"
     inner: InnerSettings
     search: ScaleAscentSettings | None = ScaleAscentSettings()
     scales: tuple[Budget, ...] = (0.1, 0.01, 0.001)
-    """Further candidates, each the same factor in every attention module. Searched ones alone often
-    leave nothing to attack."""
+    """Further candidates, each with one factor for all attention modules. Networks with searched
+    factors often misclassify the clean images, which leaves no row to attack."""
     surrogate: Surrogate = "network"
 
     @property
@@ -422,9 +422,9 @@ class AasSettings(AttackSettings):
 
 
 class UserAttackSettings(UserEntry, AttackSettings):
-    """An attack of the user's own, `kind: python:file.py:Name`."""
+    """A user-defined attack, `kind: python:file.py:Name`."""
 
     @property
     def name(self) -> str:
-        """The name of the user's class: references hold characters that metrics may not."""
+        """Name of the user's class: metric names do not allow all characters of a reference."""
         return self.kind.rpartition(":")[2]

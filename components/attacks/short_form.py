@@ -5,7 +5,7 @@ from components.core.errors import CasemateError
 
 
 def read_attack_list(text: str, *, key: str) -> list[dict[str, object]]:
-    """The entries that `text` means, as a recipe's attack list has them; errors name `key`."""
+    """The entries of a recipe's attack list that `text` stands for; errors name `key`."""
     parts = [part.strip() for part in text.split(",")]
     if "" in parts:
         remedy = "has an empty entry; write names with one comma between, e.g. pgd-20,apgd-ce"

@@ -29,7 +29,7 @@ def attack_smoothed_l2(
 ) -> torch.Tensor:
     """The last iterate (C, H, W) of normalised ascent on J, inside the l2 ball and the pixel range.
 
-    Every step uses new draws: reused ones could be over-fitted without changing the vote. Noisy
+    Every step uses new draws: the attack could overfit reused ones without changing the vote. Noisy
     images are not clamped, as in certification. The caller decides with its own draws whether the
     vote changed. `eps` = 0 returns `image`. Hold `attack_mode(model)` around the call.
     """

@@ -2,7 +2,7 @@
 
 Engstrom et al. 2019, sec. 3 and their released CIFAR-10 grid: 5 x 5 shifts of up to 3 pixels (at
 32 x 32) and 31 angles of up to 30 degrees, with black beyond the frame. No pixel budget describes
-such a change, so its results are reported apart from those of the norms.
+such a change, so its results are reported separately from those of the norms.
 """
 
 import math
@@ -33,11 +33,11 @@ class Pose:
 
 @settings
 class SpatialGrid(SpatialSettings):
-    """Every pose of the grid, strongest first; a row leaves at its first misclassified pose."""
+    """Every pose of the grid, strongest first; a row is done at its first misclassified pose."""
 
     norm: Literal["spatial"] = "spatial"
     eps: float = 1.0
-    """Any pixel may take any value: the whole range."""
+    """The whole pixel range: any pixel may take any value."""
 
     def problems(self) -> Iterator[Problem]:
         if self.eps != 1:
@@ -49,7 +49,7 @@ class SpatialGrid(SpatialSettings):
     def poses(self) -> list[Pose]:
         """The grid without the identity, which the clean prediction covers; large changes first.
 
-        The order does not change the result; it lets broken rows leave early.
+        The order does not change the result; large changes break rows early.
         """
         shifts = _axis(self.max_shift, self.num_shifts)
         angles = _axis(self.max_angle, self.num_angles)
@@ -78,7 +78,7 @@ def warp(x: Images, pose: Pose) -> Images:
     """`x` in a pose, bilinear, by one inverse warp from the original image, zeros beyond it.
 
     Two warps in a row would lose what leaves the frame between them. Rotation is in pixels, about
-    ((W - 1) / 2, (H - 1) / 2), whatever the aspect of the image.
+    ((W - 1) / 2, (H - 1) / 2), for any aspect of the image.
     """
     height, width = x.shape[-2:]
     cos, sin = math.cos(math.radians(pose.angle)), math.sin(math.radians(pose.angle))

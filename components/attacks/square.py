@@ -1,17 +1,17 @@
-"""Square Attack: random search with square-shaped changes, no gradient at all.
+"""Square Attack: random search with square-shaped changes, without gradients.
 
 Andriushchenko et al. 2020, Algorithms 1 to 3, with the schedule and the margin loss of the released
 AutoAttack (Croce & Hein 2020). Two differences: positions and signs belong to rows instead of being
 shared by a batch, so a row's result does not depend on its batch; and positions are inclusive,
 so squares reach the last row and column, which the released code never touches.
 
-Small squares often propose a point that the row has queried before, its present one included. Its
-margin was not above the best one then, and the best one only rises: such a query counts, but the
-model (which is assumed to be deterministic) is not evaluated again. Rows go through their queries
-independently, so that every forward pass is full of new points.
+Small squares often propose a point that the row has already queried, e.g. its current point. Its
+margin did not exceed the best one then, and the best one never decreases: the query counts, but the
+model (assumed to be deterministic) is not evaluated again. Rows go through their queries
+independently, so that every forward pass has new points only.
 
 Symbols: s = side of a square, p = share of the pixels it covers, nu = x_best - x, eta = the pattern
-of an l2 square, `gains` and `gives` = the window that takes budget and the one that loses it.
+of an l2 square, `gains` and `gives` = the window that gains budget and the one that loses it.
 """
 
 import math
@@ -64,11 +64,11 @@ def square_side(share: float, shape: Sequence[int]) -> int:
 
 
 class _Squares(Protocol):
-    """How one norm starts and proposes, for the rows it was made with."""
+    """Starts and proposals of one norm, for the rows it was constructed with."""
 
     @property
     def num_draws(self) -> int:
-        """Uniform numbers that one row needs for one query."""
+        """Number of uniform draws that one row needs for one query."""
         ...
 
     def take(self, kept: Tensor) -> "_Squares": ...
@@ -76,7 +76,7 @@ class _Squares(Protocol):
     def start(self, items: Items) -> Images: ...
 
     def keys(self, points: Images) -> Tensor | None:
-        """(B,) int64, equal for equal points of a row; None where points never come twice."""
+        """(B,) int64, equal for equal points of a row; None if points never repeat."""
         ...
 
     def propose(self, best: Images, draws: Tensor, *, share: float) -> Images: ...
@@ -87,7 +87,7 @@ class _LinfSquares:
     """Algorithm 2: every pixel sits on one of its two bounds, and squares move whole channels.
 
     From anywhere in the ball, `best` + 2 eps is projected to the upper bound and `best` - 2 eps to
-    the lower one: so bounds are written and nothing is added.
+    the lower one, so the bounds are assigned directly.
     """
 
     low: Images
@@ -114,7 +114,7 @@ class _LinfSquares:
 
     def keys(self, points: Images) -> Tensor:
         """Random sums over the pixels that are high, modulo 2^64: two of 5,000 different points
-        have the same with a probability below 1e-12.
+        have the same key with a probability below 1e-12.
         """
         return torch.where(points == self.high, self.key_weights, 0).flatten(1).sum(dim=1)
 
@@ -128,7 +128,7 @@ class _LinfSquares:
 
 @dataclass(frozen=True, slots=True)
 class _L2Squares:
-    """Algorithm 3: budget is moved from one window to another, and what is unused is added."""
+    """Algorithm 3: budget is moved from one window to another, and unused budget is added."""
 
     x: Images
     eps: float
@@ -236,7 +236,7 @@ class _RandomSearch:
         return torch.tensor(are_new)
 
     def _proposals(self, squares: _Squares, places: Tensor) -> Images:
-        """The proposals of the next query of the rows at `places`, which counts."""
+        """The proposals of the next query of the rows at `places`; counts the query."""
         queries = self.next_query[places]
         self._draw(places[queries % QUERIES_PER_DRAW == 0])
         best = self.search.x_adv[self.rows[places]]
@@ -252,7 +252,7 @@ class _RandomSearch:
         return proposals
 
     def _draw(self, places: Tensor) -> None:
-        """New numbers for the rows at `places`, whose blocks of queries begin."""
+        """Draw random numbers for the rows at `places`, which start a new block of queries."""
         blocks = self.next_query[places] // QUERIES_PER_DRAW
         for block in set(blocks.tolist()):
             own = places[blocks == block]

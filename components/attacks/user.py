@@ -1,7 +1,7 @@
-"""An attack of the user's own, named `python:file.py:Name` (`components/core/user_code.py`).
+"""A user-defined attack, named `python:file.py:Name` (`components/core/user_code.py`).
 
-`Name(settings, norm=..., eps=...)` returns an `Attack`. What it returns is checked against the
-budget: points outside the ball would count items as broken that no attack in it breaks.
+`Name(settings, norm=..., eps=...)` returns an `Attack`. Its points are checked against the
+budget: points outside the ball would count items as broken that are robust inside it.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from components.core.types import LogitsFn
 from components.core.user_code import UserEntry
 
 NEEDED = ("name", "__call__")
-ROUNDING = 1e-5  # of float32 sums over an image
+ROUNDING = 1e-5  # tolerance for rounding of float32 sums over an image
 
 
 @dataclass(frozen=True)
 class UserAttack:
-    """The user's attack; it travels to workers as its entry and budget."""
+    """The user's attack; pickled for workers as its entry and budget."""
 
     entry: UserEntry
     norm: str
@@ -27,7 +27,7 @@ class UserAttack:
 
     @cached_property
     def inner(self) -> Attack:
-        """What the user's class makes of the settings."""
+        """The attack that the user's class constructs from the settings."""
         try:
             made: Attack = self.entry.load()(self.entry.settings, norm=self.norm, eps=self.eps)
         except CasemateError:
@@ -65,7 +65,7 @@ class UserAttack:
 
 
 def user_attack(entry: UserEntry, *, norm: str, eps: float) -> UserAttack:
-    """The attack of an entry of the user's own, made once to see that it can be."""
+    """The attack of a user-defined entry; constructed once here to detect errors early."""
     attack = UserAttack(entry, norm, eps)
     _ = attack.inner
     return attack

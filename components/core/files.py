@@ -41,7 +41,7 @@ def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> Path:
 
 
 def write_text(path: Path, text: str, *, sync: bool = True) -> Path:
-    """Write UTF-8 text with its line ends as they are; returns `path`."""
+    """Write UTF-8 text without converting line ends; returns `path`."""
     return write_atomic(path, text.encode(), sync=sync)
 
 

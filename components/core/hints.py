@@ -3,8 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
-MOST = 40  # names that one line lists
-NEAREST = 4  # names out of a long list
+MOST = 40  # names listed in one line
+NEAREST = 4  # similar names suggested from a long list
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -29,7 +29,7 @@ class Registry:
     """All entries of one sort, in order; names are the literals of `kind` in the settings class."""
 
     def __init__(self, what: str) -> None:
-        self.what = what  # in the singular: "attack"
+        self.what = what  # singular, e.g. "attack"
         self._entries: dict[str, Entry] = {}
 
     def add(self, settings: type, implementation: str) -> None:

@@ -106,7 +106,7 @@ BOUNDS: dict[type, tuple[Any, str, str]] = {
 WORDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     tuple: "a list",
     dict: "a mapping",
@@ -149,8 +149,8 @@ def hints_of(cls: type) -> dict[str, Any]:
 def check(own: Any) -> None:
     """Raise `SettingError` for values of the wrong type or out of range, else for violated rules.
 
-    Whole numbers of float fields become floats, lists of tuple fields tuples: headers and
-    fingerprints then have one form.
+    Integers in float fields become floats and lists in tuple fields become tuples, so headers and
+    fingerprints have one form.
     """
     found: list[Problem] = []
     cls: type = type(own)
@@ -176,7 +176,7 @@ def _usual_form(value: Any, hint: Any) -> Any:
 
 
 def refusals(value: Any, hint: Any, *, exact: bool = False) -> Iterator[str]:
-    """Why a value does not fit a type hint with ranges; `exact`: whole numbers are not floats."""
+    """Why a value does not fit a type hint with ranges; `exact`: integers are not floats."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
         yield from _out_of_range(value, args, exact=exact)
@@ -242,5 +242,5 @@ def changed_fields(own: Any) -> set[str]:
 
 
 def values_of(own: Any) -> dict[str, Any]:
-    """Fields by name with their values as they are, for a constructor with the same parameters."""
+    """Fields by name with unconverted values, for a constructor with the same parameters."""
     return {field.name: getattr(own, field.name) for field in fields(own)}

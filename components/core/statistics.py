@@ -4,7 +4,7 @@ An accuracy has the interval of Clopper & Pearson (1934). The interval of a diff
 ends of two such intervals by their distances to the estimates (MOVER: Newcombe 1998, Statistics in
 Medicine 17:873; Zou & Donner 2008, sec. 2), which makes it conservative: enumerated over all
 outcomes of 9 to 80 paired items, it covers the true difference in at least 93 % of samples, and in
-less than 95 % only where nine of ten items change sides.
+less than 95 % only if nine of ten items are discordant.
 """
 
 import math

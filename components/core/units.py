@@ -17,7 +17,7 @@ LoadPart = Callable[[str], pa.Table]  # name of a finished unit -> its result
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A piece of work: `name` is its file name, `about` describes its items."""
+    """One unit of work: `name` is its file name, `about` describes its items."""
 
     name: str
     about: str
@@ -41,7 +41,7 @@ class ProgressBar(Protocol):
 
 
 class UnitSource(Protocol):
-    """Receives results and may add units; which units it adds must not change the outcome."""
+    """Receives results and may add units; the outcome must not depend on which units it adds."""
 
     counts: str  # what the progress bar counts; its total
     total: int
@@ -50,7 +50,7 @@ class UnitSource(Protocol):
         """Receive the result of a unit, computed in this start or an earlier one."""
 
     def next(self, room: int) -> Sequence[Unit]:
-        """At most `room` further units; none: wait for the next result."""
+        """At most `room` further units; empty: wait for the next result."""
 
     def show(self, bar: ProgressBar) -> None:
         """Update the progress bar."""

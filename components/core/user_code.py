@@ -5,7 +5,7 @@ found by parsing (`ast`, nothing is run), copied to a folder `casemate_user_<dig
 their content: `python:file.py@<digest>:Name`. Code is imported from such a copy only, also on this
 machine: a file that was not copied is an error before the run, not on a worker. Resolved recipes,
 fingerprints, model folders and workers hold the pinned form: they depend on the content of the
-code, not on its location, and a changed file has another digest.
+code, not on its location, and a changed file has a different digest.
 
 Installed packages (site-packages) are not copied; their digest is compared where they are imported.
 Light to import: no numerical library is loaded.
@@ -185,7 +185,7 @@ def checked_options(
 ) -> dict[str, Any]:
     """Options as arguments of the referenced object, checked against its Settings or signature.
 
-    The caller itself always passes `given` and sometimes `also`. Problems name `options.<key>`.
+    The caller always passes `given` and sometimes `also`. Problems name `options.<key>`.
     """
     target = load(text, field=field)
     if hasattr(target, "Settings"):
@@ -325,7 +325,7 @@ def _imported(reference: Reference, folder: Path | None, *, field: str) -> Any:
 
 @contextmanager
 def _without_bytecode() -> Iterator[None]:
-    """Leave copies unchanged: no `__pycache__` beside the weights of a model."""
+    """Keep copies unchanged: no `__pycache__` beside the weights of a model."""
     before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         yield

@@ -1,7 +1,7 @@
 """The whole sanity suite on a few items: small attacks whose results are compared.
 
 It checks the model under attack; `cascade_findings` checks the attacks of a recipe. An item costs
-at most 230 gradients and 230 other forward passes, less where it breaks.
+at most 230 gradients and 230 other forward passes, fewer if it breaks.
 
 The white-box attack that weaker attacks must not beat is PGD on cross-entropy, then on the margin.
 With cross-entropy alone, Square broke 2 of 64 further items in 2 of 40 audits of adversarially
@@ -43,9 +43,7 @@ class Audit:
     """Findings and the measurements they are derived from."""
 
     findings: tuple[Finding, ...]
-    gaps: Mapping[
-        str, GapHistogram
-    ]  # per attention module; empty where attention is not accessible
+    gaps: Mapping[str, GapHistogram]  # per attention module; empty if attention is not accessible
     accuracy_by_steps: Mapping[int, float]
     accuracy_by_eps: Mapping[float, float]
     robust: tuple[bool, ...] = ()  # per item, to the suite's white-box attack; () if none ran
@@ -66,7 +64,7 @@ def audit(
     """
     with attack_mode(model):
         range_finding = checks.images_in_range(items.x)
-        if not range_finding.ok:  # the ball may not meet the pixel range
+        if not range_finding.ok:  # ball and pixel range may not intersect
             return Audit((range_finding,), {}, {}, {})
         with torch.no_grad():
             logits = check_logits(model(items.x), items.item_ids)

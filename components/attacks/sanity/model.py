@@ -19,7 +19,7 @@ from components.models.attention.gaps import GapHistogram, attention_gaps
 
 SAME_LOGITS = 1e-4  # between unit rows; float32 networks differ by about 1e-6 between batch shapes
 UNDERFLOWED = 0.01  # share of a block's queries all of whose attention gradients are exactly 0
-CANCELLED = 0.1  # share of a block's queries whose winning logit has no gradient; others still do
+CANCELLED = 0.1  # share of a block's queries whose winning logit has no gradient; others have one
 
 
 def eval_mode(model: nn.Module) -> Finding:
@@ -49,7 +49,7 @@ def _are_probabilities(logits: Logits) -> Tensor:
 
 
 def images_in_range(x: Images) -> Finding:
-    """Pixels lie in [0, 1]; beyond it, ball and pixel range need not meet."""
+    """Pixels lie in [0, 1]; otherwise ball and pixel range may not intersect."""
     low, high = float(x.min()), float(x.max())
     beyond = max(0.0, -low, high - 1) if bool(x.isfinite().all()) else float("inf")
     text = f"pixels reach from {low:g} to {high:g}; the range is [0, 1]"
@@ -58,7 +58,7 @@ def images_in_range(x: Images) -> Finding:
 
 @torch.no_grad()
 def deterministic(logits_of: LogitsFn, x: Images, *, num_passes: int = 5) -> Finding:
-    """The same images give the same logits; else attack the mean of many passes (`rand`)."""
+    """Equal images give equal logits; otherwise attack the mean of many passes (`rand`)."""
     first = logits_of(x)
     moved = max(_distance(logits_of(x), first) for _ in range(num_passes - 1))
     text = f"logits of equal images differ by up to {moved:.1e}; random models need `rand`"

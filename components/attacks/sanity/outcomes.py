@@ -1,7 +1,7 @@
 """Checks of the counts, masks and accuracies of attack runs: did the attacks work?
 
 Accuracies are shares of all items. Attacks are searches with random starts, so a difference of one
-item is not a contradiction; with many items the limit is 0.2 points, the alarm for Square in the
+item is not a contradiction; with many items the limit is 0.2 points, as in the Square check of the
 code of Croce & Hein 2020.
 """
 
@@ -12,11 +12,11 @@ from torch import Tensor
 from components.attacks.cascade import CascadeState
 from components.attacks.sanity.findings import Finding, finding
 
-ZERO_GRADIENTS = 0.01  # share of all gradients; above it, accuracy may be off by a point
+ZERO_GRADIENTS = 0.01  # share of all gradients; above it, accuracy may be wrong by a point
 POINTS = 0.002
 ROUNDING = 1e-9  # 0.51 - 0.50 is a little more than 0.01
 BLACK_BOX = "square"  # a second one in a list is called square-2
-LIST_POINTS, LIST_ITEMS = 0.02, 2  # by which the suite's own attacks may beat a list
+LIST_POINTS, LIST_ITEMS = 0.02, 2  # margin by which the suite's own attacks may beat a list
 
 
 def slack(num_items: int) -> float:
@@ -61,7 +61,7 @@ def reaches_floor(accuracy: float, *, floor: float, num_items: int) -> Finding:
     """With a budget that reaches one constant image from all others, accuracy falls to `floor`.
 
     `floor` is the share of items whose label the model predicts on that image (Carlini et al.
-    2019, sec. 5.2: unbounded attacks must reach chance): the attack missed any accuracy above it.
+    2019, sec. 5.2: unbounded attacks must reach chance); a working attack leaves no accuracy above.
     """
     text = (
         f"accuracy is {accuracy:.1%} with a budget that reaches plain grey from every image; "
