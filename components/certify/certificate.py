@@ -41,7 +41,7 @@ class CertificateDocument:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "CertificateDocument":
-        """Read a document that has all fields."""
+        """The document from JSON values; all fields must be present."""
         names = ("kind", "threat", "claim", "votes_sha256", "certificates_sha256", "summary")
         known = {name: values[name] for name in names}
         evidence = VotesHeader.from_dict(values["evidence"])
@@ -74,14 +74,14 @@ def check_claim(header: VotesHeader, claim: Mapping[str, object]) -> ClaimSettin
             raise CasemateError(f"certify.{name}", claim[name], f"does not apply to {header.kind}")
     for name in needed:
         if name not in claim:
-            remedy = f"was given, but {header.kind} needs it"
-            raise CasemateError(f"certify.{name}", "nothing", remedy)
+            remedy = f"is missing; {header.kind} needs it"
+            raise CasemateError(f"certify.{name}", "", remedy)
     checked: ClaimSettings = family.check_claim(header, claim)
     return checked
 
 
 def derive(votes: Votes, **claim: object) -> tuple[pa.Table, Summary]:
-    """The certificate table and its summary; the claim as `check_claim` takes it.
+    """The certificate table and its summary; `claim` is checked by `check_claim`.
 
     Accuracies divide by all items, abstentions included; each carries its exact 95% interval.
     """

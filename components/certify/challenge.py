@@ -1,4 +1,4 @@
-"""Attacks inside the certified threat model: their robust accuracy is an upper bound of certified
+"""Attacks inside the certified threat model; their robust accuracy is an upper bound of certified
 accuracy.
 """
 
@@ -40,7 +40,7 @@ class ChallengeTask(Generic[VotesT, ChallengeT, ClaimT]):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One item to attack: its place in the test split, its claimed class and its clean votes."""
+    """One item to attack: its position in the test split, its claimed class and its clean votes."""
 
     item: int
     prediction: int

@@ -14,18 +14,18 @@ NO_DENOISER = Costs(params=0, flops=0, activation_bytes=0)
 class CostedModel:
     """A classifier and the denoiser in front of it, shapes only."""
 
-    key: str  # of the certificate in the recipe, for errors
+    key: str  # key of the certificate in the recipe, for errors
     net: nn.Module
     costs: Costs
     channels: int
     num_classes: int
-    side: int  # of the images
+    side: int  # side of the images
     upsample: int | None  # side of the network's input, if it differs
     upsample_mode: str
     token_policy: str  # as trained
-    trained_ablation: tuple[str, int] | None  # kind and visible side of the training
+    trained_ablation: tuple[str, int] | None  # kind and visible side in training
     denoiser: Costs = NO_DENOISER
-    denoiser_calls: int = 0  # for each noisy copy
+    denoiser_calls: int = 0  # calls for each noisy copy
 
     @property
     def seen(self) -> int:

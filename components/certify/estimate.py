@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from components.core.errors import CasemateError
 from components.data.ablation import column_mask, column_starts
 
-EFFICIENCY = 0.95  # eta: of workers kept busy by independent units
+EFFICIENCY = 0.95  # eta: share of time that independent units keep workers busy
 VOTE_BYTES = 2  # one uint16 per draw or band, always kept
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
@@ -49,12 +49,12 @@ class Work:
 
     @property
     def passes(self) -> int:
-        """Of the whole job."""
+        """Forward passes of the whole job."""
         return self.num_items * self.passes_per_item
 
     @property
     def flops(self) -> float:
-        """Of the whole job."""
+        """FLOPs of the whole job."""
         return self.num_items * self.flops_per_item
 
 
@@ -139,7 +139,7 @@ def vit_flops(
 def column_lengths(
     *, image_width: int, band: int, stride: int, token_side: int, upsampling: int = 1
 ) -> dict[int, int]:
-    """Kept tokens -> number of column bands that keep so many, for a square image.
+    """Kept tokens -> number of column bands that keep that many, for a square image.
 
     A token is kept if its cell shows any pixel of the band.
     """
@@ -188,8 +188,8 @@ def estimate(
 ) -> Estimate:
     """Hours of the job; `least_share` is the smallest share of the passes if items stop early.
 
-    `start_seconds`: loading and compiling, once per worker; `unit_seconds`: one unit of work, which
-    the others wait for at the end.
+    `start_seconds`: loading and compiling, once per worker; `unit_seconds`: one unit of work, for
+    which the other workers wait at the end.
     """
     if num_workers < 1 or not 0 < least_share <= 1:
         raise ValueError(f"need a worker and a share in (0, 1], got {num_workers=}, {least_share=}")
@@ -210,7 +210,7 @@ def device_bytes(*, params: int, activation_bytes: int, micro_batch: int, dtype:
     """Memory of one worker: the weights, and at most what autograd would keep of a micro-batch.
 
     `activation_bytes` is that of one float32 image, as `components.models.costs` counts it; passes
-    without gradient stay below it, so this is an upper bound but for the libraries' own workspace.
+    without gradient stay below it: an upper bound, apart from the libraries' own workspace.
     """
     if dtype not in DTYPE_BYTES:
         raise CasemateError("dtype", dtype, f"is not one of {', '.join(DTYPE_BYTES)}")
@@ -219,7 +219,7 @@ def device_bytes(*, params: int, activation_bytes: int, micro_batch: int, dtype:
 
 
 def fits(memory_bytes: int, accelerator: str) -> bool:
-    """Whether so much memory fits, with a tenth of the device reserved for libraries."""
+    """Whether this much memory fits, with a tenth of the device reserved for libraries."""
     if accelerator not in ACCELERATORS:
         names = ", ".join(ACCELERATORS)
         raise CasemateError("accelerator", accelerator, f"is not one of {names}")

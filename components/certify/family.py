@@ -50,7 +50,7 @@ class VoteRequest(Generic[SettingsT]):
     """A request for one certificate: its settings, model and data."""
 
     settings: SettingsT
-    key: str  # of the settings in the recipe, for errors
+    key: str  # key of the settings in the recipe, for errors
     dataset: DataSource
     model: ModelSource
     denoiser: str | None  # the source of the network in front of the model
@@ -72,7 +72,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     kinds: ClassVar[tuple[str, ...]]
     claim_class: type[ClaimT]
-    recorded_fields: ClassVar[FieldTypes]  # of a header's settings, required to derive claims
+    recorded_fields: ClassVar[FieldTypes]  # fields of a header's settings that claims require
     threat_name: ClassVar[str]  # "l2" or "patch": the threat model in one word
     vote_unit: ClassVar[str]  # what one vote costs: a "pass", or a "draw" of several passes
 
@@ -86,7 +86,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         spec.check_image((dataset.channels, dataset.height, dataset.width))
 
     def check_lengths(self, request: VoteRequest[SettingsT], dataset: Dataset) -> None:
-        """Reject lengths that do not fit into the images; a band as trained fitted in training."""
+        """Reject lengths that do not fit into the images; the band of training always fits."""
         side = min(dataset.height, dataset.width)
         for name, value in request.settings.lengths():
             if value > side:
@@ -136,7 +136,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     ) -> VotesHeader:
         """The header: which model votes on which data under which settings; no time, no machine.
 
-        `num_items`: how many test items vote, from the first on; None: all.
+        `num_items`: number of test items that vote, from the first; None: all.
         """
         available = dataset.splits["test"]
         return VotesHeader(
@@ -308,7 +308,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     def proven_at(
         self, columns: Mapping[str, Sequence[object]], budget: float, *, rule: str = ""
     ) -> NDArray[np.bool_]:
-        """(N,) whether the claims of certificates.parquet cover a budget; `rule`: the second."""
+        """(N,) whether claims of certificates.parquet cover a budget; `rule`: the second rule."""
 
     @abstractmethod
     def proof_words(self, kinds: Collection[str]) -> str:
@@ -316,7 +316,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     @abstractmethod
     def vote_words(self, header: VotesHeader) -> str:
-        """What votes on an item."""
+        """Description of the votes on an item."""
 
     def short_vote_words(self, header: VotesHeader) -> str:
         """The same without sizes."""

@@ -31,7 +31,7 @@ class ClaimSettings(Settings):
 
     __slots__ = ()
 
-    help: ClassVar[Mapping[str, str]] = {}  # what each field means, for the command line
+    help: ClassVar[Mapping[str, str]] = {}  # meaning of each field, for the command line
 
     def to_dict(self) -> dict[str, object]:
         """The canonical form: default values are left out."""

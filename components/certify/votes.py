@@ -23,7 +23,7 @@ from components.core.errors import CasemateError
 from components.core.files import atomic
 
 HEADER_KEY = b"casemate"
-MOST_PREDICTIONS = 2**31  # in one file: lists are cut by 32-bit offsets
+MOST_PREDICTIONS = 2**31  # in one file: lists have 32-bit offsets
 
 
 def stream_sizes(header: VotesHeader) -> dict[str, int]:

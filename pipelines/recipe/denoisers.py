@@ -178,5 +178,5 @@ def check_start(key: str, start: str, *, channels: int | None) -> None:
 def check_channels(key: str, channels: int, wanted: int | None) -> None:
     """Refuse a denoiser of grey images for coloured ones, and the other way round."""
     if channels and wanted and channels != wanted:
-        remedy = f"channels go into the denoiser, but images have {wanted}"
+        remedy = f"input channels do not match the images, which have {wanted}"
         raise CasemateError(key, channels, remedy)

@@ -34,7 +34,7 @@ import pyarrow as pa
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import draw_units
 from components.certify.patch.settings import AblationSettings
-from components.certify.patch.voters import ablations_to_ask, item_units
+from components.certify.patch.voters import item_units, voting_ablations
 from components.certify.registry import family_of
 from components.certify.tasks import VoteTask
 from components.denoising.diffusion import Diffusion
@@ -86,7 +86,7 @@ def patch_votes(folder: Path) -> tuple[VoteTask[Any], list[Unit]]:
     request = prepare_work(folder, num_items=num_items, embed_dim=192, num_heads=3, depth=12)
     section = AblationSettings(kind="columns", patch_sizes=(1,), num_items=num_items, band=4)
     task = family_of("columns").prepare(replace(request, settings=section), source=None)
-    return task, item_units(num_items, num_votes=len(ablations_to_ask(task)))
+    return task, item_units(num_items, num_votes=len(voting_ablations(task)))
 
 
 def noisy_votes(folder: Path) -> tuple[VoteTask[Any], list[Unit]]:

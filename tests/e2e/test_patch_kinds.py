@@ -143,7 +143,7 @@ def test_the_report_has_the_sweep_and_says_what_is_not_sound(flow):
         ("certify.rows.band=9", "certify.rows.band: 9 is larger than the image (8)"),
         ("certify.rows.patch_sizes=[1, 9]", "certify.rows.patch_sizes: 9 is larger than the image"),
         ("certify.pairs.mask_patch=9", "certify.pairs.mask_patch: 9 is larger than the image"),
-        ("certify.rows.token_policy=mask", "is not how model columns is trained (drop)"),
+        ("certify.rows.token_policy=mask", "is not the training policy of model columns (drop)"),
     ],
 )
 def test_what_cannot_be_is_refused_before_any_vote(ray_session, trained, tmp_path, change, said):

@@ -47,7 +47,7 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
         (["model.upsample_mode=bilinear"], "model.upsample_mode: bilinear does nothing without"),
         (
             ["certify={p: {kind: columns, band: 2, patch_sizes: [1], token_policy: drop}}"],
-            "certify.p.token_policy: drop is not how model main is trained (mask) and costs ",
+            "certify.p.token_policy: drop is not the training policy of model main (mask) and ",
         ),
         ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
@@ -116,7 +116,9 @@ def test_a_given_model_is_asked_what_it_was_trained_for(tmp_path):
     assert line == "my.yaml: certify.p.band: is needed: model main was not trained on rows"
     masked = "certify={p: {kind: columns, patch_sizes: [1], token_policy: mask}}"
     (line,) = refusal(masked, text=text)
-    assert line.startswith("my.yaml: certify.p.token_policy: mask is not how model main is trained")
+    assert line.startswith(
+        "my.yaml: certify.p.token_policy: mask is not the training policy of model main"
+    )
     (line,) = refusal(columns, "data.channels=1", text=text)
     assert line.startswith("my.yaml: data.channels: 1 channels in the data, but ")
 

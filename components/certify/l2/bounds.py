@@ -12,8 +12,8 @@ from scipy import special
 
 from components.certify.l2.radius import LEAST_UNIFORM
 
-STEP = 1e-12  # by which the bound is lowered while its own check fails
-DIGITS = 50  # of the arithmetic that decides the last bit of a radius
+STEP = 1e-12  # decrement of the bound while its check fails
+DIGITS = 50  # precision of the arithmetic that decides the last bit of a radius
 GUARD = Decimal("1e-40")  # far above the error of that arithmetic, far below one float64 step
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097")
 
@@ -41,7 +41,7 @@ def _surely_below(alpha: float, n: int) -> float:
     """The largest computed tail for which the true one is certainly at or below alpha.
 
     The library's incomplete beta is off by up to 5e-16 sqrt(n) of its value (against 50 digits, up
-    to n = 1e8): enough to lift a bound by its last bit, hence a radius by several. Twenty times as
+    to n = 1e8): enough to raise a bound by its last bit, hence a radius by several. Twenty times as
     much costs a bound less than 1e-12.
     """
     return alpha * (1 - 1e-12 - 1e-14 * math.sqrt(n))
@@ -61,7 +61,7 @@ def randomized_lower(successes: int, draws: int, failure_prob: float, *, uniform
     if alpha >= LEAST_UNIFORM:
         raise ValueError(f"a randomised bound needs alpha < {LEAST_UNIFORM}, got {alpha}")
     if k == 0:
-        return 0.0  # at p = 0 the left side is u already, above alpha
+        return 0.0  # at p = 0 the left side is already u, which exceeds alpha
     u = max(uniform, LEAST_UNIFORM)
 
     def failure(p: float) -> float:  # a mean of two tails: no difference, hence no cancellation

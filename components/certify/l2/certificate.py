@@ -64,7 +64,7 @@ def check_l2_claim(header: VotesHeader, claim: Mapping[str, object]) -> Gaussian
     if not isinstance(alpha, int | float):
         raise CasemateError("certify.failure_prob", alpha, "is not a probability")
     if is_sequential(header):
-        _check_answerable(header, radii, alpha)
+        _check_supported(header, radii, alpha)
     elif method_of(header) == "randomized":
         check_randomized(alpha)
     check_can_certify(n=drawn_of(header).num_estimate, alpha=alpha)
@@ -72,8 +72,8 @@ def check_l2_claim(header: VotesHeader, claim: Mapping[str, object]) -> Gaussian
     return GaussianClaimSettings(failure_prob=float(alpha), radii=distances)
 
 
-def _check_answerable(header: VotesHeader, radii: Sequence[float], alpha: float) -> None:
-    """Reject claims that draws which stopped early for other ones do not support."""
+def _check_supported(header: VotesHeader, radii: Sequence[float], alpha: float) -> None:
+    """Reject claims that votes do not support because drawing stopped early for other claims."""
     declared = header.settings["declared"]
     cannot = "cannot be derived: drawing stopped early, once"
     if alpha != declared["failure_prob"]:

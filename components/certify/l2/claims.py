@@ -2,7 +2,7 @@
 
 Symbols: n0 draws choose the class, n other draws bound its probability, k of them agree, alpha
 failure probability. With probability 1 - alpha per item the smoothed classifier is constant
-inside the radius; the noise is assumed to be exactly Gaussian, as in all of this literature.
+inside the radius; the noise is assumed to be exactly Gaussian, as in the literature.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from components.core.types import IntArray
 
-PRACTICAL_PROB = 1 - 1e-7  # a bound beyond it takes tens of millions of unanimous draws
+PRACTICAL_PROB = 1 - 1e-7  # a larger bound takes tens of millions of unanimous draws
 
 
 @dataclass(frozen=True, slots=True)

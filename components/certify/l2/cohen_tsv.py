@@ -2,7 +2,7 @@
 
 Columns: idx, label, predict (-1 abstains), radius, correct, time in seconds. Published tables print
 three significant digits, rounded to nearest, and some have a running total in `correct`. Therefore
-a radius that is read counts as the smallest number that prints like this, and correctness is
+a radius that is read counts as the smallest number that is printed this way, and correctness is
 computed from label and prediction alone.
 """
 
@@ -22,7 +22,7 @@ from components.core.errors import CasemateError
 from components.core.files import atomic
 
 COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
-DECIMALS = 6  # of exported radii, which are truncated, not rounded
+DECIMALS = 6  # decimals of exported radii, which are truncated, not rounded
 PUBLISHED_DIGITS = 3  # significant ones, rounded to nearest; trailing zeros are not printed
 
 
@@ -142,7 +142,7 @@ def audit(rows: Sequence[CohenRow], *, sigma: float, n: int, alpha: float) -> It
         if row.radius > bound:
             yield f"idx {row.index}: radius {row.printed} exceeds the possible {bound:.6f}"
         if row.prediction == ABSTAIN and row.printed > 0:
-            yield f"idx {row.index}: abstains, yet claims a radius"
+            yield f"idx {row.index}: abstains but claims a radius"
     stated = [row.stated_correct for row in rows]
     if None in stated or stated == [int(row.correct) for row in rows]:
         return

@@ -16,7 +16,7 @@ from scipy import stats
 from components.core.statistics import accuracy
 from components.core.types import FloatArray, IntArray
 
-Verdicts = NDArray[np.bool_]  # (N,) correct and not abstained
+BoolArray = NDArray[np.bool_]  # (N,) correct and not abstained
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Envelope:
 
     radii: FloatArray
     values: FloatArray
-    sigmas: FloatArray  # of the best curve; the smallest among equals
+    sigmas: FloatArray  # sigma of the best curve; the smallest among equals
     num_items: int
 
 
@@ -49,14 +49,14 @@ class Envelope:
 class BoundDistribution:
     """Distribution of the lower bounds of the class probabilities over the items."""
 
-    edges: FloatArray  # (E + 1,) from 0 to 1; bins hold their left edge, the last one both
+    edges: FloatArray  # (E + 1,) from 0 to 1; bins include their left edge, the last one both
     counts: IntArray  # (E,)
     quantiles: dict[float, float]
     num_items: int
 
 
 def certified_curve(
-    correct: Verdicts, radius: ArrayLike, *, sigma: float, radii: ArrayLike
+    correct: BoolArray, radius: ArrayLike, *, sigma: float, radii: ArrayLike
 ) -> CertifiedCurve:
     """Certified accuracy at each radius; at 0 it is the share of items classified correctly."""
     item_radii = _radii_of(correct, radius)
@@ -85,7 +85,7 @@ def envelope(curves: Sequence[CertifiedCurve]) -> Envelope:
     return Envelope(first.radii, values.max(axis=0), sigmas, first.num_items)
 
 
-def average_certified_radius(correct: Verdicts, radius: ArrayLike) -> float:
+def average_certified_radius(correct: BoolArray, radius: ArrayLike) -> float:
     """mean[radius * correct] (Zhai et al. 2020, sec. 3): the area below the certified curve."""
     item_radii = _radii_of(correct, radius)
     return math.fsum(item_radii[correct]) / len(item_radii)
@@ -118,7 +118,7 @@ def num_possible_failures(*, num_items: int, failure_prob: float, rho: float = 0
     return t
 
 
-def _radii_of(correct: Verdicts, radius: ArrayLike) -> FloatArray:
+def _radii_of(correct: BoolArray, radius: ArrayLike) -> FloatArray:
     item_radii = np.asarray(radius, dtype=np.float64)
     if correct.dtype != np.bool_ or correct.ndim != 1 or correct.shape != item_radii.shape:
         raise ValueError(

@@ -76,7 +76,7 @@ class SmoothedClassifier:
         seed: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> CertifiedPrediction:
-        """The same from as many draws as the time allows; it may exceed the time by one pass.
+        """Like `certify`, from as many draws as the time allows; may exceed the time by one pass.
 
         The bound holds at all times at once (`sequential.py`), so that a deadline may end the draws
         at any point; the radius is a little smaller than that of the same number of draws fixed in
@@ -85,7 +85,7 @@ class SmoothedClassifier:
         deadline = clock() + seconds
         plan = SequentialPlan(
             sigma=self.sigma,
-            radii=(),  # no early decision: the radius grows until the time is over
+            radii=(),  # no early decision: the radius grows until the deadline
             failure_prob=self.failure_prob,
             num_estimate=self.num_estimate,
             look_every=self.micro_batch,

@@ -1,6 +1,6 @@
-"""Which draws of which item are requested, which items are decided, and the progress.
+"""Bookkeeping of draws: which are requested, which items are decided, and the progress.
 
-A fixed number of draws is a list of units, which are only counted here. With the method
+With a fixed number of draws the units are listed in advance and only counted here. With the method
 `sequential` an item is drawn block by block until its declared radii are decided. Decisions use
 only the draws 0, 1, ... without a gap, at declared looks, so they do not depend on the speed or
 number of workers or on restarts of the run. Draws made beyond the deciding look are left out of
@@ -38,10 +38,10 @@ class _Item:
     label: int = -1
     select: Array | None = None
     blocks: list[tuple[int, Array]] = field(default_factory=list)  # (first draw, predictions)
-    asked: int = 0  # draws requested, finished or not
+    requested: int = 0  # draws requested, finished or not
     in_flight: int = 0
     used: int | None = None  # draws of its claim, once decided
-    certified: bool = False  # correctly, at `watched_radius`
+    certified: bool = False  # correct and certified at `watched_radius`
 
 
 class DrawLedger:
@@ -56,7 +56,7 @@ class DrawLedger:
         self.open = set(range(self.total))  # undecided items
         self.waiting = deque(range(self.total))  # those of them with nothing in flight
         self.drawn = 0
-        self.prefix = self.held = 0  # items decided without a gap, and how many of them certified
+        self.prefix = self.held = 0  # items decided without a gap, and those of them certified
         self.shown = 0.0
 
     @property
@@ -115,22 +115,22 @@ class DrawLedger:
             return ()
         units: list[Unit] = []
         while len(units) < room and self.waiting:
-            units += self._ask(self.waiting.popleft())
+            units += self._request(self.waiting.popleft())
         while len(units) < room and (ahead := self._least_ahead()) is not None:
-            units += self._ask(ahead)
+            units += self._request(ahead)
         return units
 
-    def _ask(self, index: int) -> list[Unit]:
-        item, start = self.items[index], self.items[index].asked
+    def _request(self, index: int) -> list[Unit]:
+        item, start = self.items[index], self.items[index].requested
         if item.used is not None or start >= self.settings.num_estimate:
             return []
-        item.asked = block_stop(self.settings, start)
+        item.requested = block_stop(self.settings, start)
         item.in_flight += 1
         return [draw_unit(self.settings, index, start)]
 
     def _least_ahead(self) -> int | None:
         """The undecided item with the fewest blocks in flight that has draws left."""
-        left = (i for i in self.open if self.items[i].asked < self.settings.num_estimate)
+        left = (i for i in self.open if self.items[i].requested < self.settings.num_estimate)
         return min(left, key=lambda i: (self.items[i].in_flight, i), default=None)
 
     def show(self, bar: ProgressBar) -> None:
@@ -139,7 +139,7 @@ class DrawLedger:
         if now - self.shown < SHOW_SECONDS and self.open:
             return
         self.shown = now
-        parts = self.drawn / self.settings.num_estimate  # of items whose number of draws is fixed
+        parts = self.drawn / self.settings.num_estimate  # for a fixed number of draws
         decided = self.total - len(self.open)
         bar.at(decided if self.settings.method == "sequential" else parts, self.certified_so_far())
 

@@ -72,7 +72,7 @@ def is_sequential(header: VotesHeader) -> bool:
 def declare(
     *, radii: list[float], failure_prob: float, look_every: int, futility_prob: float
 ) -> dict[str, object]:
-    """`settings.declared` of sequential votes: all that decides when an item stops."""
+    """`settings.declared` of sequential votes: everything that determines when an item stops."""
     return {
         "radii": sorted(set(radii)),
         "failure_prob": failure_prob,
@@ -106,12 +106,12 @@ def check_l2_header(header: VotesHeader) -> None:
     if method not in METHODS:
         raise CasemateError("method", method, f"is not one of {', '.join(METHODS)}")
     if (method == "sequential") != (declared is not None):
-        raise CasemateError("declared", declared, "belongs to method sequential, which needs it")
+        raise CasemateError("declared", declared, "must be set iff method is sequential")
     if declared is None:
         return
     for name, kind in DECLARED.items():
         if not isinstance(declared, Mapping) or not isinstance(declared.get(name), kind):
-            raise CasemateError("declared", declared, f"lacks {name}, or has it of another type")
+            raise CasemateError("declared", declared, f"lacks {name}, or its type is wrong")
     if not all(isinstance(radius, int | float) for radius in declared["radii"]):
         raise CasemateError("declared", declared, "has radii that are not numbers")
     if not declared["radii"] or min(declared["select_step"], declared["select_lead"]) < 1:

@@ -113,10 +113,10 @@ class GaussianFamily(
             raise CasemateError(f"{key}.sigma", error.value, error.remedy) from None
         for channels in (dataset.channels, spec.channels):
             if found.channels and channels and found.channels != channels:
-                remedy = f"channels go into the denoiser, but images have {channels}"
+                remedy = f"input channels do not match the images, which have {channels}"
                 raise CasemateError(f"{key}.denoiser", found.channels, remedy)
         if dataset.height != dataset.width:
-            remedy = "is not square; denoisers are fed square images"
+            remedy = "is not square; denoisers need square images"
             raise CasemateError("data.image_size", f"{dataset.height}x{dataset.width}", remedy)
 
     def check_before_votes(self, settings: GaussianSettings, header: VotesHeader) -> None:
@@ -164,7 +164,7 @@ class GaussianFamily(
     def explain_differences(
         self, task: GaussianTask, items: Sequence[tuple[int, ItemVotes]]
     ) -> list[str]:
-        """Whether the draws are those of another method."""
+        """Report votes whose draws are those of another method."""
         voter, own = GaussianVoter(task), task.votes.method
 
         def drawn_for(method: Method) -> bool:
@@ -174,24 +174,24 @@ class GaussianFamily(
         if drawn_for(own):
             return []
         return [
-            f"{VOTES_NAME}: its draws are those of method {method}, not of {own}: a method "
-            "that is chosen when draws are known voids the failure probability"
+            f"{VOTES_NAME}: its draws are those of method {method}, not of {own}: choosing a "
+            "method after seeing draws voids the failure probability"
             for method in METHODS
             if method != own and drawn_for(method)
         ]
 
     def wrong_records(self, task: GaussianTask, header: VotesHeader) -> list[str]:
-        told = drawn_of(header).denoiser
-        if task.denoiser is None or told is None:
+        recorded = drawn_of(header).denoiser
+        if task.denoiser is None or recorded is None:
             return []
         side = task.open_data().height
         known = describe_denoiser(
-            task.denoiser, sampler=told["sampler"], sigma=task.votes.sigma, image_size=side
+            task.denoiser, sampler=recorded["sampler"], sigma=task.votes.sigma, image_size=side
         )
         return [
-            f"{VOTES_NAME}: gives the denoiser's {name} as {told.get(name)!r}, it is {value!r}"
+            f"{VOTES_NAME}: records {recorded.get(name)!r} as {name} of the denoiser, not {value!r}"
             for name, value in known.items()
-            if told.get(name) != value
+            if recorded.get(name) != value
         ]
 
     def check_claim(
@@ -233,7 +233,7 @@ class GaussianFamily(
         )
 
     def least_share(self, settings: GaussianSettings, *, passes_per_item: int) -> float:
-        """The share of one look."""
+        """The share of the draws up to the first look."""
         if settings.method != "sequential":
             return 1.0
         return min(1.0, (SELECT_STEP + settings.look_every) / passes_per_item)
@@ -278,8 +278,8 @@ class GaussianFamily(
 
     def proof_words(self, kinds: Collection[str]) -> str:
         return (
-            "The classifier votes under Gaussian noise. How often the winner wins bounds how far "
-            "the item can move before the vote turns; an item without a clear winner is an "
+            "The classifier votes under Gaussian noise. The winner's share of the votes bounds the "
+            "distance within which the vote cannot change; an item without a clear winner is an "
             "abstention and counts as wrong."
         )
 

@@ -52,9 +52,9 @@ def predict_block(
     """(stop - start,) predicted classes of these draws; ties go to the lowest class.
 
     Blocks start at multiples of `micro_batch`: then the forward passes, hence the votes, do not
-    depend on how the draws of an item are cut into blocks. Predictions stay on the device until the
-    block is done, so that the host prepares the noise of a pass while the device computes the one
-    before.
+    depend on how an item's draws are split into blocks. Predictions stay on the device until the
+    block is done, so that the host prepares the noise of a pass while the device computes the
+    previous one.
     """
     if micro_batch < 1 or start % micro_batch:
         raise ValueError(f"a block must start at a multiple of {micro_batch=}, got {start=}")

@@ -6,7 +6,7 @@ resume costs nothing. A tenth of the failure probability is kept for one exact b
 draw; the two are combined by the union bound.
 
 Symbols: k of the first t draws agree with the chosen class, q its true probability, p0 the
-probability that a radius needs, alpha failure probability, beta the loss of power allowed to giving
+probability that a radius needs, alpha failure probability, beta the loss of power allowed by giving
 up, E the e-process, L the lower confidence sequence.
 """
 
@@ -34,8 +34,8 @@ from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.types import FloatArray, IntArray
 
-MOST_LOOKS = 10**7  # every one has a threshold for each radius, all in memory
-SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, votes that settle it
+MOST_LOOKS = 10**7  # each look has a threshold for each radius, all in memory
+SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, lead that decides it
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SequentialPlan:
     sigma: float
     radii: tuple[float, ...]
     failure_prob: float = default_of(GaussianSettings, "failure_prob")  # alpha
-    num_estimate: int = default_of(GaussianSettings, "num_estimate")  # at most
+    num_estimate: int = default_of(GaussianSettings, "num_estimate")  # maximum
     look_every: int = default_of(GaussianSettings, "look_every")
     futility_prob: float = default_of(GaussianSettings, "futility_prob")  # beta
 
@@ -82,7 +82,7 @@ class SequentialPlan:
 
     @cached_property
     def give_up_to(self) -> IntArray:
-        """(R, J) largest number of agreeing draws at which a radius is given up; -1: never."""
+        """(R, J) largest number of agreeing draws that gives up a radius; -1: never."""
         beta = self.futility_prob
         rows = [futility_threshold(self.looks, p0, futility_prob=beta) for p0 in self.needed]
         return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.looks))

@@ -43,7 +43,7 @@ from components.train.objectives.settings import (
     ObjectiveSettings,
 )
 
-L2_BOUND_VERSION = 2  # of the bound that l2 certificates follow from, part of their fingerprints
+L2_BOUND_VERSION = 2  # version of the bound of l2 certificates, part of their fingerprints
 FailureProb = Annotated[float, Gt(0), Lt(1)]
 Radii = Annotated[tuple[Annotated[float, Ge(0)], ...], MinLen(1)]
 USUAL_RADII = (0.25, 0.5, 0.75, 1.0)  # of published tables
@@ -84,17 +84,17 @@ class GaussianSettings(CertificateSettings):
     failure_prob: FailureProb = 0.001
     """alpha: probability that the certificate of one item is wrong."""
     radii: Radii = ()
-    """Declared before the first draw; left out: those of published tables that are certifiable.
+    """Declared before the first draw; default: those of published tables that are certifiable.
     With `sequential`, radius 0 certifies a label without a distance."""
     look_every: Count = 64
     """Draws between looks (sequential)."""
     futility_prob: Annotated[float, Gt(0), Lt(0.3)] = 0.01
-    """Probability of giving up wrongly (sequential)."""
+    """Probability of giving up a certifiable radius (sequential)."""
     block_size: Count = 1_000
-    """Draws per unit of work, at most."""
+    """Maximum number of draws per unit of work."""
     micro_batch: Count = 100
     num_items: Count | None = None
-    """The first test items; None: all."""
+    """Number of test items, from the first; None: all."""
     challenge: L2ChallengeSettings | None = None
 
     def __post_init__(self) -> None:
@@ -214,16 +214,16 @@ class GaussianSettings(CertificateSettings):
             yield Warned("challenge.eps", text)
 
     def _noise_warnings(self, objective: ObjectiveSettings) -> Iterator[Warned]:
-        """Warnings if certification shows the classifier other images than training did."""
+        """Warnings if the classifier sees different images in certification than in training."""
         behind = self.denoiser is not None
         if not isinstance(objective, GaussianTrainingSettings | DenoisedTrainingSettings):
             if not behind:
                 text = f"{self.model} was not trained on Gaussian noise: expect many abstentions"
                 yield Warned("model", text)
         elif isinstance(objective, DenoisedTrainingSettings) and not behind:
-            yield Warned("denoiser", f"is none, but {self.model} was trained behind one")
+            yield Warned("denoiser", f"is not set, but {self.model} was trained behind one")
         elif isinstance(objective, GaussianTrainingSettings) and behind:
-            text = f"takes away the noise that {self.model} was trained on"
+            text = f"removes the noise that {self.model} was trained on"
             yield Warned("denoiser", text)
         elif objective.sigma != self.sigma:
             text = f"{self.sigma:g} differs from the training sigma {objective.sigma:g}"
@@ -241,7 +241,7 @@ class GaussianSettings(CertificateSettings):
     @classmethod
     def keep_valid(cls, values: dict[str, Any]) -> None:
         """Use whole micro-batches and enough draws for the smallest radius; drop larger radii that
-        so few draws cannot certify.
+        this many draws cannot certify.
         """
         values["block_size"] -= values["block_size"] % values["micro_batch"]
         sigma, alpha, method = values["sigma"], values["failure_prob"], values["method"]

@@ -31,4 +31,4 @@ def audit_gaussian(
         if not 0 <= row["k"] <= row["n"]:
             yield f"item {row['item_id']}: k is {row['k']} of n = {row['n']}"
         if row["abstain"] and (row["radius"] != 0 or row["correct"]):
-            yield f"item {row['item_id']}: abstains, yet claims a radius or a correct prediction"
+            yield f"item {row['item_id']}: abstains but claims a radius or a correct prediction"

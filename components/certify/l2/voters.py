@@ -37,7 +37,7 @@ class GaussianVoteSettings(VoteSettings):
     num_estimate: int
     run_seed: int
     method: Method
-    declared: Mapping[str, Any] | None = None  # of method sequential: what ends the draws
+    declared: Mapping[str, Any] | None = None  # for method sequential: when draws end
     denoiser: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, object]:
@@ -142,7 +142,7 @@ class GaussianVoter:
 
 
 def draw_units(settings: GaussianSettings, num_items: int) -> list[Unit]:
-    """All draws of all items; none if each result decides what is drawn next."""
+    """All draws of all items; empty for method sequential, where results decide the next draws."""
     if settings.method == "sequential":
         return []
     starts = range(0, settings.num_estimate, settings.block_size)

@@ -8,8 +8,8 @@ r = w - s (K-1) the gap over the seam, Delta the result. Three formulas are in u
   themselves, and a closed form with the seam only cross-checks the count.
 - `paper_reference`: ceil((m + b - 1) / s), what the published code of Salman et al. 2022 computes.
   It ignores the seam and is too small for many strides that do not divide w: for tables only.
-- as printed in Salman et al. 2022, appendix D: ceil((m + s - 1) / s), where s is the band in one
-  place and the stride in the other. Without b it is far too small; not offered here.
+- as printed in Salman et al. 2022, appendix D: ceil((m + s - 1) / s), where s is once the band and
+  once the stride. Without b it is far too small; not offered here.
 """
 
 from dataclasses import dataclass

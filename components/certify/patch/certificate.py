@@ -56,7 +56,7 @@ def check_pair_claim(
     for size in sizes:
         if not masks.covers(size):
             remedy = (
-                f"is larger than the {masks.patch} pixels that these masks hide; vote with others"
+                f"is larger than the {masks.patch} pixels these masks hide; vote with other masks"
             )
             raise CasemateError("certify.patch_sizes", size, remedy)
     return DoubleMaskingClaimSettings(patch_sizes=sizes)
@@ -75,18 +75,18 @@ def check_ablation_claim(header: VotesHeader, claim: Mapping[str, Any]) -> Ablat
         raise CasemateError("certify.delta_rule", delta_rule, f"is not one of {known}")
     check_rules([rule], delta_rule=delta_rule)
     if second not in SECOND_RULES or second == rule:
-        again = "is the rule already; leave it out with --second-rule none"
+        again = "is already the rule; leave it out with --second-rule none"
         remedy = again if second == rule else "is neither none nor loc"
         raise CasemateError("certify.second_rule", second, remedy)
     checked = AblationClaimSettings(
         patch_sizes=sizes, rule=rule, delta_rule=delta_rule, second_rule=second
     )
-    _check_answerable(header, checked)
+    _check_supported(header, checked)
     return checked
 
 
-def _check_answerable(header: VotesHeader, claim: AblationClaimSettings) -> None:
-    """Reject claims that votes which stopped early for other ones do not support."""
+def _check_supported(header: VotesHeader, claim: AblationClaimSettings) -> None:
+    """Reject claims that votes do not support because voting stopped early for other claims."""
     if (stop := early_stop_of(header)) is None:
         return
     cannot = "cannot be derived: voting stopped early, once"
@@ -96,13 +96,14 @@ def _check_answerable(header: VotesHeader, claim: AblationClaimSettings) -> None
             raise CasemateError(
                 "certify.patch_sizes", size, f"{cannot} sizes {known} were decided; vote again"
             )
-    asked = {"rule": claim.rule, "second_rule": claim.second_rule}
-    for name, rule in asked.items():
+    requested = {"rule": claim.rule, "second_rule": claim.second_rule}
+    for name, rule in requested.items():
         if rule not in ("none", *stop.rules):
             remedy = f"{cannot} {', '.join(stop.rules)} was decided; vote again"
             raise CasemateError(f"certify.{name}", rule, remedy)
     if claim.delta_rule != "exact":
-        raise CasemateError("certify.delta_rule", claim.delta_rule, f"{cannot} exact was")
+        remedy = f"{cannot} rule exact was decided; vote again"
+        raise CasemateError("certify.delta_rule", claim.delta_rule, remedy)
 
 
 def is_sound(claim: Mapping[str, object]) -> bool:
@@ -144,8 +145,8 @@ def derive_ablations(votes: Votes, claim: AblationClaimSettings) -> Derived:
         "certified": certified,
     }
     if isinstance(claims, PartialClaims):
-        asked = predictions.size - int(claims.num_outstanding.sum())
-        summary["votes_asked"] = {"value": asked / predictions.size, "num_votes": asked}
+        num_votes = predictions.size - int(claims.num_outstanding.sum())
+        summary["votes_asked"] = {"value": num_votes / predictions.size, "num_votes": num_votes}
     else:
         labels = np.array([item.label for item in items])
         summary["ablation_accuracy"] = ablation_accuracy(predictions, labels)

@@ -86,7 +86,7 @@ class AblationChallenger(PatchChallenger):
         return AblationVoter(challenge.task)
 
     def all_votes(self, image: Tensor) -> Tensor:
-        return self.voter.ask(image[None])[0]
+        return self.voter.predict(image[None])[0]
 
     def decide(self, votes: Tensor) -> int:
         return hard_vote(votes)

@@ -29,7 +29,7 @@ def drops_tokens(settings: PatchSettings, model: CostedModel) -> bool:
 
 
 def work_of_lengths(model: CostedModel, lengths: Mapping[int, int], *, num_items: int) -> Work:
-    """The work of votes that keep so many tokens: {kept tokens: number of votes}."""
+    """The work of votes; `lengths` maps kept tokens to the number of votes that keep that many."""
     token = patch_size_of(model.net)
     return patch_work(
         num_items=num_items,
@@ -50,7 +50,7 @@ def whole_passes(model: CostedModel, num_votes: int, *, num_items: int) -> Work:
 def pair_lengths(
     settings: DoubleMaskingSettings, model: CostedModel, *, token: Token
 ) -> Mapping[int, int]:
-    """Kept tokens -> number of pairs of masks that keep so many."""
+    """Kept tokens -> number of pairs of masks that keep that many."""
     size = (model.side, model.side)
     masks = MaskSet(image_size=size, patch=settings.mask_patch, num_masks=settings.num_masks)
     shown = model.resized(masks.visible(masks.pairs()))
@@ -60,7 +60,7 @@ def pair_lengths(
 def ablation_lengths(
     settings: AblationSettings, model: CostedModel, *, token: Token
 ) -> Mapping[int, int]:
-    """Kept tokens -> number of ablations that keep so many."""
+    """Kept tokens -> number of ablations that keep that many."""
     size, band = (model.side, model.side), settings.band or _trained_band(settings, model)
     ablations = Ablations(kind=settings.kind, image_size=size, band=band, stride=settings.stride)
     lengths: Counter[int] = Counter()
@@ -85,6 +85,6 @@ def _kept_along(model: CostedModel, ablations: Ablations, side: int | None, cell
 def _trained_band(settings: AblationSettings, model: CostedModel) -> int:
     shape, band = model.trained_ablation or ("", 0)
     if shape != settings.kind:
-        remedy = f"is needed: model {settings.model} is not trained on {settings.kind}"
+        remedy = f"is needed: model {settings.model} was not trained on {settings.kind}"
         raise CasemateError(f"{model.key}.band", None, remedy)
     return band

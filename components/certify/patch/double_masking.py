@@ -38,7 +38,7 @@ class MaskSet:
                 "certify.num_masks", self.num_masks, "is not a number of masks per side, 2 or more"
             )
         if self._hides_all():
-            remedy = "is too large: two of its masks leave nothing of the image to see"
+            remedy = "is too large: two of its masks can hide the whole image"
             raise CasemateError("certify.mask_patch", self.patch, remedy)
 
     def __len__(self) -> int:
@@ -88,15 +88,15 @@ class MaskSet:
 
     def covers(self, patch: Patch) -> bool:
         """Whether every position of this patch lies inside a mask: true up to `self.patch`."""
-        asked, known = (patch_sides(p, self.image_size) for p in (patch, self.patch))
-        return all(m <= limit for m, limit in zip(asked, known, strict=True))
+        sides, limits = (patch_sides(p, self.image_size) for p in (patch, self.patch))
+        return all(m <= limit for m, limit in zip(sides, limits, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class DoubleMaskingClaims:
     """One row per item."""
 
-    prediction: IntArray  # (N,) what `infer` returns on the clean image
+    prediction: IntArray  # (N,) result of `infer` on the clean image
     num_agreeing: IntArray  # (N,) pairs that predict the same
     certified: NDArray[np.bool_]  # (N,) against every patch that the masks cover
 
@@ -133,7 +133,7 @@ def certify_pairs(pair_votes: Array, masks: MaskSet, *, num_classes: int) -> Dou
     for item, votes in enumerate(pair_votes):
         table[pairs[:, 0], pairs[:, 1]] = table[pairs[:, 1], pairs[:, 0]] = votes
         prediction[item] = infer(
-            lambda asked: table[asked[:, 0], asked[:, 1]], num_masks=len(masks)
+            lambda chosen: table[chosen[:, 0], chosen[:, 1]], num_masks=len(masks)
         )
     agreeing: IntArray = (pair_votes == prediction[:, None]).sum(axis=1)
     return DoubleMaskingClaims(prediction, agreeing, agreeing == len(pairs))

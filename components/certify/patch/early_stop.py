@@ -1,4 +1,4 @@
-"""Votes that stop early: exactly what the outstanding ablations can still change.
+"""Votes that stop early: exact bounds on what the outstanding ablations can still change.
 
 Symbols as in `patch`; R ablations are outstanding, M is the margin of the votes so far. Any
 completion moves the margin of any class by at most R, and some completion by exactly R, so a claim

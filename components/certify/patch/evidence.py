@@ -43,8 +43,8 @@ def ablations_of(header: VotesHeader) -> Ablations:
     )
 
 
-def asked_ablations(header: VotesHeader) -> Ablations:
-    """The ablations that were computed; of votes thinned from a finer stride, only some are stored.
+def computed_ablations(header: VotesHeader) -> Ablations:
+    """The ablations that were computed; thinned votes store only those of a coarser stride.
 
     Only thinned votes have `settings.asked_stride`; it defines the batches of the forward passes.
     """
@@ -80,7 +80,7 @@ def check_ablation_header(header: VotesHeader) -> None:
     kept, recorded = ablations_of(header), header.settings
     stop = recorded.get("stopped_for")
     if is_thinned(header):
-        stride = asked_ablations(header).stride
+        stride = computed_ablations(header).stride
         if stop is not None or kept.stride % stride:
             raise CasemateError("asked_stride", stride, "does not fit the stride, or stopped early")
     if stop is None:

@@ -39,9 +39,9 @@ from components.certify.patch.evidence import (
     PAIR_FIELDS,
     EarlyStop,
     ablations_of,
-    asked_ablations,
     check_ablation_header,
     check_pair_header,
+    computed_ablations,
     early_stop_of,
     is_thinned,
     masks_of,
@@ -66,11 +66,11 @@ from components.certify.patch.voters import (
     PairVoter,
     PairVoteSettings,
     PatchVoteSettings,
-    ablations_to_ask,
     choose_backend,
     item_units,
-    masks_to_ask,
     rows_of_units,
+    voting_ablations,
+    voting_masks,
 )
 from components.certify.tasks import spec_of
 from components.certify.vote_rows import VoteRow, Votes
@@ -203,12 +203,12 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         if task.votes.backend.path != "plain":
             return None
         return (
-            "the fast path gives other logits than the plain one for this model; "
-            "votes take the plain path, in float32"
+            "the fast path and the plain path give different logits for this model; "
+            "votes use the plain path, in float32"
         )
 
     def plan(self, task: AblationTask, settings: AblationSettings, header: VotesHeader) -> VotePlan:
-        units = item_units(header.num_items, num_votes=len(ablations_to_ask(task)))
+        units = item_units(header.num_items, num_votes=len(voting_ablations(task)))
         return self.plan_of(units, settings, header)
 
     def worker(self, task: AblationTask) -> WorkFn:
@@ -230,14 +230,14 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         return unknown_votes(predictions, header)
 
     def vote_settings(self, header: VotesHeader) -> AblationVoteSettings:
-        recorded, asked = header.settings, asked_ablations(header)
+        recorded, computed = header.settings, computed_ablations(header)
         return AblationVoteSettings(
             kind=header.kind,
             micro_batch=recorded["micro_batch"],
             device=recorded["device"],
             token_policy=recorded.get("token_policy"),
-            band=asked.band,
-            stride=asked.stride,
+            band=computed.band,
+            stride=computed.stride,
             backend=backend_of(header),
             stop=early_stop_of(header),
         )
@@ -245,7 +245,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     def kept_votes(self, header: VotesHeader) -> Array | slice:
         if not is_thinned(header):
             return slice(None)
-        return positions_among(ablations_of(header), asked_ablations(header))
+        return positions_among(ablations_of(header), computed_ablations(header))
 
     def check_claim(
         self, header: VotesHeader, claim: Mapping[str, object]
@@ -298,10 +298,10 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     def proof_words(self, kinds: Collection[str]) -> str:
         bands = set(kinds) == {"columns"}
         return (
-            "The classifier lets a model vote on many copies of an item, each showing one "
+            "A model votes on many copies of an item, each showing one "
             f"{'band of columns' if bands else 'small part'}. A patch touches only some "
-            f"{'bands' if bands else 'parts'}; where the lead is larger than what those "
-            "could turn, no patch changes the prediction."
+            f"{'bands' if bands else 'parts'}; if the lead exceeds what these can "
+            "change, no patch changes the prediction."
         )
 
     def least_share(self, settings: AblationSettings, *, passes_per_item: int) -> float:
@@ -339,7 +339,7 @@ class DoubleMaskingFamily(
     def plan(
         self, task: PairTask, settings: DoubleMaskingSettings, header: VotesHeader
     ) -> VotePlan:
-        units = item_units(header.num_items, num_votes=len(masks_to_ask(task).pairs()))
+        units = item_units(header.num_items, num_votes=len(voting_masks(task).pairs()))
         return self.plan_of(units, settings, header)
 
     def worker(self, task: PairTask) -> WorkFn:
@@ -401,8 +401,8 @@ class DoubleMaskingFamily(
 
     def proof_words(self, kinds: Collection[str]) -> str:
         return (
-            "Double masking hides every place where the patch could be; where all pairs of masks "
-            "leave the same class, no patch changes the prediction of that procedure."
+            "Pairs of masks hide every possible position of the patch; if all pairs give the "
+            "same class, no patch changes the prediction of double masking."
         )
 
 
@@ -412,13 +412,13 @@ def square_words(side: int) -> str:
 
 
 def backend_of(header: VotesHeader) -> VotingBackend:
-    """The recorded voting backend; without a record the plain one, once the only one."""
+    """The recorded voting backend; plain if none is recorded, as in the first versions."""
     recorded = header.settings.get("way", {})
     try:
         return replace(PLAIN, **recorded)
     except (TypeError, ValueError) as error:
         remedy = f"is not a record of how votes were computed ({error})"
-        raise CasemateError("verify: votes' way", recorded, remedy) from error
+        raise CasemateError("verify: settings.way of the votes", recorded, remedy) from error
 
 
 def _band(request: VoteRequest[AblationSettings], trained: Mapping[str, Any]) -> int:
@@ -429,7 +429,7 @@ def _band(request: VoteRequest[AblationSettings], trained: Mapping[str, Any]) ->
         shape, size = "column", trained.get("band")
     band = settings.band or (size if shape == TRAINED_SHAPE.get(settings.kind) else None)
     if band is None:
-        remedy = f"is needed: model {settings.model} was not trained on this kind, {settings.kind}"
+        remedy = f"is needed: model {settings.model} was not trained on {settings.kind}"
         raise CasemateError(f"{request.key}.band", None, remedy)
     return int(band)
 
@@ -441,8 +441,8 @@ def _token_policy(request: VoteRequest[PatchT], trained: str) -> tuple[str, str 
         return trained, None
     if not settings.allow_token_mismatch:
         remedy = (
-            f"is not how model {settings.model} was trained ({trained}) and costs certified "
-            "accuracy; add allow_token_mismatch: true to certify it anyway"
+            f"is not the training policy of model {settings.model} ({trained}) and lowers "
+            "certified accuracy; add allow_token_mismatch: true to certify it anyway"
         )
         raise CasemateError(f"{request.key}.token_policy", settings.token_policy, remedy)
     return settings.token_policy, trained

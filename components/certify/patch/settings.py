@@ -47,7 +47,7 @@ class PatchSettings(CertificateSettings):
     allow_token_mismatch: bool = False
     """Certify with another token policy than in training."""
     num_items: Count | None = None
-    """The first test items; None: all."""
+    """Number of test items, from the first; None: all."""
     micro_batch: Count = 64
     challenge: PatchChallengeSettings | None = None
 
@@ -63,8 +63,8 @@ class PatchSettings(CertificateSettings):
         known = self.allow_token_mismatch or self.token_policy in ("as_trained", model.token_policy)
         if not known:
             remedy = (
-                f"is not how model {model.name} is trained ({model.token_policy}) and costs "
-                "certified accuracy; add allow_token_mismatch: true to certify it anyway"
+                f"is not the training policy of model {model.name} ({model.token_policy}) and "
+                "lowers certified accuracy; add allow_token_mismatch: true to certify it anyway"
             )
             yield Problem("token_policy", self.token_policy, remedy)
 
@@ -76,10 +76,10 @@ class PatchSettings(CertificateSettings):
 
 @settings
 class SweepSettings(Settings):
-    """Test-time ablation sizes and strides of one trained model (Salman et al. 2022, Table 8).
+    """Ablation sizes and strides to test one trained model with (Salman et al. 2022, Table 8).
 
     Every pair is a certificate with its own votes, called `<section>-b<size>-s<stride>`. A list
-    that is left out stays at the section's own value.
+    that is left out keeps the section's own value.
     """
 
     band: tuple[Count, ...] = ()
@@ -112,7 +112,7 @@ class AblationSettings(PatchSettings):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of the forward passes. Votes within rounding error are repeated in float32."""
     compiled: bool = False
-    """torch.compile: pays off in long runs."""
+    """Use torch.compile; worthwhile in long runs."""
     sweep: SweepSettings | None = None
 
     def problems(self) -> Iterator[Problem]:
@@ -122,9 +122,9 @@ class AblationSettings(PatchSettings):
             if getattr(self.sweep, name) and value != default:
                 yield Problem(name, value, f"would be ignored, because sweep.{name} lists values")
         if self.second_rule == self.rule:
-            yield Problem("second_rule", self.rule, "is the rule already")
+            yield Problem("second_rule", self.rule, "is already the rule; choose another or none")
         if self.rule == "loc" and self.delta_rule != "exact":
-            yield Problem("delta_rule", self.delta_rule, "does not apply to rule loc, which counts")
+            yield Problem("delta_rule", self.delta_rule, "does not apply to rule loc; leave it out")
         if self.stop_early and self.delta_rule != "exact":
             yield Problem("delta_rule", self.delta_rule, "needs all votes; leave out stop_early")
 
@@ -254,7 +254,7 @@ class DoubleMaskingSettings(PatchSettings):
 
     def warnings(self, trained: TrainedModel) -> Iterator[Warned]:
         if trained.ablation:
-            text = f"{self.model} saw narrow ablations in training, these masks hide little"
+            text = f"{self.model} was trained on narrow ablations, but these masks hide little"
             yield Warned("model", text)
         yield from PatchSettings.warnings(self, trained)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from components.certify.header import VotesHeader
-from components.certify.patch.evidence import ablations_of, asked_ablations, early_stop_of
+from components.certify.patch.evidence import ablations_of, computed_ablations, early_stop_of
 from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.types import IntArray
@@ -45,8 +45,8 @@ def _places(coarse: Ablations, fine: Ablations, side: int | None) -> IntArray:
 
 def thinned_header(header: VotesHeader, source: Votes) -> VotesHeader:
     """The header of votes taken from finished ones of a finer stride."""
-    asked = {"asked_stride": ablations_of(source.header).stride}
-    return replace(header, settings={**header.settings, **asked})
+    computed = {"asked_stride": ablations_of(source.header).stride}
+    return replace(header, settings={**header.settings, **computed})
 
 
 def thin_votes(votes: Votes, header: VotesHeader) -> Iterator[VoteRow]:
@@ -57,7 +57,7 @@ def thin_votes(votes: Votes, header: VotesHeader) -> Iterator[VoteRow]:
     """
     if early_stop_of(votes.header) is not None:
         raise CasemateError("votes", "that stopped early", "are incomplete for another stride")
-    if asked_ablations(header) != ablations_of(votes.header) or not _same_votes(votes, header):
+    if computed_ablations(header) != ablations_of(votes.header) or not _same_votes(votes, header):
         raise CasemateError("votes", votes.sha256[:12], "are of another model, dataset or setting")
     chosen = positions_among(ablations_of(header), ablations_of(votes.header))
     stream = header.kind

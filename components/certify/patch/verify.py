@@ -10,7 +10,7 @@ from components.certify.header import VotesHeader
 from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
 from components.certify.vote_rows import Votes
 
-UNSEEN = 65535  # repeated here: the audit cannot check code that it shares
+UNSEEN = 65535  # repeated here: the audit must not share code with what it checks
 
 
 def audit_ablations(
@@ -101,7 +101,7 @@ def audit_pairs(
     for item in votes.items():
         classes = set(item.streams["pairs"].tolist())
         if certified.get(item.item_id) and len(classes) > 1:
-            yield f"item {item.item_id}: certified, yet its pairs name classes {sorted(classes)}"
+            yield f"item {item.item_id}: certified, but its pairs name classes {sorted(classes)}"
 
 
 def _uncovered(settings: Mapping[str, Any], side: int, patch: int) -> int | None:

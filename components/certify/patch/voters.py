@@ -78,13 +78,13 @@ def image_size_of(task: VoteTask[PatchVotesT]) -> tuple[int, int]:
     return dataset.height, dataset.width
 
 
-def ablations_to_ask(task: AblationTask) -> Ablations:
+def voting_ablations(task: AblationTask) -> Ablations:
     """The ablations that vote."""
     votes, size = task.votes, image_size_of(task)
     return Ablations(kind=votes.kind, image_size=size, band=votes.band, stride=votes.stride)
 
 
-def masks_to_ask(task: PairTask) -> MaskSet:
+def voting_masks(task: PairTask) -> MaskSet:
     """The masks whose pairs vote."""
     votes, size = task.votes, image_size_of(task)
     return MaskSet(image_size=size, patch=votes.mask_patch, num_masks=votes.num_masks)
@@ -102,10 +102,10 @@ def load_voting_model(task: VoteTask[PatchVotesT]) -> PixelModel:
 
 
 def choose_backend(task: AblationTask) -> VotingBackend:
-    """The backend of the settings; plain if the fast one gives other logits."""
+    """The backend of the settings; plain if the fast one gives different logits."""
     votes = task.votes
     check_precision(votes.backend.precision, torch.device(votes.device))
-    model, ablations = load_voting_model(task), ablations_to_ask(task)
+    model, ablations = load_voting_model(task), voting_ablations(task)
     predictor = AblationPredictor(model, ablations, micro_batch=votes.micro_batch)
     return votes.backend if predictor.agrees_with_plain() else PLAIN
 
@@ -115,17 +115,17 @@ class AblationVoter:
 
     def __init__(self, task: AblationTask) -> None:
         self.settings, self.items = task.votes, task.items()
-        self.model, self.ablations = load_voting_model(task), ablations_to_ask(task)
-        self.ask = AblationPredictor(
+        self.model, self.ablations = load_voting_model(task), voting_ablations(task)
+        self.predict = AblationPredictor(
             self.model,
             self.ablations,
             micro_batch=self.settings.micro_batch,
             backend=self.settings.backend,
         )
-        if not self.ask.agrees_with_plain():
+        if not self.predict.agrees_with_plain():
             raise RuntimeError(
-                f"votes by {self.settings.backend} have other logits than the plain path here, "
-                "though not where this run was planned; leave out certify's precision and compiled"
+                f"votes by {self.settings.backend} have different logits than the plain path here, "
+                "but not where this run was planned; leave out certify's precision and compiled"
             )
 
     @property
@@ -143,7 +143,7 @@ class AblationVoter:
         """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped early."""
         if self.settings.stop is not None:
             return self._until_decided(images, self.settings.stop)
-        return self.ask(images).numpy().astype(np.uint16)
+        return self.predict(images).numpy().astype(np.uint16)
 
     def _until_decided(self, images: Tensor, stop: EarlyStop) -> Array:
         """Votes by micro-batch until the outstanding ones cannot change a prediction or verdict."""
@@ -151,9 +151,9 @@ class AblationVoter:
         votes = np.full((len(images), len(order)), UNSEEN, dtype=np.uint16)
         open_rows = np.arange(len(images))
         for start in range(0, len(order), step):
-            asked = order[start : start + step]
-            found = self.ask(images[open_rows], asked.tolist())
-            votes[np.ix_(open_rows, asked)] = found.numpy()
+            batch = order[start : start + step]
+            found = self.predict(images[open_rows], batch.tolist())
+            votes[np.ix_(open_rows, batch)] = found.numpy()
             undecided = [self._undecided(votes[open_rows], stop, rule) for rule in stop.rules]
             open_rows = open_rows[np.any(undecided, axis=0)]
             if not len(open_rows):
@@ -175,7 +175,7 @@ class PairVoter:
     """Predictions under all pairs of masks of some items."""
 
     def __init__(self, task: PairTask) -> None:
-        self.items, self.mask_set = task.items(), masks_to_ask(task)
+        self.items, self.mask_set = task.items(), voting_masks(task)
         self.model = load_voting_model(task)
         self.visible = self.mask_set.visible(self.mask_set.pairs())
         self.chunks = dense_chunks(self.model, self.visible, micro_batch=task.votes.micro_batch)

@@ -185,8 +185,8 @@ def test_fixed_draws_may_not_be_short(tmp_path):
     ("change", "said"),
     [
         ({"method": "hopeful"}, "method: hopeful is not one of"),
-        ({"declared": None}, "belongs to method sequential"),
-        ({"method": "fixed"}, "belongs to method sequential"),
+        ({"declared": None}, "must be set iff method is sequential"),
+        ({"method": "fixed"}, "must be set iff method is sequential"),
         ({"declared": {"radii": [0.5]}}, "lacks failure_prob"),
         (
             {"declared": {**header("sequential")["settings"]["declared"], "radii": ["a"]}},

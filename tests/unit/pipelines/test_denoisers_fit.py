@@ -99,7 +99,7 @@ def test_starting_weights_for_other_sides_and_channels(unet):
     options |= {f"{way}_block_types": [f"{way.title()}Block2D"] * 5 for way in ("down", "up")}
     assert refusal(recipe(options=options)).startswith(f"{key}.options: ")
     unet(given=3)
-    line = f"{key}.pretrained: 3 channels go into the denoiser, but images have 1"
+    line = f"{key}.pretrained: 3 input channels do not match the images, which have 1"
     assert refusal(recipe(pretrained=source)) == line
     unet()
     check(recipe(pretrained=source))
@@ -122,7 +122,7 @@ def test_variances_that_ancestral_sampling_is_not_told(unet):
 
 
 def test_channels_are_those_of_the_source(unet):
-    source, line = unet(given=3), "certify.l2.denoiser: 3 channels go into the denoiser, but images"
+    source, line = unet(given=3), "certify.l2.denoiser: 3 input channels do not match the images"
     assert refusal(certified(source)) == f"{line} have 1"
     check(certified(source, data={"channels": 3}))
     check(certified(source, data={"source": "cifar10", "path": "somewhere"}))

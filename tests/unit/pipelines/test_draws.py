@@ -298,7 +298,7 @@ def test_the_live_band_holds_and_ends_at_the_share(sequential, section):
             assert low - 0.06 <= final <= high + 0.06  # printed with one decimal
     assert f"{final:.1f}% of the first {NUM_ITEMS}" in ledger.certified_so_far()
     assert ledger.certified_so_far().endswith(f"band {final:.1f} to {final:.1f}")
-    assert sum(item.asked > 0 for item in ledger.items) == NUM_ITEMS <= len(done)
+    assert sum(item.requested > 0 for item in ledger.items) == NUM_ITEMS <= len(done)
 
 
 def test_the_band_is_a_confidence_sequence():
