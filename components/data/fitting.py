@@ -36,7 +36,7 @@ class Fitting:
 
     def _check_resize(self, side: int) -> None:
         if self.fit != "crop":
-            raise CasemateError("data.resize", side, f"has no meaning for data.fit={self.fit}")
+            raise CasemateError("data.resize", side, f"does not apply to data.fit={self.fit}")
         if self.image_size is not None and side < self.image_size:
             raise CasemateError("data.resize", side, f"is below data.image_size {self.image_size}")
 
@@ -56,7 +56,7 @@ class Fitting:
         return resize_and_crop(pixels, size=self.image_size, shorter=shorter)
 
     def enlarged(self, size: int) -> "Fitting":
-        """The fitting of training images stored at `size`, for random crops to choose from.
+        """The fitting of training images stored at `size`, from which random crops are taken.
 
         The shorter side is not cropped: `resize` is for evaluation.
         """

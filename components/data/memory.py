@@ -1,4 +1,4 @@
-"""Images in memory as a dataset with one split: what notebooks certify without preparing files."""
+"""Images in memory as a dataset with one split, for certificates without prepared files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from components.core.errors import CasemateError
 from components.data.prepared import ImageSplit
 
 LEVELS = 255
-ROUNDING = 0.02  # of a level: float32 division by 255 is far closer
+ROUNDING = 0.02  # of a level, far above the error of float32 division by 255
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryDataset:
-    """Test items in memory; `digest` names ids, labels and pixels."""
+    """Test items in memory; `digest` covers ids, labels and pixels."""
 
     classes: tuple[str, ...]
     test: ImageSplit
@@ -30,7 +30,7 @@ class MemoryDataset:
         stored, ids = as_levels(images), tuple(item_ids or numbered(len(images)))
         test = ImageSplit(ids, stored, checked_labels(labels, stored, num_classes))
         if len(set(ids)) < len(ids) or "" in ids:
-            raise CasemateError("item_ids", len(ids), "must be different and not empty")
+            raise CasemateError("item_ids", len(ids), "must be unique and not empty")
         classes = tuple(str(number) for number in range(num_classes))
         identity = {
             "classes": num_classes,
@@ -59,19 +59,19 @@ class MemoryDataset:
         return {"test": len(self.test)}
 
     def open_split(self, split: str) -> ImageSplit:
-        """The items; there is no other split than `test`."""
+        """The items; `test` is the only split."""
         if split != "test":
-            raise CasemateError("split", split, "is not in memory, only test")
+            raise CasemateError("split", split, "does not exist in memory; the only split is test")
         return self.test
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """Item ids where none are given: the positions, written so that they sort in their order."""
+    """Default item ids: positions, padded with zeros so that they sort in order."""
     return tuple(f"{number:08d}" for number in range(count))
 
 
 def checked_labels(labels: Tensor, images: Tensor, num_classes: int) -> Tensor:
-    """(N,) int64 on the CPU, or an error that says what is wrong with them."""
+    """(N,) int64 on the CPU, or an error that states the problem."""
     found = torch.as_tensor(labels).detach().cpu()
     if found.shape != (len(images),) or found.is_floating_point() or found.dtype == torch.bool:
         shape = "x".join(map(str, found.shape))
@@ -82,7 +82,7 @@ def checked_labels(labels: Tensor, images: Tensor, num_classes: int) -> Tensor:
     low, high = int(found.min()), int(found.max())
     if low < 0 or high >= num_classes:
         wrong = low if low < 0 else high
-        raise CasemateError("labels", wrong, f"is not a class; the model tells {num_classes} apart")
+        raise CasemateError("labels", wrong, f"is not a class; the model has {num_classes}")
     return found.long()
 
 
@@ -104,7 +104,7 @@ def as_pixels(images: Tensor) -> Tensor:
 def as_levels(images: Tensor) -> Tensor:
     """(N, C, H, W) uint8; floats must lie on the 256 levels, so that nothing is rounded silently.
 
-    Votes record a digest of stored pixels, which others need to repeat them.
+    Votes record a digest of the stored pixels, which is needed to repeat them.
     """
     given = torch.as_tensor(images).detach()
     if given.dtype == torch.uint8 and given.dim() == 4:

@@ -13,7 +13,7 @@ from components.core.types import Images
 from components.data.stream import Rows, ShardReader, StoredShard, read_document, stored_shards
 
 MEMORY_MB = 4096  # splits up to this size are held in memory
-CACHE_SHARDS = 8  # in memory of a larger split; items are shuffled among this many shards at a time
+CACHE_SHARDS = 8  # cached shards of a larger split; items are shuffled among this many at a time
 
 
 class Split(Protocol):
@@ -133,7 +133,7 @@ def windowed_order(shard_sizes: list[int], *, window: int, generator: torch.Gene
 
 @dataclass(frozen=True, eq=False)
 class PreparedDataset:
-    """A finished prepare folder; `digest` names its content on every machine."""
+    """A finished prepare folder; `digest` identifies its content on every machine."""
 
     folder: Path
     classes: tuple[str, ...]
@@ -159,7 +159,7 @@ class PreparedDataset:
             width=width,
             digest=document["digest"],
             splits={name: split["num_items"] for name, split in splits.items()},
-            sides={  # older pages name one size for all splits
+            sides={  # older documents have one size for all splits
                 name: (split.get("height", height), split.get("width", width))
                 for name, split in splits.items()
             },

@@ -88,7 +88,7 @@ class DataSettings(Settings):
 
 @settings
 class AugmentSettings(Settings):
-    """Random changes of training images; the defaults change nothing."""
+    """Random changes of training images; off by default."""
 
     crop: Literal["none", "pad", "resized"] = "none"
     pad: Annotated[int, Ge(0)] = 0

@@ -73,14 +73,14 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """What all shards of one source and size share; sent to the workers once."""
+    """Input shared by all shards of one source and size; sent to the workers once."""
 
     folder: Path
     source: Source
     fitting: Fitting
     on_error: str
     shape: tuple[int, ...]  # (H, W, C) of every item
-    reference_id: str  # the item that set the shape
+    reference_id: str  # the item that defines the shape
 
     def plan_key(self, plan: ShardPlan) -> str:
         """Digest of a shard's expected content: records of other plans are not reused."""

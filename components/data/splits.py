@@ -33,8 +33,8 @@ def assign_splits(
     """Entries per split, in the shuffled order in which they are stored.
 
     A native val or test split is used unchanged; a missing one is taken, class by class, from the
-    train entries: `fraction` of each class, rounded half up. Limits apply last. Sources for
-    evaluation alone (`test_only`) have nothing to train on, and classes without items; for other
+    train entries: `fraction` of each class, rounded half up. Limits apply last. Sources that are
+    `test_only` may have no training items, and classes without items; for other
     sources an empty split is an error.
     """
     _check_settings(val_fraction=val_fraction, test_fraction=test_fraction, limits=limits)

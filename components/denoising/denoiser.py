@@ -1,8 +1,8 @@
 """A denoiser: a diffusion network and the conversion of noisy [0, 1] pixels to its input.
 
-Sound for every network, timestep and rounding: Gaussian noise of the claimed sigma is added before
-any of this code runs, and everything after it is part of the classifier (Carlini et al. 2023, sec.
-3).
+Certificates are sound for any network, timestep and rounding: Gaussian noise of the claimed sigma
+is added before this code runs, and everything after it is part of the classifier (Carlini et al.
+2023, sec. 3).
 """
 
 import math

@@ -4,10 +4,10 @@ import math
 
 
 def certain_levels(name: str, num_timesteps: int) -> tuple[float, float] | None:
-    """Sigmas that a schedule certainly knows, from the first to the last; None: ask the schedule.
+    """First and last sigma that a schedule certainly covers; None: build the schedule to know.
 
-    The formulas of `Diffusion.named` without diffusers, which takes a second to import; a percent
-    is left out at both ends.
+    The formulas of `Diffusion.named` without diffusers, which takes a second to import, with a
+    margin of one percent at both ends.
     """
     steps = range(num_timesteps)
     if name == "linear":  # Ho et al. 2020

@@ -45,7 +45,7 @@ class Description:
         """Whether the second half of the output channels predicts the variance."""
         if self.architecture is not None:
             return bool(self.options.get("learn_variance", False))
-        made, given = (self.options.get(f"{way}_channels", 3) for way in ("out", "in"))
+        made, given = (self.options.get(f"{end}_channels", 3) for end in ("out", "in"))
         return bool(made == 2 * given)
 
     def network(self, *, image_size: int, channels: int) -> nn.Module:
@@ -71,7 +71,7 @@ class Description:
 
 
 def is_source(text: str) -> bool:
-    """Whether the name is a folder, not a model of the recipe."""
+    """Whether the text names a folder, not a model of the recipe."""
     return text.startswith((OURS, DIFFUSERS))
 
 

@@ -39,5 +39,5 @@ def load_pretrained_denoiser(model: PixelModel, source: str) -> ImportReport:
         model.net.unet,
         loaded.unet.state_dict(),
         origin=(KEY, source),
-        remedy="leave out model.options: then those of the folder are used",
+        remedy="leave out model.options to use those of the folder",
     )

@@ -73,7 +73,7 @@ class OneShot(OneShotSettings):
 
 @settings
 class Ancestral(AncestralSettings):
-    """Ancestral sampling: each step removes noise and adds less noise back.
+    """Ancestral sampling: each step removes noise and adds a smaller amount back.
 
     Ho et al. 2020, eqs. 6 and 7, with the variance of Nichol & Dhariwal 2021, eq. 15, where it is
     learned. The first step starts at the exact level of sigma, between two timesteps. With

@@ -32,7 +32,7 @@ DenoiserName = Annotated[str, DenoiserReference()]
 
 
 def is_on_disk(denoiser: str) -> bool:
-    """Whether the name is a folder, not a model of the recipe."""
+    """Whether the text names a folder, not a model of the recipe."""
     return denoiser.startswith(SOURCES)
 
 
@@ -43,7 +43,7 @@ class SamplerBase(Settings):
 
     kind: str
     puts_noise_back: ClassVar[bool] = False
-    """Whether it must know the variance of a step."""
+    """Whether the sampler needs the variance of a step."""
 
     def num_passes(self, schedule: "NoiseSchedule", sigma: float) -> int:
         """Passes of the network for each noisy image."""

@@ -2,7 +2,7 @@
 
 The stem of an XCiT changes its patch through strides alone (Debenedetti et al. 2022, fine-tuning on
 CIFAR). The patch kernel of a ViT is resampled and position tables are interpolated; a head for
-another number of classes cannot be adapted: `head_keys` names the tensors that the new network
+another number of classes cannot be adapted: `head_keys` lists the tensors that the new network
 keeps.
 """
 

@@ -97,7 +97,7 @@ CATALOG: Mapping[str, Architecture] = {entry.name: entry for entry in _ENTRIES}
 
 
 def find(pattern: str) -> list[Architecture]:
-    """Entries whose name fits a glob; if there are none, matching names of timm."""
+    """Entries whose name matches a glob; if there are none, matching names of timm."""
     if found := [entry for entry in CATALOG.values() if fnmatchcase(entry.name, pattern)]:
         return found
     if is_known(pattern):  # also names with a tag of weights, which timm does not list
@@ -106,7 +106,7 @@ def find(pattern: str) -> list[Architecture]:
 
 
 def find_everywhere(pattern: str) -> list[Architecture]:
-    """All networks whose name fits a glob: the catalogue's, then the rest of timm's."""
+    """All networks whose name matches a glob: the catalogue's, then the rest of timm's."""
     if not (names := _names(pattern)):
         raise CasemateError("models", pattern, "matches no name, here or in timm")
     return [CATALOG.get(name) or _outside(name) for name in names]

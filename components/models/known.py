@@ -1,8 +1,8 @@
-"""What is certain of networks by their names and options alone. Needs no torch.
+"""Properties of networks that follow from name and options alone. Needs no torch.
 
 Torch and timm take seconds to import, and most recipes name one of a few networks with ordinary
-options. What is said here holds for the network that `build_network` would make; of all others,
-and of all other options, nothing is said, and the network has to be built and asked.
+options. The properties here are those of the network that `build_network` makes. Other networks
+and other options are not covered; the network must be built and inspected.
 """
 
 import re
@@ -16,7 +16,7 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A network that can be built; what it is good for."""
+    """Properties of a network that can be built."""
 
     drops_tokens: bool = False  # a plain vision transformer
     scales_attention: bool = False
@@ -24,7 +24,7 @@ class Known:
 
 Rule = Callable[[Options, int], bool]
 
-# Names whose networks differ in size alone, with the side of their patches.
+# Names whose networks differ only in size, with the side of their patches.
 _VIT = re.compile(
     r"deit_(?:tiny|small|base)_patch(16)_224|vit_(?:tiny|small|base)_patch(16|32)_224"
     r"|vit_large_patch(16|32)_224"
@@ -37,14 +37,14 @@ _WITH_WEIGHTS = re.compile(
     r"deit_(?:tiny|small|base)_patch16_224|vit_(?:tiny|small|base)_patch16_224"
     r"|resnet(?:18|50|101)\.tv_in1k|wide_resnet(?:50|101)_2\.tv_in1k"
 )
-_SIZES_AND_RATES = {"patch_size", "drop_path_rate"}  # leave the meaning of weights as it is
+_SIZES_AND_RATES = {"patch_size", "drop_path_rate"}  # do not change the function of the weights
 
 _DOWN = {"DownBlock2D", "AttnDownBlock2D"}
 _UP = {"UpBlock2D", "AttnUpBlock2D"}
 
 
 def known_network(architecture: str, options: Options, *, image_size: int) -> Known | None:
-    """What is certain of a network for images of this side; None: build it and ask."""
+    """Properties of a network for images of this side; None: not covered, build it."""
     for pattern, rule, known in _RULES:
         if named := re.fullmatch(pattern, architecture):
             defaults = {"patch_size": int(named[named.lastindex])} if named.lastindex else {}
@@ -53,7 +53,7 @@ def known_network(architecture: str, options: Options, *, image_size: int) -> Kn
 
 
 def starts_from_timm(architecture: str, options: Options) -> bool:
-    """Whether timm certainly has weights for such a network of images with three channels."""
+    """Whether timm certainly has weights for this network with three input channels."""
     return bool(_WITH_WEIGHTS.fullmatch(architecture)) and options.keys() <= _SIZES_AND_RATES
 
 
@@ -70,7 +70,7 @@ def _is_rate(value: object) -> bool:
 
 
 def _is_halved(side: int, *, patch: Any, times: int = 0) -> bool:
-    """Whether whole patches cover a side, so many that their number can be halved so often."""
+    """Whether patches tile a side and their number can be halved `times` times."""
     return _is_count(patch) and times < 10 and bool(side % (patch << times) == 0)
 
 
@@ -97,7 +97,7 @@ _TINY = ("embed_dim", "depth", "num_heads")
 
 
 def _xcit(options: Options, side: int) -> bool:
-    """The stem halves images as often as patches say; `stem_patch` leaves the first times out."""
+    """`stem_patch` removes the first strides of the stem, so it is at most the patch size."""
     patch = options["patch_size"]
     checks = {
         "patch_size": lambda value: type(value) is int and value in (8, 16),
@@ -133,7 +133,7 @@ def _tiny_unet(options: Options, side: int) -> bool:
 
 
 def _unet(options: Options, side: int) -> bool:
-    """Of diffusers' many options those of plain UNets, all written out."""
+    """Plain UNets only, with all options given: diffusers has many more."""
     parts = ("down_block_types", "up_block_types", "block_out_channels")
     if not all(isinstance(options.get(key), list | tuple) for key in parts):
         return False

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 OWN = ("tiny_vit", "tiny_xcit", "preact_resnet18", "wrn_28_10", "tiny_unet", "unet")
-# Names that timm lacks, as an architecture of timm and the options that make the difference.
+# Names that timm lacks, as an architecture of timm and options.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "cait_s12_224": ("cait_s24_224", {"depth": 12, "init_values": 1.0}),
     "resnet50_gelu": ("resnet50", {"act_layer": "gelu"}),

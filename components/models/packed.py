@@ -123,7 +123,7 @@ class _PackedBlock:
             num, length = tokens.shape[:2]
             return self(tokens.flatten(0, 1), [(num, length)]).view_as(tokens)
         block, attn = self.block, self.block.attn
-        tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
+        tokens = tokens.contiguous()  # without prefix tokens timm passes a transposed view
         # Intermediates have no name: freed at once, their memory stays in the CPU cache.
         tokens = _added(
             tokens,

@@ -25,7 +25,7 @@ class PixelModel(nn.Module):
     std: Tensor
 
     def __init__(self, spec: ModelSpec, *, net: nn.Module | None = None) -> None:
-        """`net` stands in for the network of `spec.architecture`, e.g. a user's own."""
+        """`net` replaces the network of `spec.architecture`, e.g. by a user's own."""
         super().__init__()
         self.spec = spec
         if net is None:

@@ -10,7 +10,7 @@ from components.models.settings import ModelSettings
 
 TOKEN_POLICIES = ("drop", "mask")
 UPSAMPLE_MODES = ("nearest", "bilinear", "bicubic")
-# What model.json means where a key is missing. Part of the file format, unlike defaults.
+# Values of keys that model.json lacks. Part of the file format, unlike defaults.
 ABSENT_KEYS = {"upsample_mode": "nearest", "token_policy": "mask"}
 
 

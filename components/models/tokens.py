@@ -175,7 +175,7 @@ def _run(net: Any, block: Callable[..., Any], tokens: Tensor, **positions: Tenso
 def _gather(net: Any, tokens: Tensor, kept: Tensor) -> Tensor:
     """(B, P + T, D): the P prefix tokens, then the kept ones of (B, P + N, D)."""
     prefix = net.num_prefix_tokens
-    tokens = tokens.contiguous()  # without prefix tokens timm hands over a transposed view
+    tokens = tokens.contiguous()  # without prefix tokens timm passes a transposed view
     index = (kept + prefix)[..., None].expand(-1, -1, tokens.shape[2])
     return torch.cat([tokens[:, :prefix], tokens.gather(1, index)], dim=1)
 

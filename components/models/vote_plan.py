@@ -1,4 +1,4 @@
-"""Grouping of ablations into batches, and the parts of which their tokens are summed.
+"""Grouping of ablations into batches, and the parts whose sums are their tokens.
 
 A plan depends only on the shape of the model and the ablations, not on images or workers.
 """
@@ -26,7 +26,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AblationPlan:
     """Groups and patterns of all ablations of an image."""
 
     ablations: Ablations
@@ -46,7 +46,7 @@ def embeds_cuts(model: PixelModel) -> bool:
 
 def plan_for(
     model: PixelModel, ablations: Ablations, *, in_cells: bool, device: torch.device
-) -> Plan:
+) -> AblationPlan:
     """The plan of all ablations; `in_cells` if `embeds_cuts`."""
     return _plan(model, ablations, model.spec.token_policy, in_cells, device)
 
@@ -54,15 +54,17 @@ def plan_for(
 @lru_cache(maxsize=4)  # keeps its models alive: only as many as a worker uses
 def _plan(
     model: PixelModel, ablations: Ablations, policy: str, in_cells: bool, device: torch.device
-) -> Plan:
+) -> AblationPlan:
     if policy == "mask":
-        return Plan(ablations, (Group(torch.arange(len(ablations), device=device), None),), ())
+        return AblationPlan(
+            ablations, (Group(torch.arange(len(ablations), device=device), None),), ()
+        )
     members = group_by_tokens(model, ablations, device=device)
     if not in_cells:
-        return Plan(ablations, tuple(Group(group, None) for group in members), ())
+        return AblationPlan(ablations, tuple(Group(group, None) for group in members), ())
     groups = [_group(model, ablations, group) for group in members]
     shown = {n for g in groups if g.cells for n in g.cells.pattern.flatten().tolist()}
-    return Plan(ablations, tuple(groups), tuple(sorted(shown - {ALONE} | {0})))
+    return AblationPlan(ablations, tuple(groups), tuple(sorted(shown - {ALONE} | {0})))
 
 
 def _group(model: PixelModel, ablations: Ablations, numbers: Tensor) -> Group:

@@ -172,7 +172,7 @@ def _unknown(architecture: str) -> CasemateError:
     close = [*OWN, *(name for name in VARIANTS if name.startswith(family))]
     close += timm.list_models(f"{family}*")[:5]
     return CasemateError(
-        "model.architecture", architecture, f"is unknown, also to timm; for example {close}"
+        "model.architecture", architecture, f"is unknown here and in timm; for example {close}"
     )
 
 

@@ -111,7 +111,10 @@ def _attack_strip(examples: Examples, i: int, *, classes: Sequence[str], factor:
         f"label {name}",
         (
             Picture(
-                png_uri(clean), f"clean {name}", f"says {classes[before]}", _outcome(before, label)
+                png_uri(clean),
+                f"clean {name}",
+                f"predicted {classes[before]}",
+                _outcome(before, label),
             ),
             Picture(
                 png_uri(change), f"perturbation, largest change {largest:.3f}", f"{TIMES} {factor}"
@@ -119,7 +122,7 @@ def _attack_strip(examples: Examples, i: int, *, classes: Sequence[str], factor:
             Picture(
                 png_uri(adversarial),
                 f"{name} after the attack",
-                f"says {classes[after]}",
+                f"predicted {classes[after]}",
                 _outcome(after, label),
             ),
         ),

@@ -26,7 +26,7 @@ ModelOf = Callable[[CertifyResult], str]
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """Published radii of another work, image by image, and the rows that cannot be true."""
+    """Published radii of another work, image by image, and its impossible rows."""
 
     name: str
     correct: NDArray[np.bool_]

@@ -28,7 +28,7 @@ class PlotAxis:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTrials:
-    """What is drawn of trials beside their values, the best one first."""
+    """Scores of the drawn trials, the best one first."""
 
     scores: Sequence[Accuracy]
     finished: Sequence[bool]
@@ -58,7 +58,7 @@ def axis_of(key: str, space: Any, trials: Sequence[TunedTrial]) -> PlotAxis:
 
 
 def value_labels(values: Sequence[Any]) -> list[str]:
-    """A short label for each value; a section is called by its kind, or by what sets it apart."""
+    """A short label for each value; a section is labelled by its kind, or by how it differs."""
     labels = [_label(value) for value in values]
     if len(set(labels)) < len(labels):
         sections = [value for value in values if isinstance(value, Mapping)]
@@ -93,7 +93,7 @@ def _cut(text: str) -> str:
 def parallel_coordinates(
     axes: Sequence[PlotAxis], trials: ScoredTrials, *, name: str, alt: str
 ) -> str:
-    """Every trial a line from key to key and down to its score; the first one stands out.
+    """Every trial as a line from key to key and down to its score; the first one is highlighted.
 
     Keys are rows, not columns: a phone is narrow, and names of keys are long.
     """

@@ -17,7 +17,7 @@ from components.train.sharding import load_weights, shard, whole
 
 
 class WeightAverage:
-    """A copy of the model that holds averaged weights; buffers are the model's present ones."""
+    """A copy of the model with averaged weights; buffers are the model's current ones."""
 
     def __init__(self, model: PixelModel, rule: Callable[..., None]) -> None:
         self._average = AveragedModel(model, multi_avg_fn=rule)
@@ -40,7 +40,7 @@ class WeightAverage:
 
     def after_epoch(self, model: PixelModel, epoch: int) -> None:
         """Called after the last step of every epoch."""
-        with torch.no_grad():  # also those changed between steps
+        with torch.no_grad():  # includes changes between steps
             for own, theirs in zip(self._average.module.buffers(), model.buffers(), strict=True):
                 own.copy_(theirs)
 

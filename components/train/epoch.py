@@ -59,10 +59,10 @@ class EpochPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Progress of the epoch after a step, and what this worker saw in it."""
+    """Progress of the epoch after a step, and this worker's sums of the step."""
 
     num_done: int
-    num_steps: int  # of the epoch
+    num_steps: int  # steps of the epoch
     tally: Tally
 
 

@@ -1,4 +1,4 @@
-"""Training data: which samples make each batch, and batches built ahead of their step."""
+"""Training data: which samples form each batch, and batches built ahead of their step."""
 
 import time
 from collections import deque
@@ -23,7 +23,7 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """This process among those that share the global batch."""
+    """Rank of this process among those that share the global batch."""
 
     rank: int = 0
     world: int = 1
@@ -71,7 +71,7 @@ class TrainingSet:
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """Which samples make the batches of every epoch: a function of seed and epoch, not of workers.
+    """Samples of every batch of an epoch: a function of seed and epoch, not of workers.
 
     One epoch is one pass over the real items. Every batch holds floor(batch_size * ratio)
     generated ones, in passes over all of them that continue across epochs, as in Gowal et al. 2021
@@ -200,7 +200,7 @@ class Feed(Generic[Planned, Built]):
         if not self._coming:
             raise StopIteration
         built = self._coming.popleft().result()
-        self._order_more()  # at once: the threads work while the reader does
+        self._order_more()  # so that the threads work while the reader does
         self.wait_seconds += time.perf_counter() - began
         return built
 

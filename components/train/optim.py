@@ -89,7 +89,7 @@ class Updater:
 
 @contextmanager
 def autocast_passes(model: nn.Module, precision: str) -> Iterator[None]:
-    """Inside, passes of the model compute in reduced precision and return float32 logits.
+    """Inside the context, the model computes in reduced precision and returns float32 logits.
 
     Losses, pixels and weights stay float32. A pass in eval mode belongs to an attack: bf16
     keeps the signs of its gradients, fp16 would not (its softmax saturates), so it stays float32.
@@ -116,6 +116,6 @@ def autocast_passes(model: nn.Module, precision: str) -> Iterator[None]:
 
 
 def without_sync(wrapped: nn.Module) -> AbstractContextManager[None]:
-    """Inside, backward passes add to the gradients of this worker only."""
+    """Inside the context, backward passes add to the gradients of this worker only."""
     no_sync = getattr(wrapped, "no_sync", None)
     return nullcontext() if no_sync is None else no_sync()

@@ -58,7 +58,7 @@ def epsilon_at(
     zero_epochs: int,
     shape: Literal["linear", "sine"],
 ) -> float:
-    """Epsilon after so many epochs: 0 at first, a linear or a sine rise, then the final value.
+    """Epsilon after this many epochs: 0 at first, a linear or a sine rise, then the final value.
 
     Debenedetti et al. 2022, sec. 4.2; at whole epochs, the first one trains on clean images.
     The rise begins after `zero_epochs` and ends at `warmup_epochs`, without a jump.

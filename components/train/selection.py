@@ -10,8 +10,8 @@ from components.train.settings import TrainSettings
 class Selection:
     """Keeps the weights with the highest validation metric (ties: the first), or the last ones.
 
-    `patience` is how many epochs may pass without a new best one. The metric is measured at the
-    full epsilon from the beginning, so epochs of a warm-up can be compared with later ones.
+    `patience` is the number of epochs allowed without a new best one. The metric is measured at the
+    full epsilon from the start, so epochs of a warm-up can be compared with later ones.
     """
 
     def __init__(self, train: TrainSettings) -> None:

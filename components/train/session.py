@@ -39,7 +39,7 @@ from components.train.validation import (
 )
 
 Row = dict[str, float | int | None]
-EVIDENCE = ("rescued", "broken")  # of the leak; rows show their difference
+EVIDENCE = ("rescued", "broken")  # counts behind `leak`; rows show their difference
 
 
 class TrainingStoppedError(CasemateError):
@@ -84,9 +84,9 @@ class Session:
             check_shardable(model, objective)
             if self.average:
                 self.average.shard()
-        self.updater = plan.updater(model)  # of the weights after wrapping
+        self.updater = plan.updater(model)  # after wrapping
         self.history: list[Row] = []
-        self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and what they saw
+        self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and their sums
 
     @property
     def next_epoch(self) -> int:
@@ -111,7 +111,7 @@ class Session:
         return self.next_epoch - 1 if best is None else best
 
     @property
-    def judged_by(self) -> str:
+    def selection_metric(self) -> str:
         """The validation metric that decides which epoch is the best.
 
         Accuracy under attack selects models that were trained on attacks. For others it is highest
@@ -126,11 +126,11 @@ class Session:
         return self.num_done / self.plan.batches(self.train).num_batches
 
     def running(self) -> Row:
-        """What this worker has seen of the running epoch, with the keys of a finished one."""
+        """This worker's means of the running epoch, with the keys of a finished one."""
         return self._row(self.next_epoch, self.tally, lr=self.updater.learning_rate)
 
     def final_model(self) -> PixelModel:
-        """The selected model, an ordinary one; the session can go on. All workers must call it."""
+        """The selected model, as an ordinary model; training can go on. Call it on all workers."""
         model, best = unsharded(self.evaluated), self.selection.best_weights
         if best is None and not self.objective.has_state:
             return model
@@ -141,7 +141,7 @@ class Session:
         return model
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next step depends on; random numbers have no state.
+        """Everything the next step depends on; random numbers have no state.
 
         All workers must call it: sharded weights are gathered, on the first worker only.
         """
@@ -169,7 +169,7 @@ class Session:
         if self.leak:
             self.leak.restore(state["leak"])
         self.num_done, self.tally = state["num_done"], Tally.restored(state["tally"])
-        self._leave_sums_to_the_first_worker()
+        self._move_sums_to_first_worker()
 
     def run_epoch(
         self,
@@ -197,7 +197,7 @@ class Session:
             every = self.checkpoint_steps
             if every and done.num_done % every == 0 and done.num_done < done.num_steps:
                 self.tally = self.tally.over_workers(total)
-                self._leave_sums_to_the_first_worker()
+                self._move_sums_to_first_worker()
                 on_checkpoint()
 
         part = self._train(epoch, after_step)
@@ -248,7 +248,7 @@ class Session:
             after_step=after_step,
         )
 
-    def _leave_sums_to_the_first_worker(self) -> None:
+    def _move_sums_to_first_worker(self) -> None:
         if self.worker.rank > 0:
             self.tally = self.tally.emptied()
 
@@ -291,5 +291,5 @@ class Session:
             return
         sign = -1 if self.objective.lower_is_better else 1
         # other workers have no value
-        own = torch.tensor([row.get(self.judged_by) or 0.0], dtype=torch.float64)
+        own = torch.tensor([row.get(self.selection_metric) or 0.0], dtype=torch.float64)
         self.selection.consider(sign * float(total(own)), self.next_epoch, evaluated)

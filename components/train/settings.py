@@ -1,4 +1,4 @@
-"""Settings of training: optimiser, schedules, averages, and everything around the objective."""
+"""Settings of training, except the objective: optimiser, schedules, averages, validation."""
 
 from collections.abc import Iterator
 from dataclasses import field
@@ -56,7 +56,7 @@ class CosineSettings(Settings):
     floor: NonNegative | None = None
     """None: a hundredth of the learning rate."""
     cooldown_epochs: Epochs = 0
-    """The last of `epochs`, at the floor."""
+    """Number of final epochs at the floor, part of `epochs`."""
 
     def rate_at(self, step: int, span: TrainingSpan, *, peak: float) -> float:
         """Learning rate of a step after the warm-up, counted from the start of training."""
@@ -69,7 +69,7 @@ class CosineSettings(Settings):
         )
 
     def problems_in(self, epochs: int) -> Iterator[Problem]:
-        """Problems of the schedule in a training of so many epochs."""
+        """Problems of the schedule in a training of this many epochs."""
         if self.cooldown_epochs and self.cooldown_epochs >= epochs:
             remedy = "leaves no epoch before it"
             yield Problem("schedule.cooldown_epochs", self.cooldown_epochs, remedy)
@@ -77,7 +77,7 @@ class CosineSettings(Settings):
 
 @settings
 class StepSettings(Settings):
-    """Multiplied by gamma at every milestone, or every so many epochs."""
+    """The rate is multiplied by gamma at every milestone, or once in `every` epochs."""
 
     kind: Literal["step"] = "step"
     every: Count | None = None
@@ -136,7 +136,7 @@ AverageSettings = Annotated[EmaSettings | SwaSettings, ByKind()]
 
 @settings
 class VariantSettings(Settings):
-    """A further model of the same recipe: the train section with another objective."""
+    """Another model of the same recipe: the train section with another objective."""
 
     objective: ObjectiveSettings
     epochs: Count | None = None
@@ -185,7 +185,7 @@ class TrainSettings(Settings):
     select: Literal["last", "best"] = "last"
     """`best`: by validation accuracy, under attack where there is one."""
     patience: Count | None = None
-    """Epochs without a new best one; None: train to the end."""
+    """Epochs allowed without a new best one; None: train to the end."""
     stop_on_leak: bool = True
     """Stop when attacked training images are easier than clean ones (label leaking)."""
 
@@ -231,7 +231,7 @@ class TrainSettings(Settings):
         if self.val_attack != "train":
             return
         plain = [o.kind for o in self.objectives() if o.attack_eps is None]
-        # Without val_eps a plain model is not attacked at all, beside others that are.
+        # Without val_eps, a model without a training attack is not attacked in validation either.
         if plain and (self.val_eps or len(plain) == len(self.objectives())):
             remedy = f"does not exist: {plain[0]} has no training attack; choose pgd or apgd-ce"
             yield Problem("val_attack", "train", remedy)

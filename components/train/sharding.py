@@ -26,7 +26,7 @@ from components.train.objectives.inner import has_batch_statistics
 def shard(model: PixelModel) -> PixelModel:
     """Shard the model in place: each block, then the rest.
 
-    All of them free their weights after a forward pass. By default the outermost one does not, and
+    All parts free their weights after a forward pass. By default the outermost one does not, and
     a frozen attack pass without gradients would then leave frozen copies for the training pass.
     """
     mesh = init_device_mesh(model.mean.device.type, (distributed.get_world_size(),))
@@ -37,7 +37,7 @@ def shard(model: PixelModel) -> PixelModel:
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of lists that are named after their blocks: `blocks`, `cls_attn_blocks`."""
+    """The layers of lists whose names end in `blocks`: `blocks`, `cls_attn_blocks`."""
     lists = [m for name, m in model.named_modules() if name.rpartition(".")[2].endswith("blocks")]
     return [layer for layers in lists for layer in layers.children()]
 
@@ -112,7 +112,7 @@ def optimizer_parts(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
 
 
 def _part_of(value: Any, like: Tensor) -> Any:
-    """`value` sharded like a tensor of its shape; every worker has it whole and takes its part."""
+    """`value`, whole on every worker, sharded like a tensor of its shape."""
     if not isinstance(like, DTensor) or value.shape != like.shape:
         return value
     local = value.to(like.device)

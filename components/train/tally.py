@@ -9,7 +9,7 @@ Total = Callable[[Tensor], Tensor]  # float64 sums of this worker -> of all work
 
 
 class Tally:
-    """Means of named figures, each over the items that had it; figures may skip steps."""
+    """Means of named figures, each over the items that have it; steps may lack a figure."""
 
     def __init__(self, sums: Mapping[str, tuple[float, int]] | None = None) -> None:
         self._sums: dict[str, tuple[float, int]] = dict(sums or {})

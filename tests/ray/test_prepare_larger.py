@@ -163,7 +163,7 @@ def test_sources_for_evaluation_alone_can_be_prepared(ray_session, tmp_path):
     dataset = run_prepare(tmp_path / "out", **data)
     assert dataset.splits == {"train": 0, "val": 0, "test": 6}
     assert sorted(dataset.load("test").labels.tolist()) == [0, 0, 2, 2, 10, 10]
-    with pytest.raises(CasemateError, match=r"data\.train_size: 9 has no meaning"):
+    with pytest.raises(CasemateError, match=r"data\.train_size: 9 does not apply"):
         run_prepare(tmp_path / "larger", **data, train_size=9)
 
 

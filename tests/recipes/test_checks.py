@@ -67,7 +67,7 @@ OTHERS = [
         ],
         "train.schedule.floor: 0.0011 is above the learning rate, which comes to 0.001",
     ),
-    (["model.architecture=nosuchnet"], "model.architecture: nosuchnet is unknown, also to timm"),
+    (["model.architecture=nosuchnet"], "model.architecture: nosuchnet is unknown here and in timm"),
     (["train.augment.rand_augment=foo"], "train.augment.rand_augment: foo is not a RandAugment"),
     (
         [RESNET, "train.objective={kind: pgd, eps: 0.1, aas: {}}"],

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from components.core.types import FloatArray, IntArray
 
-ATTEMPTS = 10  # of torchvision's resized crop and of timm's random erasing alike
+ATTEMPTS = 10  # as in torchvision's resized crop and timm's random erasing
 UNIFORMS = 2 * ATTEMPTS + 2  # an area and an aspect per attempt, then the corner
 
 

@@ -68,7 +68,7 @@ class Mixing:
         height, width = images.shape[-2:]
         blends = self.draw(Draws(names, run_seed, epoch), height=height, width=width)
         targets = smoothed_targets(labels, num_classes=num_classes, smoothing=smoothing)
-        rows = 2 if self.settings.mix_mode == "pair" else 1  # per blend; that of a batch broadcasts
+        rows = 2 if self.settings.mix_mode == "pair" else 1  # rows per blend; 1 broadcasts
         kept = torch.from_numpy(blends.kept).to(targets).repeat_interleave(rows)[:, None]
         pixels = kept_pixels(blends, height=height, width=width).to(images)
         pixels = pixels.repeat_interleave(rows, dim=0)[:, None]

@@ -40,7 +40,7 @@ SIGNED_BLENDS = {f"{kind}Increasing" for kind in ("Color", "Contrast", "Brightne
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DrawnOperations:
     """Operations of each image, (B, layers): which, whether applied, level and sign."""
 
     operation: IntArray
@@ -68,7 +68,7 @@ def policy(setting: str, *, fill: tuple[int, ...], interpolation: str) -> Any:
     return rand_augment_transform(setting, hparams)
 
 
-def draw_plan(rand: Any, draws: Draws) -> Plan:
+def draw_operations(rand: Any, draws: Draws) -> DrawnOperations:
     """Operations with replacement, or without it when they are weighted; levels as timm draws them.
 
     Weighted picks are the largest of u^(1/w) (Efraimidis & Spirakis 2006, Algorithm A).
@@ -88,7 +88,7 @@ def draw_plan(rand: Any, draws: Draws) -> Plan:
     else:
         level = first.magnitude + first.magnitude_std * ndtri(noise)
     level = np.clip(level, 0, first.magnitude_max or LEVELS)
-    return Plan(operation, applied <= first.prob, level, sign > 0.5)
+    return DrawnOperations(operation, applied <= first.prob, level, sign > 0.5)
 
 
 def level_arguments(operation: Any, level: float, *, negative: bool) -> tuple[float, ...]:
@@ -117,23 +117,23 @@ def perform(operation: Any, picture: Image.Image, *, level: float, negative: boo
 def rand_augment(
     images: Tensor, draws: Draws, *, setting: str, fill: tuple[int, ...], interpolation: str
 ) -> Tensor:
-    """(B, C, H, W) uint8 of one or three channels, each image by its own plan."""
+    """(B, C, H, W) uint8 of one or three channels, each image with its own operations."""
     channels = images.shape[1]
     fill = fill * channels if len(fill) == 1 else fill
     if len(fill) != channels:
         remedy = f"is for colour images, these have {channels} channel; write one value"
         raise CasemateError("train.augmentation.fill", fill, remedy)
     rand = policy(setting, fill=fill, interpolation=interpolation)
-    plan = draw_plan(rand, draws)
+    drawn = draw_operations(rand, draws)
     arrays = images.permute(0, 2, 3, 1).cpu().numpy().copy()  # (B, H, W, C), ours to change
-    for row in np.flatnonzero(plan.applied.any(axis=1)):
+    for row in np.flatnonzero(drawn.applied.any(axis=1)):
         picture = Image.fromarray(arrays[row, ..., 0] if channels == 1 else arrays[row])
-        for layer in np.flatnonzero(plan.applied[row]):
+        for layer in np.flatnonzero(drawn.applied[row]):
             picture = perform(
-                rand.ops[plan.operation[row, layer]],
+                rand.ops[drawn.operation[row, layer]],
                 picture,
-                level=float(plan.level[row, layer]),
-                negative=bool(plan.negative[row, layer]),
+                level=float(drawn.level[row, layer]),
+                negative=bool(drawn.negative[row, layer]),
             )
         arrays[row] = np.asarray(picture).reshape(arrays[row].shape)
     return torch.from_numpy(arrays).permute(0, 3, 1, 2).contiguous().to(images.device)

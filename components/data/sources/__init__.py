@@ -41,7 +41,7 @@ def open_source(
     check_options(info, chosen)
     if info.path == "none":
         if path is not None:
-            raise CasemateError("data.path", path, f"has no meaning for source {name}; remove it")
+            raise CasemateError("data.path", path, f"does not apply to source {name}; remove it")
         return info.opener()(**chosen)
     if info.path == "needed" and path is None:
         raise CasemateError("data.path", path, f"must be set for source {name}: {info.wants}")

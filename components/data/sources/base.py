@@ -41,7 +41,7 @@ class Source(Protocol):
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Facts about the data that readers of results should know."""
+        """Facts about the data that matter for reading results."""
         ...
 
     def entries(self) -> list[Entry]:

@@ -50,7 +50,7 @@ class FlowersSource(SourceDefaults):
 
 def open_flowers102(root: Path) -> FlowersSource:
     """All three parts in `root`, or in the folder that torchvision makes below it."""
-    from torchvision.datasets import Flowers102  # has the names; opened by the driver alone
+    from torchvision.datasets import Flowers102  # has the class names; imported on the driver only
 
     home = first_folder(root, ("", "flowers-102"), wanted="imagelabels.mat")
     for part in ("setid.mat", "jpg"):

@@ -23,7 +23,7 @@ from components.data.sources.names import imagenet100_synsets, imagenet_synsets
 from components.data.sources.registry import ROBUSTBENCH
 
 ROBUSTBENCH_FILE = Path(__file__).with_name("robustbench_imagenet.txt")
-# of the 5000 names, sorted, one per line (the list of RobustBench, Croce et al. 2021)
+# SHA-256 of the 5000 names, sorted, one per line (the list of RobustBench, Croce et al. 2021)
 ROBUSTBENCH_SHA256 = "1f7d0bdb93c332b850911832011aaa2ce1512c406b44d81e7d4a6877c78502a0"
 
 
@@ -167,7 +167,7 @@ def _open(
         remedy = "would be ignored: val is sorted into class folders; remove it"
         raise CasemateError("data.options.val_map", val_map, remedy)
     if synset_order is not None and val_map is None:
-        remedy = "has no meaning without data.options.val_map; remove it"
+        remedy = "does not apply without data.options.val_map; remove it"
         raise CasemateError("data.options.synset_order", synset_order, remedy)
     return ImageNetSource(
         name,

@@ -1,4 +1,4 @@
-"""Labels and the names of classes: what every source checks of those it reads."""
+"""Checks of labels and class names, shared by all sources."""
 
 from typing import Any
 
@@ -32,14 +32,14 @@ def check_label_range(labels: list[int], *, where: str, num_classes: int) -> Non
 
 
 def numbered_classes(labels: list[int]) -> tuple[str, ...]:
-    """0, 1, ... up to the largest label, for files that name no class."""
+    """0, 1, ... up to the largest label, for files without class names."""
     return tuple(str(label) for label in range(max(labels, default=0) + 1))
 
 
 def match_classes(names: tuple[str, ...], *, classes: tuple[str, ...], key: str) -> list[int]:
-    """For each of `names` its position in `classes`: what labels of other images mean here.
+    """The position of each of `names` in `classes`, to map labels of other images.
 
-    Names are looked up. Plain numbers, which stand for files that name no class, are positions.
+    Names are looked up. Plain numbers, from files without class names, are positions.
     """
     known = {name: label for label, name in enumerate(classes)}
     if not set(names) <= set(known) and set(names) == {str(n) for n in range(len(names))}:

@@ -1,4 +1,4 @@
-"""Generated images, to try a pipeline without a dataset.
+"""Generated images, to test a pipeline without a dataset.
 
 Each class is a wave of its own direction, length and colour; an item shifts it a little and adds
 noise. Easy to learn on purpose: results on these images are not measurements.

@@ -48,16 +48,16 @@ class SourceInfo:
     name: str
     title: str
     open: str  # "module:function", below this package
-    wants: str | None  # what data.path names; None: no files are read
-    num_classes: int | None = None  # None: as the files say
+    wants: str | None  # description of data.path; None: no files are read
+    num_classes: int | None = None  # None: depends on the files
     side: int | None = None  # of square images, all alike; None: varies
-    channels: int | None = None  # None: varies, or as the files say
-    splits: Mapping[str, int] | None = None  # items as published; None: as the files say
+    channels: int | None = None  # None: varies, or depends on the files
+    splits: Mapping[str, int] | None = None  # items as published; None: depends on the files
     options: tuple[Option, ...] = ()
     used_by: tuple[str, ...] = ()
     path: Literal["none", "needed", "optional"] = "needed"
     test_only: bool = False
-    by_name: bool = False  # one of many: its opener gets the name
+    by_name: bool = False  # one entry for many names: its opener gets the name
     checks: str | None = None  # "module:function" that checks options which are not listed here
 
     def opener(self) -> "Callable[..., Source]":
@@ -67,7 +67,7 @@ class SourceInfo:
 
     @property
     def image_size(self) -> str:
-        """Height, width and colour in words."""
+        """Height, width and colour as text."""
         if self.side is None:
             return "varies"
         return f"{self.side}x{self.side}" + (" grey" if self.channels == 1 else "")
@@ -92,7 +92,7 @@ class SourceInfo:
         }
 
 
-_SUBSET = Option("subset", (bool,), "true: take the classes that are there (default: all or error)")
+_SUBSET = Option("subset", (bool,), "true: allow missing classes (default: all or error)")
 _VAL = (
     Option(
         "val_map",
@@ -226,7 +226,7 @@ _SOURCES = (
     _embedded("digits", "1,797 digits inside scikit-learn", 1_797, side=8),
     SourceInfo(
         "made",
-        "Generated waves, to try a pipeline without data",
+        "Generated waves, to test a pipeline without data",
         "made:open_made",
         None,
         options=tuple(Option(name, (int,), help_) for name, help_ in _MADE.items()),
@@ -234,14 +234,14 @@ _SOURCES = (
     ),
     SourceInfo(
         "folder",
-        "Image files of your own",
+        "Your own image files",
         "folder:open_folder",
         "root/<class>/* or root/<split>/<class>/*",
         options=(_SPLITS,),
     ),
     SourceInfo(
         "npz",
-        "Arrays of your own, and published archives of generated images",
+        "Your own arrays, and published archives of generated images",
         "npz:open_npz",
         ".npz file with x_train, y_train, x_test, y_test (and x_val, y_val); images, labels; "
         "or image, label",
@@ -251,7 +251,7 @@ _SOURCES = (
         "parquet",
         "Encoded images in Parquet files",
         "parquet:open_parquet",
-        "file, or folder of files named or placed by split",
+        "file, or folder of files with the split in their name or folder",
         options=(*_COLUMNS, Option("classes", (list,), "names of the classes, label 0 first")),
     ),
     SourceInfo(
@@ -345,7 +345,7 @@ _SOURCES = (
             Option(
                 "train_per_class",
                 (int, type(None)),
-                "training images per class (default: 30); null: no split of its own",
+                "training images per class (default: 30); null: one split",
             ),
         ),
         used_by=(RECIPE,),
@@ -362,9 +362,9 @@ _SOURCES = (
 )
 _USERS = SourceInfo(
     f"{PREFIX}<file.py>:<Name>",
-    "A source of your own",
+    "Your own source",
     "user:open_user",
-    "what the code reads; may be left out",
+    "files that the code reads; optional",
     path="optional",
     by_name=True,
     checks="user:check_user_options",
@@ -416,8 +416,8 @@ def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
 _YAML_WORDS = {
     bool: "true or false",
     int: "a whole number",
-    str: "a text",
+    str: "a string",
     list: "a list",
-    dict: "a map",
+    dict: "a mapping",
     type(None): "null",
 }

@@ -38,7 +38,7 @@ def split_hints(present: Iterable[str], chosen: Mapping[str, str] | None) -> dic
 
 
 def not_understood(names: Iterable[str]) -> CasemateError:
-    """Error for names that may or may not be splits."""
+    """Error for names that are not recognised as splits."""
     remedy = "must be set, e.g. {train: train, test: validation}; not understood: "
     return CasemateError("data.options.splits", None, remedy + ", ".join(sorted(names)))
 

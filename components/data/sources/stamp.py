@@ -20,8 +20,8 @@ ENDS = 2**20  # bytes at each end of a large file
 def source_stamp(source: str, path: str | None, options: Mapping[str, Any] | None = None) -> str:
     """Digest of the bytes below `path`, links followed; for folders above 1 GiB of a part of them.
 
-    There an image counts by name and size, any other file by its bytes when it is small and by size
-    and both ends when it is large. The location does not count: a copy elsewhere is the same data.
+    There an image counts by name and size, other files by their bytes if small, else by size
+    and both ends. The location does not count: a copy elsewhere is the same data.
     Files that options name count by content too.
     """
     content = source if path is None else _path_stamp(source, path)

@@ -1,4 +1,4 @@
-"""Whether a file is still the one that was listed."""
+"""Detection of files that changed after they were listed."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from components.core.errors import CasemateError
 
 
 def unreachable(path: Path, error: OSError) -> CasemateError:
-    """Not the item's fault, so never skipped: the disk is not there, or not for us."""
+    """Error for a file that cannot be opened; never skipped, because the item may be intact."""
     remedy = f"cannot be read here ({error.strerror}); every worker must see data.path"
     return CasemateError("data.path", path, remedy)
 
@@ -21,6 +21,6 @@ def file_version(path: Path) -> str:
 
 
 def check_unchanged(path: Path, version: str) -> None:
-    """What a worker opens is what the driver listed."""
+    """Raise an error if a file has changed since the driver listed it."""
     if file_version(path) != version:
         raise CasemateError("data.path", path, "changed while it was read; start again")

@@ -12,7 +12,7 @@ from components.models.adapt import set_xcit_patch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What both kinds have; the options of a recipe are those with a default."""
+    """Sizes of both architectures; fields with a default are options of a recipe."""
 
     image_size: int
     channels: int
@@ -23,7 +23,7 @@ class Sizes:
     num_heads: int = 4
 
     def for_timm(self) -> dict[str, int]:
-        """All but the patch under timm's names."""
+        """All sizes but the patch, under timm's names."""
         shared = ("num_classes", "embed_dim", "depth", "num_heads")
         sizes = {name: getattr(self, name) for name in shared}
         return {"img_size": self.image_size, "in_chans": self.channels, **sizes}

@@ -1,4 +1,4 @@
-"""AAS training: adversarial attention scales are searched every few epochs and trained with.
+"""AAS training: adversarial attention scales are searched every few epochs and used in training.
 
 Jain & Dutta, "Towards Understanding and Improving Adversarial Robustness of Vision Transformers",
 sec. 5. The scales S belong to the model: they are its buffer `attention_scales`, apply in every
@@ -6,7 +6,7 @@ pass (training, attacks, validation) and are saved with its weights, until `fini
 into the weights and leaves an ordinary model.
 
 Our reading: every `every` epochs, but not at the start, Algorithm 1 runs over the epoch's batches,
-from the present S (`attacks/scales.py` lists its other ambiguities). In the text such an epoch
+from the current S (`attacks/scales.py` lists its other ambiguities). In the text such an epoch
 updates S alone (`replace`); `augment` trains the weights in it as well.
 """
 
@@ -31,7 +31,7 @@ from components.train.objectives.wrapper import ObjectiveWrapper
 
 
 class ScaleAscent(ScaleSearch):
-    """Scale search from the present S; that of an attack always begins at S = 1."""
+    """Scale search from the current S; that of an attack always starts at S = 1."""
 
     def from_scales(self, model: nn.Module, net: nn.Module, batch: Batch, scales: Tensor) -> Tensor:
         """S' after one mini-batch: the first `batch_size` items of a batch."""

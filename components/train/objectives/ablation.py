@@ -1,7 +1,7 @@
-"""Training on ablated images: one visible band or square each (Salman et al. 2022, sec. 2, A.3).
+"""Training on ablated images with one visible band or square (Salman et al. 2022, sec. 2, A.3).
 
-Positions are uniform over all places, edges included, where a band wraps around. Models that drop
-tokens without a visible pixel compute the others only, so an ablated step is cheap.
+Positions are uniform, edges included, where a band wraps around. Models that drop
+tokens without a visible pixel compute only the others, so an ablated step is cheap.
 """
 
 import torch
@@ -23,8 +23,8 @@ from components.train.objectives.settings import (
 class AblationTraining(Objective):
     """Cross-entropy on ablations whose visible side is `size` pixels.
 
-    `position: batch` shows all images of a global batch the same place, as published; `image` gives
-    each its own, which makes gradients more diverse and groups of equally many tokens smaller.
+    `position: batch` uses one position per global batch, as published; `image` gives
+    each its own: gradients are more diverse, groups with equal numbers of tokens smaller.
     """
 
     settings: AblationTrainingSettings

@@ -63,7 +63,7 @@ def _item_losses(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def probe(bare: nn.Module, batch: Batch, x_adv: Images) -> Mapping[str, float]:
-    """`leak_metrics` of a batch, both sides in eval mode: dropout must not count as an attack."""
+    """`leak_metrics` of a batch, both passes in eval mode: dropout must not count as an attack."""
     with attack_mode(bare):
         clean, attacked = predictions(bare, batch.images), predictions(bare, x_adv)
     return leak_metrics(clean, attacked, batch.hard_labels)

@@ -19,7 +19,7 @@ from components.train.objectives.base import Batch, LossOut, Objective
 from components.train.objectives.settings import AwpSettings
 from components.train.objectives.wrapper import ObjectiveWrapper
 
-TINY = 1e-20  # keeps a vanished gradient from dividing by zero
+TINY = 1e-20  # avoids division by a zero gradient
 
 
 class Awp(ObjectiveWrapper):
@@ -37,7 +37,7 @@ class Awp(ObjectiveWrapper):
 
     @contextmanager
     def perturbed(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> Iterator[Batch]:
-        """Inside, the weights are w + v; afterwards they are w again, bit for bit."""
+        """Inside the context the weights are w + v; afterwards they are w again, bit for bit."""
         if batch.adversarial is None:
             batch = replace(batch, adversarial=self.inner.craft(bare, batch))
         if batch.epoch < self.settings.start_epoch:
@@ -72,8 +72,8 @@ def weight_perturbations(
     """v = gamma |w| g / |g| for the weight of every layer, equal on all workers.
 
     Layers are parameters of two or more dimensions called `weight`: biases, norms, tokens,
-    position embeddings and temperatures stay. Gradients come by `autograd.grad`, so none is left
-    behind for the optimiser.
+    position embeddings and temperatures are not perturbed. Gradients are computed by
+    `autograd.grad`, so the optimiser does not see them.
     """
     weights = [
         parameter
@@ -83,7 +83,7 @@ def weight_perturbations(
     gradients = torch.autograd.grad(loss, weights, allow_unused=True)
     steps = []
     for weight, gradient in zip(weights, gradients, strict=True):
-        if gradient is not None:  # a layer that the loss does not use stays
+        if gradient is not None:  # else the loss does not use this layer
             g = _mean_over_workers(gradient)
             scale = gamma * weight.detach().norm() / (g.norm() + TINY)
             steps.append((weight, scale * g))
@@ -100,7 +100,7 @@ def _mean_over_workers(gradient: Tensor) -> Tensor:
 
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside, batch norms still normalise with the batch, but do not update running statistics."""
+    """Batch norms normalise with the batch inside the context, but keep running statistics."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     tracking = [(norm, norm.track_running_stats) for norm in norms if norm.training]
     try:

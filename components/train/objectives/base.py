@@ -1,4 +1,4 @@
-"""Interface of an objective: all that the trainer uses of it.
+"""Interface of an objective: everything the trainer uses.
 
 A step is `with objective.perturbed(wrapped, bare, batch) as batch:`, inside it `loss` and the
 backward pass, after it the optimiser.
@@ -27,14 +27,14 @@ class Batch:
     item_ids: tuple[str, ...]
     seed: int
     epoch: int
-    step: int  # of the epoch; equal on all workers that share a global batch
+    step: int  # step of the epoch; equal on all workers that share a global batch
     targets: Tensor | None = None  # (B, K) float: mixed, already smoothed labels; None: `labels`
-    num_steps: int | None = None  # of the epoch; needed only by values that change with the step
-    adversarial: Images | None = None  # crafted already, by a wrapper that needed them first
+    num_steps: int | None = None  # steps of the epoch; for values that change with the step
+    adversarial: Images | None = None  # already crafted by a wrapper
 
     @property
     def hard_labels(self) -> Labels:
-        """The labels of attacks and accuracy: the likeliest class, ties to the lowest."""
+        """The labels for attacks and accuracy: the likeliest class, ties to the lowest."""
         return self.labels if self.targets is None else self.targets.argmax(dim=1)
 
 
@@ -66,9 +66,9 @@ class Objective:
     classifies: bool = True
     """Whether the model has classes, so that it can be attacked."""
     validation_metric: str = "val_accuracy"
-    """Mean of `validation_scores` over the validation items, by its name in histories."""
+    """Name in histories of the mean of `validation_scores` over the validation items."""
     lower_is_better: bool = False
-    """Of the validation metric."""
+    """Direction of the validation metric."""
 
     def __init__(self, settings: Any, *, label_smoothing: float) -> None:
         self.settings, self.label_smoothing = settings, label_smoothing
@@ -109,7 +109,7 @@ class Objective:
         return None
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
-        """Adversarial images at the present weights; without an attack, the images themselves."""
+        """Adversarial images for the current weights; without an attack, the images themselves."""
         return batch.images
 
     def without_warmup(self, eps: float) -> "Objective":
@@ -165,7 +165,7 @@ class Objective:
 def cross_entropy(logits: Logits, batch: Batch, *, label_smoothing: float) -> Tensor:
     """Mean cross-entropy with the batch's targets, or with its labels, smoothed.
 
-    Targets come smoothed from mixing: smoothing them again would count twice.
+    Targets from mixing are already smoothed; they are not smoothed again.
     """
     if batch.targets is not None:
         return F.cross_entropy(logits, batch.targets)

@@ -59,7 +59,7 @@ class DenoiserTraining(Objective):
         return values | {"diffusion": diffusion_of(settings, start).to_dict()}
 
     def allowed(self) -> Tensor:
-        """int64 timesteps, rising: all that training may draw."""
+        """Ascending int64 timesteps that training may draw."""
         schedule = self.diffusion.schedule
         if self.settings.sigmas:
             return torch.from_numpy(
@@ -87,7 +87,7 @@ class DenoiserTraining(Objective):
     def loss(self, wrapped: nn.Module, bare: nn.Module, batch: Batch) -> LossOut:
         """Mean over items, channels and pixels of |n - n_hat(u_t, t)|^2.
 
-        For networks with other targets (clean images, v) the same with those. A variance that the
+        Networks with other targets (clean images, v) use the same loss. A variance that the
         network also predicts is not trained: denoising in one step does not use it.
         """
         device = batch.images.device
@@ -153,7 +153,7 @@ def _check_number(settings: DenoiserTrainingSettings, found: int, start: str) ->
     """Reject a number of timesteps other than that of the weights; the default is not checked."""
     default = default_of(DenoiserTrainingSettings, "num_timesteps")
     if settings.num_timesteps not in (default, found):
-        remedy = f"is not the number of {start}, {found}; leave it out beside schedule: pretrained"
+        remedy = f"is not the number of {start}, {found}; omit it with schedule: pretrained"
         raise CasemateError(f"{KEY}.num_timesteps", settings.num_timesteps, remedy)
 
 

@@ -117,12 +117,12 @@ class AdversarialObjective(Objective):
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
-    """Whether rows of a training batch affect each other: batches must then not be joined."""
+    """Whether rows of a training batch affect each other; such batches must not be joined."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def predictions(model: nn.Module, images: Images) -> Tensor:
-    """(B,) classes without a graph, in the model's present mode."""
+    """(B,) classes without a graph, in the model's current mode."""
     with torch.no_grad():
         labels: Tensor = model(images).argmax(dim=1)
     return labels

@@ -1,4 +1,4 @@
-"""From settings to objectives, through the registry or the user's own code."""
+"""From settings to objectives, through the registry or user code."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Training on Gaussian noise (Cohen et al. 2019, sec. 3.3), as it is or denoised first.
+"""Training on Gaussian noise (Cohen et al. 2019, sec. 3.3), with or without denoising.
 
 Classifiers behind a frozen denoiser are fine-tuned on its outputs (Carlini et al. 2023,
 "(Certified!!) adversarial robustness for free!", sec. 4.1).
@@ -50,7 +50,7 @@ class GaussianNoise(Objective):
         return logits
 
     def shown(self, batch: Batch, stream: str) -> Images:
-        """The images that the model is shown."""
+        """The input images of the model."""
         return batch.images + self.settings.sigma * noise_of(batch, stream)
 
 

@@ -69,7 +69,7 @@ class TrainingObjectiveSettings(Settings):
         return None
 
     def certain_levels(self) -> tuple[float, float] | None:
-        """First and last sigma that a denoiser's schedule certainly has; None: unknown."""
+        """First and last sigma that a denoiser's schedule certainly covers; None: unknown."""
         return None
 
     @property
@@ -78,7 +78,7 @@ class TrainingObjectiveSettings(Settings):
         return False
 
     def never_used(self, epochs: int) -> Iterator[tuple[str, str]]:
-        """(field, message) of parts that would not start within so many epochs."""
+        """(field, message) of parts that would not start within this many epochs."""
         return iter(())
 
     def max_sigma(self) -> float:
@@ -118,7 +118,7 @@ class AasTrainingSettings(Settings):
     every: Count = 10
     """Epochs between searches."""
     mode: Literal["replace", "augment"] = "replace"
-    """`augment`: the weights are trained in epochs with a search, too."""
+    """`augment`: the weights are also trained in epochs with a search."""
     max_batches: Count | None = None
     """Batches of a search; None: all of the epoch."""
     objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
@@ -316,11 +316,11 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
     sigmas: tuple[PositivePixels, ...] = ()
     range: tuple[Pixels, Pixels] | None = None
     full: bool = False
-    """The whole schedule, as for a model that generates images."""
+    """Train on the whole schedule, as for a model that generates images."""
     schedule: Literal["cosine", "linear", "pretrained"] = "cosine"
     """`pretrained`: the schedule of model.pretrained."""
     num_timesteps: Annotated[int, Ge(10)] = 4000
-    """Left out beside schedule `pretrained`."""
+    """Omit with schedule `pretrained`."""
     sampling: Literal["sigma", "timestep"] = "sigma"
     """What is drawn uniformly from a range."""
 
@@ -367,7 +367,7 @@ class DenoisedTrainingSettings(TrainingObjectiveSettings):
 
 
 class UserObjectiveSettings(UserEntry, TrainingObjectiveSettings):
-    """An objective of the user's own, `kind: python:file.py:Name`."""
+    """A user-defined objective, `kind: python:file.py:Name`."""
 
 
 if TYPE_CHECKING:

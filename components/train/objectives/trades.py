@@ -19,7 +19,7 @@ from components.train.objectives.settings import TradesSettings
 class Trades(AdversarialObjective):
     """Gradients flow through both sides of the divergence, as in the published code.
 
-    Clean and adversarial images share one pass (`joint`), or have one each (`separate`), which
+    Clean and adversarial images share one pass (`joint`) or have one each (`separate`), which
     `auto` chooses for networks with batch normalisation: one pass would normalise both with the
     statistics of their mixture.
     """
@@ -52,7 +52,7 @@ class Trades(AdversarialObjective):
 def both_logits(
     wrapped: nn.Module, bare: nn.Module, x: Images, x_adv: Images, *, passes: str
 ) -> tuple[Logits, Logits]:
-    """Logits of clean and adversarial images, with only one pass that synchronises workers.
+    """Logits of clean and adversarial images; only one pass synchronises workers.
 
     One is enough: a parameter's gradient is complete, from both passes, before it is sent.
     """

@@ -1,4 +1,4 @@
-"""An objective of the user's own, named `python:file.py:Name` (`components/core/user_code.py`).
+"""A user-defined objective, named `python:file.py:Name` (`components/core/user_code.py`).
 
 `Name(settings, label_smoothing=...)` returns an `Objective`.
 """
@@ -11,7 +11,7 @@ NEEDED = ("loss", "validation_logits", "eps_at")
 
 
 def user_objective(entry: UserEntry, *, label_smoothing: float) -> Objective:
-    """The objective of an entry of the user's own."""
+    """The objective of a user-defined entry."""
     try:
         made: Objective = entry.load()(entry.settings, label_smoothing=label_smoothing)
     except CasemateError:

@@ -82,7 +82,7 @@ def open_sources(data: "DataSettings") -> tuple[Source, Source | None]:
     source = open_source(data.source, path=data.path, options=data.options)
     if source.test_only and (data.train_size is not None or data.synthetic is not None):
         key = "data.train_size" if data.train_size is not None else "data.synthetic"
-        remedy = f"has no meaning: {data.source} has nothing to train on"
+        remedy = f"does not apply: {data.source} has no training items"
         raise CasemateError(key, data.train_size or "", remedy)
     if data.synthetic is None:
         return source, None

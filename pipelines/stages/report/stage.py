@@ -136,7 +136,7 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> chapte
 
 
 def _compared(name: str, entry: CompareSection) -> ComparedTable:
-    """Published radii of another work, and the rows that cannot be true."""
+    """Published radii of another work, and its impossible rows."""
     rows = read_cohen_tsv(Path(entry.path).expanduser())
     problems = (
         audit(rows, sigma=entry.sigma, n=entry.num_estimate, alpha=entry.failure_prob)

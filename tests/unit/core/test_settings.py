@@ -74,7 +74,7 @@ class Example(Settings):
         ({"pair": (0.1,)}, "pair: (0.1,) needs 2 entries"),
         ({"inner": 3}, "inner: 3 is not Noise"),
         ({"options": []}, "options: [] is not a mapping"),
-        ({"name": 3}, "name: 3 is not a text"),
+        ({"name": 3}, "name: 3 is not a string"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_field(given_values, said):

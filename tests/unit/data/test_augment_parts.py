@@ -21,7 +21,7 @@ from components.data.augment.framing import crop_boxes, resize_crops, rotate
 from components.data.augment.rand_augment import (
     SIGNED_BLENDS,
     SIGNED_RANGES,
-    draw_plan,
+    draw_operations,
     level_arguments,
     perform,
     policy,
@@ -231,7 +231,7 @@ def test_pictures_are_those_of_timm(monkeypatch, setting, channels):
         "interpolation": Image.Resampling.BILINEAR,
     }
     oracle = timm.data.auto_augment.rand_augment_transform(setting, hparams)
-    plan = draw_plan(policy(setting, fill=(10,), interpolation="bilinear"), draws)
+    plan = draw_operations(policy(setting, fill=(10,), interpolation="bilinear"), draws)
     for row, image in enumerate(images):
         array = image.permute(1, 2, 0).numpy()
         picture = Image.fromarray(np.ascontiguousarray(array[..., 0] if channels == 1 else array))
@@ -299,7 +299,7 @@ def test_the_usual_setting_is_the_published_one():
 
 def test_plans_are_drawn_as_timm_draws_them():
     rand = policy("rand-m9-mstd0.5-inc1", fill=(128,), interpolation="bicubic")
-    plan = draw_plan(rand, draws_of(3000))
+    plan = draw_operations(rand, draws_of(3000))
     counts = np.bincount(plan.operation.ravel(), minlength=15)
     assert np.abs(counts - 400).max() < 5 * 400**0.5  # 6,000 picks of 15
     assert abs(plan.applied.mean() - 0.5) < 0.033  # 5 standard deviations
@@ -308,13 +308,13 @@ def test_plans_are_drawn_as_timm_draws_them():
     assert stats.ks_2samp(plan.level.ravel(), capped).pvalue > 1e-3
     assert (plan.operation[:, 0] != plan.operation[:, 1]).any()
     uniform = policy("rand-m15-mmax20-mstd101-inc1", fill=(128,), interpolation="bicubic")
-    levels = draw_plan(uniform, draws_of(3000)).level.ravel()
+    levels = draw_operations(uniform, draws_of(3000)).level.ravel()
     assert stats.kstest(levels, stats.uniform(0, 15).cdf).pvalue > 1e-3  # above 10 by mmax
 
 
 def test_weighted_operations_come_without_replacement_in_proportion():
     rand = policy("rand-m9-n2-tweights-inc1", fill=(128,), interpolation="bicubic")
-    plan = draw_plan(rand, draws_of(4000))
+    plan = draw_operations(rand, draws_of(4000))
     assert (plan.operation[:, 0] != plan.operation[:, 1]).all()
     first = np.bincount(plan.operation[:, 0], minlength=len(rand.ops)) / 4000
     assert np.abs(first - rand.choice_weights).max() < 5 * (0.25 / 4000) ** 0.5

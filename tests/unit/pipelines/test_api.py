@@ -191,7 +191,7 @@ def test_own_networks_keep_their_mode_and_their_gradients(own, test_split):
         ({"eps": None}, "attack: eps"),
         ({"images": torch.full((1, 1, 8, 8), 2.0)}, r"neither uint8 nor floats in \[0, 1\]"),
         ({"images": torch.zeros(1, 8, 8)}, "are not .items x channels x height x width"),
-        ({"labels": torch.tensor([10])}, "labels: 10 is not a class; the model tells 10 apart"),
+        ({"labels": torch.tensor([10])}, "labels: 10 is not a class; the model has 10"),
         ({"labels": torch.tensor([0.5])}, "are not 1 class numbers"),
     ],
 )
