@@ -1,4 +1,4 @@
-"""Makes whatever trial is missing, then the results page: `python -m notebooks.replications`."""
+"""Runs missing trials, then writes the results page: `python -m notebooks.replications`."""
 
 import argparse
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What is trained: one base recipe, and for every arm the keys in which it differs.
+"""The base recipe, and for every arm the keys in which it differs.
 
-The sizes below were chosen on validation items; test items are looked at by finished arms alone.
+The sizes below were chosen on validation items; test items are used by finished arms only.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ EPS = 0.1  # l-inf, in pixels of full scale 1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is computed; `small` proves that everything runs, its figures mean nothing."""
+    """How much is computed; `small` only tests that everything runs, its figures mean nothing."""
 
     data: Mapping[str, Any]
-    train: Mapping[str, Any]  # over the train section of every arm
+    train: Mapping[str, Any]  # overrides the train section of every arm
     patch: int  # side of an XCiT's token, pixels
     band: int  # visible columns of an ablation
-    patch_sizes: tuple[int, ...]  # of the adversary who is certified against
+    patch_sizes: tuple[int, ...]  # of the certified adversary
     seeds: tuple[int, ...]
     apgd_steps: int
     pgd_steps: int
@@ -65,11 +65,11 @@ class Arm:
 
     measure: str
     model: Mapping[str, Any]
-    train: Mapping[str, Any] = field(default_factory=dict)  # what differs from TRAIN
+    train: Mapping[str, Any] = field(default_factory=dict)  # differences from TRAIN
 
 
 XCIT = {"architecture": "tiny_xcit", "options": {"embed_dim": 32, "depth": 2}}
-CENTRED = {"mean": [0.13], "std": [0.3]}  # of these digits; a plain ViT learns faster so
+CENTRED = {"mean": [0.13], "std": [0.3]}  # of these digits; a plain ViT then learns faster
 VIT = {"architecture": "tiny_vit", "options": {"embed_dim": 48, "depth": 3}, **CENTRED}
 RESNET = {
     "architecture": "preact_resnet18",
@@ -77,7 +77,7 @@ RESNET = {
     **CENTRED,
 }
 WARM_FGSM = {"kind": "fgsm", "eps": EPS, "eps_warmup_epochs": 2}
-SHIFTED = {"crop": "pad", "pad": 1}  # the basic augmentation; mirrored digits are other digits
+SHIFTED = {"crop": "pad", "pad": 1}  # basic augmentation; flips would change the digit
 HEAVY = {
     **SHIFTED,
     "mixup": 0.8,
@@ -90,11 +90,11 @@ LONG = {"epochs": 20, "learning_rate": 2e-3}
 LONG_FGSM = {**WARM_FGSM, "eps_warmup_epochs": 10}
 STANDARD = {"kind": "standard"}
 ABLATED = {"epochs": 20, "batch_size": 32, "learning_rate": 1e-3, "select": "best"}
-# A plain ViT learns nothing under the full attack from the start: the rise is long for both arms.
+# A plain ViT learns nothing under the full attack from the start: both arms have a long warm-up.
 PGD = {"kind": "pgd", "eps": EPS, "num_steps": 2, "eps_zero_epochs": 2, "eps_warmup_epochs": 6}
 ATTACKED = {"epochs": 11, "batch_size": 32, "learning_rate": 1e-3}
 
-# The base of all trainings. Validation is short: apart from ablations nothing is selected by it.
+# The base of all trainings. Validation is short: only the ablation arms are selected by it.
 TRAIN = {
     "objective": WARM_FGSM,
     "epochs": 10,
@@ -129,9 +129,9 @@ ARMS: Mapping[str, Arm] = {
 
 
 def values_of(arm: Arm, size: Size, *, seed: int) -> dict[str, Any]:
-    """The arm as the values of a recipe that `casemate train` would take, too."""
+    """The arm as the values of a recipe, which `casemate train` also accepts."""
     model, train = dict(arm.model), {**TRAIN, **arm.train, **size.train}
-    # A plain ViT sees its pixels through one matrix: from wide tokens it learns far faster.
+    # A plain ViT embeds pixels by one matrix: with large tokens it learns far faster.
     tokens = {"tiny_xcit": size.patch, "tiny_vit": 2 * size.patch}
     if model["architecture"] in tokens:
         model["options"] = {**model["options"], "patch_size": tokens[model["architecture"]]}

@@ -2,7 +2,7 @@
 
 Reads finished runs of the recipe `dds-mnist5k-mini`, one per seed, keeps their counts in
 `denoised.jsonl` and makes the page from that file: `python -m notebooks.replications.denoised`.
-With `--run` what is missing of the runs is made first.
+With `--run` missing runs are made first.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,8 +37,8 @@ def base_recipe(seed: int) -> Recipe:
 def full_recipe(seed: int, storage: Path) -> Recipe:
     """The recipe with classifiers that start from its finished one, and one without a denoiser.
 
-    A recipe cannot start one of its models from another, and one that certifies a classifier under
-    noise it has never seen would be copied by its readers.
+    A recipe cannot start one of its models from another, and a ready recipe should not certify a
+    classifier under noise that it was not trained on.
     """
     base = base_recipe(seed)
     steps = {step.name: step for step in plan(base, storage)}
@@ -60,7 +60,7 @@ def full_recipe(seed: int, storage: Path) -> Recipe:
 
 
 def run(storage: Path, seed: int) -> None:
-    """Make what is missing: first the models that others start from, then everything."""
+    """Run the missing steps: first the models that others start from, then everything."""
     run_flow(base_recipe(seed), storage=storage, until="train")
     run_flow(full_recipe(seed, storage), storage=storage, until="certify")
 

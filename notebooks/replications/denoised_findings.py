@@ -1,4 +1,4 @@
-"""Published claims on denoised smoothing beside the counts of `denoised.jsonl`.
+"""Published claims on denoised smoothing compared with the counts of `denoised.jsonl`.
 
 Everything refers to Carlini et al. 2023, "(Certified!!) adversarial robustness for free!".
 """
@@ -20,7 +20,7 @@ REGIMES = {
     "to100": "0 to 1",
     "full": "the whole schedule",
 }
-UNMEASURED = "not measured"  # there is no sign to reproduce then
+UNMEASURED = "not measured"  # no published sign to reproduce
 SAMPLERS = {
     "one-shot": "one pass",
     "ancestral16": "16 random steps",
@@ -33,7 +33,7 @@ Row = Mapping[str, Sequence[float]]  # measure -> percentages, one per seed
 
 
 def percent(line: Line, radius: float | None) -> float:
-    """Certified at a radius, or with None the draws that are right."""
+    """Share certified at a radius, or with None the share of correct draws."""
     if radius is None:
         return share((line["right_draws"], line["num_items"] * line["num_estimate"]))
     certified, place = line["certified"], round(radius / STEP)
@@ -54,7 +54,7 @@ def best(lines: Lines, arm: str, radius: float) -> list[float]:
 
 
 def single(lines: Lines, denoiser: str, sigma: float) -> list[float]:
-    """Right single draws behind a denoiser, one percentage per seed."""
+    """Correct single draws behind a denoiser, one percentage per seed."""
     found = lines.find(denoiser=denoiser, sigma=sigma)
     return [share((line["right"], line["num_items"])) for line in found]
 
@@ -124,8 +124,8 @@ def _denoiser(lines: Lines) -> Experiment:
     compared.append(("bare", 0.25, "plain without one", UNMEASURED, 0))
     return Experiment(
         key="denoiser",
-        claim="A classifier that never saw noise is certified better behind a denoiser than one "
-        "that was trained on noise is without.",
+        claim="A classifier trained without noise is certified better behind a denoiser than one "
+        "trained on noise without a denoiser.",
         table=_table(
             {
                 said: {f"certified, {r:g}": best(lines, arm, r) for r in published}
@@ -222,7 +222,7 @@ def _steps(lines: Lines) -> Experiment:
             for name, end in compared
             for radius in (None, 0.25)
         ],
-        remark="Few steps spread over the schedule in place of each of its steps: the denoiser, the "
+        remark="Few steps spread over the schedule instead of all of its steps: the denoiser, the "
         "classifier and the noise of the images are the same for all.",
     )
 
@@ -294,5 +294,6 @@ def _regimes(lines: Lines) -> Experiment:
         ),
         contrasts=contrasts,
         remark="All denoisers are the same network and take the same number of steps, under a "
-        "thousand where diffusion models take hundreds of thousands: a network with little time may well learn one level better than many.",
+        "thousand where diffusion models take hundreds of thousands: in a short training a network may "
+        "learn one level better than many.",
     )

@@ -38,33 +38,33 @@ CLASSIFIERS = {
 
 INTRODUCTION = """# Published findings on denoised smoothing, in miniature
 
-Made by `python -m notebooks.replications.denoised` from [denoised.jsonl](denoised.jsonl), the counts of {seeds} runs of the
-recipe `dds-mnist5k-mini`; do not edit. Paper: Carlini et al. 2023, (Certified!!) adversarial robustness for free!
+Made by `python -m notebooks.replications.denoised` from [denoised.jsonl](denoised.jsonl), the counts of {seeds} runs of
+the recipe `dds-mnist5k-mini`; do not edit. Paper: Carlini et al. 2023, (Certified!!) adversarial robustness for free!
 
 Data: `mnist5k` at 16x16 pixels, 2500 training items. The classifier is a ViT with 4 tokens, the denoisers are UNets of
 0.16 million weights with a cosine schedule of 1000 steps; all start from random weights and see the digits 20 times. The
-paper has 32x32 and 224x224 photographs, denoisers of 50 and 552 million weights, 100,000 or 10,000 draws. Sigma and
-radii are on the scale of pixels from 0 to 1, but a radius says something else about 256 grey pixels than about 3072
-coloured ones: figures are not to be compared with published ones, only signs of differences are.
+paper has 32x32 and 224x224 photographs, denoisers of 50 and 552 million weights, 100,000 or 10,000 draws. Sigma and radii
+are on the scale of pixels from 0 to 1, but a radius means something different for 256 grey pixels than for 3072 coloured
+ones: do not compare figures with published ones, only signs of differences.
 
-Certificates are those of Cohen et al. 2019 with failure probability {alpha:g} per item: {draws} draws for each of
-{items} test items, and {few_draws} draws for each of {few_items} where samplers are compared, because they cost up to
-64 passes each. So few draws certify at most a radius of {reach:.2f} sigma ({few_reach:.2f} sigma with {few_draws}).
-*Single draws* is the share of these draws that are classified correctly; where denoisers are compared it is one draw of
-each of {single_items} test items, as in the paper's Table 4, counted by the page's own code. That code also adds to the
-runs what the recipe does not hold: for each sigma a classifier that starts from the finished one and is tuned on denoised
-images for {tuning} more epochs, one that is trained as much longer without noise, and certificates of the plain classifier
-without a denoiser.
+Certificates are those of Cohen et al. 2019 with failure probability {alpha:g} per item: {draws} draws for each of {items}
+test items, and {few_draws} draws for each of {few_items} where samplers are compared, because they cost up to 64 passes
+each. These numbers of draws certify radii up to {most:.2f} sigma and {few_most:.2f} sigma. *Single draws* is the share of
+these draws that are classified correctly; where denoisers are compared, it is one draw of each of {single_items} test
+items, as in the paper's Table 4, counted by the code of this page. That code also adds to the runs what the recipe does
+not contain: for each sigma a classifier that starts from the finished one and is tuned on denoised images for {tuning}
+more epochs, one that is trained as much longer without noise, and certificates of the plain classifier without a
+denoiser.
 
 A figure is the mean over {seeds} seeds with its 95 % t-interval ({freedom} degrees of freedom, not clipped to 0 and 100);
-a difference is taken seed by seed, on the same items under the same noise. Such an interval speaks of other seeds, not of
-other test items: those of single certificates are at the end. Networks and lengths of training were chosen on validation
-items. The arms were made in two rounds: after the first, with three denoisers and classifiers for sigma 0.5 alone, its
-figures had been seen when the comparisons of the second were written down. Those that concern arms of the second round alone
-or in part had not been seen before: sigma 0.25 and 1 in chapters 2 and 3, the control of chapter 3, 64 steps in chapter 4,
-and eleven of the thirteen comparisons of chapter 6. What *reproduced*, *the opposite* and *not decided* mean is said in
-[training.md](training.md). {contrasts} comparisons are made here: where nothing differs, one in twenty of them would still look
-decided.
+a difference is taken seed by seed, on the same items under the same noise. Such an interval is about other seeds, not
+about other test items: those of single certificates are at the end. Networks and lengths of training were chosen on
+validation items. The arms were made in two rounds: after the first, with three denoisers and classifiers for sigma 0.5
+alone, its figures had been seen when the comparisons of the second were written down. Those that concern arms of the
+second round alone or in part had not been seen before: sigma 0.25 and 1 in chapters 2 and 3, the control of chapter 3, 64
+steps in chapter 4, and eleven of the thirteen comparisons of chapter 6. *Reproduced*, *the opposite* and *not decided*
+are defined in [training.md](training.md). Of the {contrasts} comparisons made here, one in twenty would look decided even
+if nothing differed.
 
 ## In short
 """
@@ -117,7 +117,7 @@ def draw(found: Sequence[Line]) -> Figure:
 
 
 def _draw_curves(axes: mpl.axes.Axes, lines: Lines, names: Mapping[str, str]) -> None:
-    """The mean over seeds, and a thin line for each of them; 0 beyond what the draws reach."""
+    """The mean over seeds, and a thin line for each seed; 0 beyond the largest certifiable radius."""
     for number, (label, name) in enumerate(names.items()):
         counts = [(line["certified"], line["num_items"]) for line in lines.find(certificate=name)]
         curves = np.array([[share((count, items)) for count in (*c, 0)] for c, items in counts])
@@ -160,8 +160,8 @@ def render(found: Sequence[Line]) -> str:
         items=many["num_items"],
         few_draws=few["num_estimate"],
         few_items=few["num_items"],
-        reach=_reach(many),
-        few_reach=_reach(few),
+        most=_max_radius(many),
+        few_most=_max_radius(few),
         single_items=lines.find(denoiser="full", sigma=0.5)[0]["num_items"],
         tuning=TUNING_EPOCHS,
         contrasts=sum(len(experiment.contrasts) for experiment in experiments),
@@ -176,7 +176,7 @@ def render(found: Sequence[Line]) -> str:
     return "\n".join(parts)
 
 
-def _reach(line: Line) -> float:
+def _max_radius(line: Line) -> float:
     """The largest radius of unanimous draws in units of sigma, rounded down to two digits."""
     n, alpha = line["num_estimate"], line["failure_prob"]
     most = max_certifiable_radius(sigma=1.0, n=n, alpha=alpha, method="fixed")

@@ -19,7 +19,7 @@ SOUND, PAPER = "original network", "paper protocol"
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One comparison: who minus whom in what, and the sign that was published."""
+    """One comparison: the difference of two arms in one measure, and the published sign."""
 
     what: str
     published: str
@@ -33,13 +33,13 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A published claim beside what the trials say."""
+    """A published claim and the results of the trials."""
 
     key: str
     claim: str
     table: Mapping[str, Mapping[str, Estimate]]  # arm -> measure -> accuracy
-    contrasts: Sequence[Contrast]  # first the one that decides about the claim
-    remark: str  # how this differs from what was published
+    contrasts: Sequence[Contrast]  # the first one decides about the claim
+    remark: str  # differences from the published experiment
 
 
 def share(pair: Sequence[int]) -> float:
@@ -87,9 +87,9 @@ def warmup(results: Results) -> Experiment:
                 +1,
             ),
         ],
-        remark="2 of 10 epochs here, 20 of 110 there; basic augmentation here, heavy there. In a short "
-        "schedule a late start weighs more: without warm-up the clean accuracy, too, is far from "
-        "where longer training would bring it.",
+        remark="2 of 10 epochs here, 20 of 110 in the paper; basic augmentation here, heavy in the "
+        "paper. In a short schedule a late start matters more: without warm-up the clean accuracy is "
+        "also far below that of a longer training.",
     )
 
 
@@ -114,16 +114,16 @@ def augmentation(results: Results) -> Experiment:
             ),
             Contrast("clean accuracy of standard training, heavy minus basic", "-1.3", clean, -1),
             Contrast(
-                "clean accuracy: what heavy costs FGSM training beyond what it costs its twin",
+                "change of clean accuracy by heavy augmentation, FGSM minus standard training",
                 "-8.9",
                 paired(_between(results, *adversarial, "clean").values, clean.values),
                 -1,
             ),
         ],
-        remark="Basic augmentation is a shift by up to one pixel; there it is resized crops, "
+        remark="Basic augmentation is a shift by up to one pixel; in the paper it is resized crops, "
         "mirroring and colour jitter. MixUp alpha 0.8, CutMix alpha 1, rand-m9-mstd0.5-inc1 and "
-        "erasing with probability 0.25 are as published. These arms train twice as long as `fgsm`, at "
-        "half its rate and with epsilon rising for 10 epochs: in its schedule the heavily augmented "
+        "erasing with probability 0.25 are as published. These arms are trained twice as long as `fgsm`, at "
+        "half its rate and with epsilon rising for 10 epochs: in the schedule of `fgsm` the heavily augmented "
         "FGSM arm stayed near chance, also on test items; the longer one was then chosen on "
         "validation items.",
     )
@@ -186,7 +186,7 @@ def ablations(results: Results) -> Experiment:
                 0,
             ),
         ],
-        remark="All three start from random weights; there both start from ImageNet weights. The "
+        remark="All three start from random weights; in the paper both start from ImageNet weights. The "
         "epoch with the best validation accuracy on ablations is kept. Rate, batch and epochs are the "
         "same for all three; the ViT has 4 tokens of 8x8 pixels, and the networks have 89 and 78 "
         "thousand weights.",
@@ -221,7 +221,7 @@ def attention(results: Results) -> Experiment:
                 -1,
             ),
             Contrast(
-                f"{SOUND}: what scales break of PGD-AT beyond equally many restarts",
+                f"{SOUND}: accuracy of PGD-AT under equally many restarts minus under scales",
                 "not measured",
                 paired(
                     figures(results[plain], "pgd + restarts"), figures(results[plain], "pgd + aas")
@@ -236,14 +236,14 @@ def attention(results: Results) -> Experiment:
             ),
         ],
         remark="Gap: accuracy under PGD minus accuracy under PGD + AAS. On the original network "
-        "every point is judged by the trained model; in the paper's protocol the rescaled networks "
-        "answer, which are other classifiers (the mean of three draws of scales). PGD-20 here, "
-        "PGD-100 there; scales are searched in epochs 4 and 8 of 11, which then train no weight.",
+        "every point is evaluated by the trained model; in the paper's protocol by the rescaled networks, "
+        "which are different classifiers (the mean of three draws of scales). PGD-20 here, "
+        "PGD-100 in the paper; scales are searched in epochs 4 and 8 of 11, which train no weights.",
     )
 
 
 def _rescaled(trials: Sequence[Trial], measure: str) -> Figures:
-    """Answers of the rescaled networks: one mean over the draws per seed."""
+    """Accuracies of the rescaled networks: one mean over the draws per seed."""
     return [mean(share(n[measure]) for n in t["counts"]["paper_protocol"]) for t in trials]
 
 

@@ -1,6 +1,6 @@
-"""What is counted on test items: per measure, how many of how many were right.
+"""Counts on test items: for each measure, how many of how many are correct.
 
-Counts are kept, shares are derived from them. An arm's test items, and all random numbers of the
+Counts are stored, shares are derived from them. An arm's test items, and all random numbers of the
 attacks, are those of every other arm of the same seed.
 """
 
@@ -33,12 +33,12 @@ def robustness(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed:
     results = _attacked(model, dataset.load("test"), attack, seed=seed)
     return {
         "clean": _count([r.clean_prediction == y for r, y in results]),
-        "apgd-ce": _count([_standing(r, y) for r, y in results]),
+        "apgd-ce": _count([_robust(r, y) for r, y in results]),
     }
 
 
 def ablations(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed: int) -> Counts:
-    """Single votes, the vote of all bands, and what no patch can change of it.
+    """Single votes, the vote of all bands, and the votes that no patch can change.
 
     Salman et al. 2022, sec. 2; the rule of `certify` that sees counts only.
     """
@@ -66,9 +66,9 @@ def ablations(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed: 
 
 
 def attention(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed: int) -> Counts:
-    """PGD, PGD with attention scales, and as many plain restarts, all judged by the model itself.
+    """PGD, PGD with attention scales, and equally many restarts, all evaluated by the model itself.
 
-    `paper_protocol` holds the answers of the rescaled networks, one entry per draw of scales: other
+    `paper_protocol` holds the accuracies of the rescaled networks, one entry per draw of scales: other
     classifiers than the model, and the figures that Jain & Dutta print. Scales are searched on
     validation items (their Algorithm 1).
     """
@@ -83,8 +83,8 @@ def attention(model: PixelModel, dataset: PreparedDataset, size: Size, *, seed: 
     return {
         **robustness(model, dataset, size, seed=seed),
         "pgd": _count([network.original_correct for network in plain]),
-        "pgd + restarts": _count([_standing(r, y) for r, y in restarts]),
-        "pgd + aas": _count([_standing(report.result, y) for report, y in reports]),
+        "pgd + restarts": _count([_robust(r, y) for r, y in restarts]),
+        "pgd + aas": _count([_robust(report.result, y) for report, y in reports]),
         "paper_protocol": [
             {
                 "clean": _count([network.scaled_clean_correct for network in networks]),
@@ -119,7 +119,7 @@ def _items(split: ImageSplit, *, seed: int) -> Items:
     return Items(split.pixels(), split.labels, split.item_ids, run_seed=seed)
 
 
-def _standing(result: AttackResult, y: Tensor) -> Tensor:
+def _robust(result: AttackResult, y: Tensor) -> Tensor:
     return (result.clean_prediction == y) & (result.adversarial_prediction == y)
 
 

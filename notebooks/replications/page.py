@@ -21,18 +21,18 @@ COLOURS = {"reproduced": "#14568f", "the opposite": "#b8480f"}  # anything else:
 
 INTRODUCTION = """# Published findings on training, in miniature
 
-Made by `python -m notebooks.replications` from [training.jsonl](training.jsonl); do not edit. The experiments are
-defined in [arms.py](../replications/arms.py) and [experiments.py](../replications/experiments.py).
+Made by `python -m notebooks.replications` from [training.jsonl](training.jsonl); do not edit. The experiments are defined
+in [arms.py](../replications/arms.py) and [experiments.py](../replications/experiments.py).
 
-Data: `{source}` at {side}x{side} pixels, {num_train} training and {num_test} test items. Networks have tens of thousands of
-weights and start from random ones. Robust accuracy is that under APGD-CE ({apgd} steps) in the l-inf ball of radius
+Data: `{source}` at {side}x{side} pixels, {num_train} training and {num_test} test items. Networks have tens of thousands
+of weights and start from random ones. Robust accuracy is that under APGD-CE ({apgd} steps) in the l-inf ball of radius
 {eps:g}, counted over all test items. Settings were chosen on validation items. A figure is the mean over {n} seeds with
 its 95 % t-interval ({freedom} degrees of freedom, not clipped to 0 and 100); a difference is taken seed by seed.
 
 A comparison is *reproduced* where its whole interval has the published sign, *the opposite* where it has the other one,
-and *not decided* where it holds 0: that is no evidence of no effect, and the interval says how large an effect it
-leaves possible. A reproduced sign is not a reproduced size. Networks this small on digits say little about the
-published networks on photographs, in either direction.
+and *not decided* where it contains 0: that is not evidence of no effect, and the interval shows how large an effect is
+still possible. A reproduced sign is not a reproduced size. Networks this small on digits say little about the published
+networks on photographs, in either direction.
 
 ## In short
 """
@@ -194,7 +194,7 @@ def findings(experiments: Sequence[Experiment], *, picture: str) -> list[str]:
 
 
 def chapter(number: int, experiment: Experiment) -> list[str]:
-    """One finding: what was published, what the intervals allow to say, all figures."""
+    """One finding: the published claim, what the intervals show, all figures."""
     return [
         f"## {number}. {experiment.key.capitalize()}\n",
         f"Published: {experiment.claim}\n",
@@ -206,7 +206,7 @@ def chapter(number: int, experiment: Experiment) -> list[str]:
 
 
 def headline(experiment: Experiment) -> str:
-    """The verdict of the first comparison, which is what was claimed, and how all came out."""
+    """The verdict of the first comparison, which is the claim, and the counts of all verdicts."""
     first = experiment.contrasts[0]
     name = experiment.key.capitalize()
     said = f"{name}: **{first.verdict}**; {first.what}: {first.difference} points."
@@ -218,7 +218,7 @@ def headline(experiment: Experiment) -> str:
 
 
 def _sentence(contrast: Contrast) -> str:
-    """What the interval allows to say."""
+    """The verdict on a comparison and its interval, as a sentence."""
     low, high = (f"{edge:+.1f}" for edge in contrast.difference.interval)
     allowed = {
         "reproduced": f"the sign is the published one; between {low} and {high} points",

@@ -1,8 +1,8 @@
 """Patch certificates in miniature: ViT against ResNet, ablation sizes, strides, tokens.
 
 Reads finished runs of the recipe `svit-mnist5k-mini`, one per seed, keeps their counts in
-`patches.jsonl` and makes the page from that file: `python -m notebooks.replications.patches`. With
-`--run` what is missing of the runs is made first.
+`patches.jsonl` and writes the page from that file: `python -m notebooks.replications.patches`. With
+`--run` missing runs are made first.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from pipelines.recipe.schema.recipe import Recipe
 RECIPE = "svit-mnist5k-mini"
 TRAINED_SIZE, PATCH, NUM_PIXELS = 3, 2, 16 * 16
 MODELS = {"main": "ViT, tokens dropped", "masked": "ViT, tokens masked", "resnet": "ResNet"}
-# Tokens treated otherwise than in training: no part of the recipe, whose reader would copy it.
-_BENT = "kind: columns, patch_sizes: [1, 2, 3], second_rule: loc, allow_token_mismatch: true"
+# Tokens treated differently than in training; not in the recipe, because readers would copy it.
+_MISMATCH = "kind: columns, patch_sizes: [1, 2, 3], second_rule: loc, allow_token_mismatch: true"
 MISMATCHED = (
-    f"certify.vit-keeping={{{_BENT}, token_policy: mask}}",
-    f"certify.masked-dropping={{{_BENT}, model: masked, token_policy: drop}}",
+    f"certify.vit-keeping={{{_MISMATCH}, token_policy: mask}}",
+    f"certify.masked-dropping={{{_MISMATCH}, model: masked, token_policy: drop}}",
 )
 
 INTRODUCTION = """# Published findings on patch certificates, in miniature
@@ -38,10 +38,10 @@ recipe `{recipe}`; do not edit. Paper: Salman et al. 2022, Certified patch robus
 
 Data: `mnist5k` at 16x16 pixels, 2500 training and {num_items} test items. Networks have under 100,000 weights, start from
 random ones and are trained on bands of {size} columns; the epoch with the best validation accuracy on ablations is kept.
-Every certificate is exact (rule `count`; `loc` where it says so), and every stride divides the width. A figure is the mean
-over {seeds} seeds with its 95 % t-interval ({freedom} degrees of freedom, not clipped to 0 and 100); a difference is taken
-seed by seed. What *reproduced*, *the opposite* and *not decided* mean, and how little networks this small on digits say
-about the published ones on photographs, is said in [training.md](training.md).
+Every certificate is exact (rule `count`; `loc` where it says so), and every stride divides the width. A figure is the
+mean over {seeds} seeds with its 95 % t-interval ({freedom} degrees of freedom, not clipped to 0 and 100); a difference is
+taken seed by seed. [training.md](training.md) defines *reproduced*, *the opposite* and *not decided*, and explains why
+networks this small on digits say little about the published ones on photographs.
 
 ## In short
 """
@@ -86,7 +86,7 @@ def _line(seed: int, name: str, identity: Mapping[str, Any], document: Mapping[s
 
 @dataclass(frozen=True, slots=True)
 class Lines(runs.Lines):
-    """Certificates of all seeds, and the figures that can be asked of them."""
+    """Certificates of all seeds, and the figures derived from them."""
 
     def values(
         self, measure: str, model: str, *, size: int, stride: int = 1, bent: bool = False
@@ -154,7 +154,7 @@ def _networks(lines: Lines) -> Experiment:
                 +1,
             ),
         ],
-        remark="Both start from random weights; there both start from ImageNet weights, and the gap "
+        remark="Both start from random weights; in the paper both start from ImageNet weights, and the gap "
         "is that of ViT-S and ResNet-50. The ViT has 4 tokens of 8x8 pixels. Rate, batch and epochs "
         "are the same for all.",
     )
@@ -167,7 +167,7 @@ def _sizes(lines: Lines) -> Experiment:
     return Experiment(
         key="ablation size",
         claim="Ablations twice as wide in testing as in training raise the accuracy of the vote and "
-        "leave certified accuracy nearly where it was; on small images they cost certified accuracy.",
+        "hardly change certified accuracy; on small images they cost certified accuracy.",
         table=_table(lines, rows),
         contrasts=[
             Contrast(
@@ -183,7 +183,7 @@ def _sizes(lines: Lines) -> Experiment:
                 -1,
             ),
         ],
-        remark="Test-time sizes of one trained model. On 32x32 images the paper, too, sees a steep "
+        remark="Test-time sizes of one trained model. On 32x32 images the paper also reports a steep "
         "fall of certified accuracy beyond the trained size (its Figure 9).",
     )
 
@@ -195,7 +195,7 @@ def _strides(lines: Lines) -> Experiment:
     rows = {f"stride {s}": {"model": "main", "stride": s} for s in lines.axis("stride")}
     return Experiment(
         key="stride",
-        claim="Voting on every tenth band costs little accuracy and little of what is certified.",
+        claim="Voting on every tenth band costs little standard and little certified accuracy.",
         table=_table(lines, rows),
         contrasts=[
             Contrast(
@@ -211,7 +211,7 @@ def _strides(lines: Lines) -> Experiment:
                 -1,
             ),
         ],
-        remark="The published figure rests on a count of touched bands that is too small at stride "
+        remark="The published figure uses a count of touched bands that is too small at stride "
         "10, which does not divide 224; here every stride divides the width. All strides share the "
         "votes of stride 1, so that their differences are those of the rule alone.",
     )
@@ -229,7 +229,7 @@ def _tokens(lines: Lines) -> Experiment:
     }
     return Experiment(
         key="tokens",
-        claim="Dropping the tokens that show nothing costs no accuracy; a model must be tested as it "
+        claim="Dropping fully hidden tokens costs no accuracy; a model must be tested as it "
         "was trained.",
         table=_table(lines, rows),
         contrasts=[
@@ -252,8 +252,8 @@ def _tokens(lines: Lines) -> Experiment:
                 -1,
             ),
         ],
-        remark="Two trainings of one network, which differ in what happens to hidden tokens alone; "
-        "the mismatched certificates have to be asked for by name.",
+        remark="Two trainings of one network, which differ only in the treatment of hidden tokens; "
+        "mismatched certificates must be enabled explicitly (`allow_token_mismatch`).",
     )
 
 
@@ -321,8 +321,8 @@ def render(lines: Lines) -> str:
     ]
     parts += [
         "## All sizes and strides\n",
-        "In the layout of the paper's Table 8; patches by side and share of the image. Whoever picks a "
-        "size by these figures should pick it on other items.\n",
+        "In the layout of the paper's Table 8; patches by side and share of the image. Choose a size on "
+        "items other than these.\n",
         page.markdown(sweep_table(lines)),
     ]
     return "\n".join(parts)

@@ -1,6 +1,6 @@
-"""Pages made from finished runs of a recipe, one per seed: their counts, their file, their command.
+"""Pages made from finished runs of a recipe, one per seed: counts, file and command.
 
-A study reads its counts from the folders of finished steps, keeps one line for each in
+A study reads its counts from the folders of finished steps, stores one line for each in
 `<name>.jsonl`, and makes `<name>.md` and `<name>.svg` from that file alone.
 """
 
@@ -34,7 +34,7 @@ class Lines:
         found = [x for x in self.lines if all(x.get(k) == value for k, value in where.items())]
         found.sort(key=lambda line: line["seed"])
         if [line["seed"] for line in found] != self.seeds:
-            raise ValueError(f"{where} has not one line for each of the seeds {self.seeds}")
+            raise ValueError(f"{where} does not have one line for each of the seeds {self.seeds}")
         return found
 
     @property
@@ -44,7 +44,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What a page is made of; `run` and `collect` take the storage of the runs and a seed."""
+    """Parts of a page; `run` and `collect` take the storage of the runs and a seed."""
 
     name: str
     run: Callable[[Path, int], object]
@@ -79,7 +79,7 @@ def command(study: Study, *, description: str | None) -> None:
     prog = f"python -m notebooks.replications.{study.name}"
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--storage", type=Path, help="finished runs; default: the counts kept here")
-    parser.add_argument("--run", action="store_true", help="make what is missing in the storage")
+    parser.add_argument("--run", action="store_true", help="run what the storage lacks")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of counts and page")
     given = parser.parse_args()
     if given.run and not given.storage:
@@ -91,7 +91,7 @@ def command(study: Study, *, description: str | None) -> None:
 
 
 def _make(study: Study, given: argparse.Namespace) -> None:
-    """Runs if asked for, then counts if there are runs, then the page and its picture."""
+    """With `--run` the runs, then counts if there are runs, then the page and its picture."""
     for seed in SEEDS if given.run else ():
         study.run(given.storage, seed)
     path = given.out / f"{study.name}.jsonl"

@@ -1,6 +1,6 @@
-"""What a few seeds allow to say: means, ranges, t-intervals, paired differences.
+"""Statistics over a few seeds: means, ranges, t-intervals, paired differences.
 
-An interval over seeds speaks of trainings like these on these test items: chance in weights, order
+An interval over seeds is about trainings like these on these test items: chance in weights, order
 and augmentation, not in the choice of items. Accuracies are percentages, differences are points.
 """
 
@@ -46,7 +46,7 @@ class Estimate:
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """`first` minus `second`, seed by seed: what both share of a seed cancels."""
+    """`first` minus `second`, seed by seed: effects of the seed on both cancel."""
     return Estimate(tuple(a - b for a, b in zip(first, second, strict=True)))
 
 

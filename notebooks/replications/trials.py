@@ -1,7 +1,7 @@
-"""Trainings of arms, one at a time, and the file that keeps what they gave.
+"""Trainings of arms, one at a time, and the file that stores their results.
 
 A trial is a function of (arm, size, seed). Its line in the file carries a digest of the settings it
-was made with: one whose settings are no longer those of its arm is made again, never shown.
+was made with: a trial whose settings are no longer those of its arm is repeated, never shown.
 """
 
 import json
@@ -37,9 +37,9 @@ def run_all(
     arms: Iterable[str] = tuple(ARMS),
     report: Callable[[str], None] = lambda line: None,
 ) -> Results:
-    """Every trial of these arms: from the file where it is there, else made and added to it.
+    """Every trial of these arms: read from the file, or run and added to it.
 
-    May be stopped at any moment and started again, and run for different arms side by side.
+    May be stopped at any time and started again, and run for different arms in parallel.
     """
     found: Results = defaultdict(list)
     with tempfile.TemporaryDirectory() as scratch:
@@ -55,7 +55,7 @@ def run_all(
 
 
 def digest_of(arm: str, size: Size) -> str:
-    """Names what a trial depends on beside its seed: what is trained, and what is measured."""
+    """Digest of everything a trial depends on besides its seed: training and measurement."""
     values = values_of(ARMS[arm], size, seed=0)
     measured = [size.band, size.patch_sizes, size.apgd_steps, size.pgd_steps]
     return digest_json([values, ARMS[arm].measure, measured])[:16]
@@ -94,7 +94,7 @@ def prepare(data: DataSettings, folder: Path) -> PreparedDataset:
 
 def _run(name: str, size: Size, *, seed: int, folder: Path) -> Trial:
     """Train one arm from scratch and count on test items."""
-    torch.set_num_threads(1)  # the sums inside a product follow the threads
+    torch.set_num_threads(1)  # sums in a matrix product depend on the number of threads
     arm, began = ARMS[name], time.process_time()
     recipe = parse(values_of(arm, size, seed=seed), source="replications")
     kept = folder / "dataset.json"
