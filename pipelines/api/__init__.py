@@ -8,7 +8,7 @@
     api.certify_l2(model, images, labels, sigma=0.25)
 
 Images are (N, C, H, W) pixels in [0, 1], or uint8. Attacks and certificates are computed in this
-process; `run` is for whole recipes, on Ray. Importing this module is cheap: what a function needs
+process; `run` runs whole recipes on Ray. Importing this module is cheap: what a function needs
 is imported when it is called.
 """
 

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttackReport:
-    """What a list of attacks did: `robust_accuracy` counts items that are correct under all of it.
+    """Result of a list of attacks: `robust_accuracy` counts items that are correct under all of it.
 
-    `x_adv` holds for every broken item the point that broke it, for others the image itself;
-    `table` has one row per item, `attacks` one per attack; `warnings` say why the figure may be
+    `x_adv` holds the point that broke each broken item, and the image itself for the others;
+    `table` has one row per item, `attacks` one per attack; `warnings` list why the figure may be
     too high.
     """
 
@@ -42,7 +42,7 @@ class AttackReport:
 
     @property
     def broken_by(self) -> "dict[str, int]":
-        """How many items each attack broke, in their order."""
+        """Number of items that each attack broke, in order."""
         return dict(zip(self.attacks["attack"], self.attacks["num_broken"], strict=True))
 
 
@@ -58,12 +58,12 @@ def attack(
     item_ids: Sequence[str] | None = None,
     micro_batch: int | None = None,
 ) -> AttackReport:
-    """Attack a model; each attack gets the items that all before it left correct.
+    """Attack a model; each attack gets the items that are correct under all earlier ones.
 
     `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`, or
-    entries as a recipe has them. `norm` (None: linf) and `micro_batch`, the rows of every forward
+    entries as in a recipe. `norm` (None: linf) and `micro_batch`, the rows of every forward
     pass, default to those of recipes. Random numbers depend on `seed` and the item ids alone.
-    Weak attacks raise a `UserWarning`, too.
+    Weak attacks also issue a `UserWarning`.
 
     >>> from pipelines import api
     >>> import torch
@@ -125,7 +125,7 @@ def attack(
 def _attack_section(
     attacks: "Attacks", *, norm: str | None, eps: float | str | None, micro_batch: int | None
 ) -> "AttackSection":
-    """The threat and the list through the same door as a recipe's."""
+    """The threat and the attack list, validated as in a recipe."""
     from pydantic import ValidationError
 
     from components.attacks.settings import AttackSettings
@@ -142,7 +142,7 @@ def _attack_section(
     values: dict[str, Any] = {
         "eps": eps,
         "attacks": [plain(e) if isinstance(e, AttackSettings) else dict(e) for e in entries],
-        "sanity": None,  # measured by recipes only
+        "sanity": None,  # only in recipes
     }
     given = {"norm": norm, "micro_batch": micro_batch}
     values |= {name: value for name, value in given.items() if value is not None}

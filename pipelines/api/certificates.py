@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from components.certify.verify import VerifyReport
     from components.models.pixels import PixelModel
 
-NOT_HERE = {  # settings of a recipe's certificates that have no meaning for one model in memory
+NOT_HERE = {  # settings of a recipe's certificates that do not apply to one model in memory
     "model": "is the first argument here",
     "sweep": "belongs to recipes; call once for each value",
     "challenge": "belongs to recipes; attack the certificate with casemate certify",
@@ -33,7 +33,7 @@ class Certificate:
     folder: Path
     document: "CertificateDocument"
     data: "DataSource | None" = field(default=None, repr=False)
-    """The items it was just made from, for `verify(folder, resample=..., data=...)`."""
+    """The items it was made from, for `verify(folder, resample=..., data=...)`."""
 
     @property
     def sound(self) -> bool:
@@ -42,12 +42,12 @@ class Certificate:
 
     @property
     def standard_accuracy(self) -> Accuracy:
-        """Accuracy of the same smoothed classifier without an attack; abstentions are wrong."""
+        """Accuracy of the smoothed classifier without an attack; abstentions count as wrong."""
         return Accuracy(**self.document.summary["standard_accuracy"])
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row per item: label, prediction, what is certified."""
+        """One row per item: label, prediction, certified sizes or radius."""
         import pandas as pd
 
         return pd.read_parquet(self.folder / "certificates.parquet")
@@ -69,7 +69,7 @@ class Certificate:
         rows = found[found["at"] == budget]
         if rows.empty:
             known = ", ".join(f"{at:g}" for at in found["at"])
-            raise CasemateError("budget", budget, f"is not claimed; claimed are {known}")
+            raise CasemateError("budget", budget, f"is not claimed; choose one of {known}")
         value, low, high, count = rows.iloc[0][["value", "low", "high", "num_items"]]
         return Accuracy(float(value), float(low), float(high), int(count))
 
@@ -101,7 +101,7 @@ def certify_patch(
     ablation shows, by default as the model was trained. `kind`: columns, rows, blocks, both or
     double_masking. `settings`: further fields of that kind's settings in
     `components/certify/patch/settings.py`, e.g. `stride` or `micro_batch`. The certificate is
-    written to the folder `out`, a temporary one by default, and holds for `verify`.
+    written to the folder `out`, by default a temporary one; `verify` checks it.
 
     >>> from pipelines import api
     >>> import torch
@@ -136,8 +136,8 @@ def certify_l2(
 ) -> Certificate:
     """Certify items in an l2 ball by randomized smoothing with noise of `sigma`.
 
-    `images` may also be the folder of a prepared dataset, which has labels. `denoiser`: the folder
-    of one, of ours or of diffusers. `settings`: further fields of `GaussianSettings` in
+    `images` may also be the folder of a prepared dataset, which has labels. `denoiser`: a
+    denoiser's folder, ours or of diffusers. `settings`: further fields of `GaussianSettings` in
     `components/certify/l2/settings.py`, e.g. `num_estimate` (100,000 draws per item by default),
     `radii`, `failure_prob`, `method` or `sampler`. Draws depend on `seed` and the item ids alone.
 
@@ -211,7 +211,7 @@ def _data_source(
     labels: "Tensor | None",
     item_ids: Sequence[str] | None,
 ) -> "DataSource":
-    """A prepared folder as it is, or images and labels in memory."""
+    """The path of a prepared folder, or images and labels in memory."""
     from components.data.memory import MemoryDataset
 
     if isinstance(images, str | Path):
@@ -234,9 +234,9 @@ def verify(
 ) -> "VerifyReport":
     """Recompute every claim of a certificate from its votes, and compare files with the manifest.
 
-    `resample`: so many random items are voted on again by the model, which must give equal votes;
-    model, data and denoiser are those that the step used unless you name others, by their folders
-    or as loaded.
+    `resample`: number of random items whose votes the model repeats; they must be equal;
+    model, data and denoiser are by default those of the step, or given as folders
+    or loaded objects.
 
     >>> from pipelines import api
     >>> api.verify("/nowhere")
@@ -284,7 +284,7 @@ def recertify(path: str | Path, out: str | Path | None = None, **claim: Any) -> 
     """Another certificate from the same votes: other sizes, radii, rule or failure probability.
 
     `out` is by default PATH-recertified. `claim`: `patch_sizes`, `rule`, `second_rule`,
-    `delta_rule`, or `radii`, `failure_prob`; what is left out stays as it was.
+    `delta_rule`, or `radii`, `failure_prob`; omitted settings keep their values.
     """
     from components.certify import verify as checks
 
@@ -295,7 +295,7 @@ def recertify(path: str | Path, out: str | Path | None = None, **claim: Any) -> 
 
 
 class TsvFile(NamedTuple):
-    """A written table and how many items it holds."""
+    """A written table and its number of items."""
 
     path: Path
     num_items: int

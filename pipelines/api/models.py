@@ -1,4 +1,4 @@
-"""Models to attack and certify: from a folder, or around a network of the user's own."""
+"""Models to attack and certify: from a folder, or around a user's network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +22,11 @@ def load_model(
     std: Sequence[float] | None = None,
     device: str = "cpu",
 ) -> "PixelModel":
-    """A classifier of pixels in [0, 1]: from a model folder, or around a network of your own.
+    """A classifier of pixels in [0, 1]: from a model folder, or around your own network.
 
-    Your network returns logits of images after `(images - mean) / std` (left out: of the pixels
-    themselves). Without `num_classes` one forward pass tells how many there are; `channels` is 3
-    unless you say otherwise. The network is put into eval mode and moved to `device`. A model's
+    Your network returns logits of `(images - mean) / std`, or of the pixels themselves if both are
+    omitted. Without `num_classes` one forward pass determines it; `channels` is 3
+    by default. The network is put into eval mode and moved to `device`. A model's
     digest covers its weights, these settings and the name of its class, not the code of the class.
 
     >>> from pipelines import api
@@ -43,9 +43,9 @@ def load_model(
         given = {**options, "mean": mean, "std": std}
         for key, value in given.items():
             if value is not None:
-                raise CasemateError(key, value, "does not apply to a folder: model.json says it")
+                raise CasemateError(key, value, "does not apply to a folder: model.json defines it")
         folder = Path(model).expanduser()
-        inside = folder / "model"  # of a training's folder
+        inside = folder / "model"  # `folder` may be that of a training
         return checkpoint.load_model(
             inside if (inside / "model.json").is_file() else folder, device=device
         )

@@ -1,4 +1,4 @@
-"""Recipes and runs: load, check, run, and read what finished runs left."""
+"""Recipes and runs: load, check and run recipes, read finished runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def run(
     address: str | None = None,
     prepared: Path | None = None,
 ) -> RunResult:
-    """Run what is not finished of a recipe, here or on the Ray cluster at `address`.
+    """Run the unfinished steps of a recipe, here or on the Ray cluster at `address`.
 
     `until` names the stage to stop after, `force` runs finished steps again, `prepared` is a
     finished dataset in place of the recipe's own.
@@ -125,7 +125,7 @@ def steps(storage: str | Path) -> "pd.DataFrame":
 def results(storage: str | Path) -> "pd.DataFrame":
     """The headline figures of all finished attacks and certificates below a storage.
 
-    Only stored files are opened; code of your own that a recipe names is not imported.
+    Only stored files are opened; user code that a recipe names is not imported.
 
     >>> from pipelines import api
     >>> import tempfile
@@ -164,7 +164,7 @@ def _finished(storage: Path) -> "Iterator[tuple[Path, Manifest]]":
 
 
 def _model_name(folder: Path, manifest: "Manifest") -> str:
-    """The model that a certificate is of: the one among its inputs with the digest it names."""
+    """The certified model: the input of the step with the digest in the certificate."""
     from components.models.checkpoint import read_header
 
     document = folder / "certificate.json"
@@ -187,7 +187,7 @@ def lint(
     smoke: bool = False,
     address: str | None = None,
 ) -> "list[LintWarning]":
-    """Warnings about a recipe that is valid but probably not meant; one that cannot work raises.
+    """Warnings about probable mistakes in a valid recipe; raises if the recipe cannot work.
 
     `address`: of the cluster that it is meant for, whose GPUs are counted; nothing runs there.
 
@@ -217,7 +217,7 @@ def estimate(
     num_items: int | None = None,
     passes_per_second: float | None = None,
 ) -> list[dict[str, Any]]:
-    """What a recipe's certificates cost: passes, FLOPs, hours at each accelerator, memory.
+    """Cost of a recipe's certificates: passes, FLOPs, hours on each accelerator, memory.
 
     >>> from pipelines import api
     >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][0]

@@ -1,4 +1,4 @@
-"""What results share: a share of items with its interval, and rows as a table."""
+"""Shared by all results: a share of items with its interval, and rows as a table."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +22,7 @@ class Accuracy(NamedTuple):
 
 
 def _percent(share: float) -> float:
-    return int(1000 * share) / 10  # down: never above the measured figure
+    return int(1000 * share) / 10  # rounded down: never above the measured figure
 
 
 def accuracy_of(correct: "Tensor") -> Accuracy:

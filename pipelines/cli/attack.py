@@ -40,7 +40,7 @@ def attack(
         str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
     ] = None,
     data_path: Annotated[
-        str | None, typer.Option(metavar="P", help="Files of the source, if it reads some.")
+        str | None, typer.Option(metavar="P", help="Files of the source, if it needs any.")
     ] = None,
     fit: Annotated[
         str | None, typer.Option(help="pad, resize or crop a source's images; default: pad.")
@@ -52,7 +52,7 @@ def attack(
         typer.Option(help="E.g. fgsm,pgd-20,apgd-ce,square-1000; default: autoattack."),
     ] = None,
     num_items: Annotated[
-        int | None, typer.Option(help="How many test items, at least 1; default: all.")
+        int | None, typer.Option(help="Number of test items, at least 1; default: all.")
     ] = None,
     set_: SetOpt = None,
     storage: StorageOpt = None,
@@ -147,7 +147,7 @@ def _recipe(
     loaded = recipe.loads(
         yaml.safe_dump(values), source="casemate attack", overrides=overrides, smoke=smoke
     )
-    if prepared is None:  # before thousands of images are prepared in vain
+    if prepared is None:  # fail before thousands of images are prepared
         from components.data.sources import open_source
 
         chosen = loaded.data

@@ -18,17 +18,17 @@ def estimate(
     set_: SetOpt = None,
     smoke: SmokeOpt = False,
     accelerator: Annotated[
-        list[str] | None, typer.Option(help="Of one worker, e.g. A100; default: all known.")
+        list[str] | None, typer.Option(help="One per worker, e.g. A100; default: all known.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "fp32",
-    workers: Annotated[int, typer.Option(help="Workers at once.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="Number of workers.", min=1)] = 1,
     items: Annotated[
-        int | None, typer.Option(help="Test items, where the recipe leaves them open.", min=1)
+        int | None, typer.Option(help="Test items, if the recipe does not set them.", min=1)
     ] = None,
     passes_per_second: Annotated[
         float | None,
         typer.Option(
-            help="Measured on your device, in place of an accelerator; for l2 certificates draws "
+            help="Measured on your device, instead of an accelerator; for l2 certificates draws "
             "per second: a draw is all passes of the denoiser and one of the classifier."
         ),
     ] = None,
@@ -67,7 +67,7 @@ def _show(row: dict[str, Any]) -> None:
 
 
 def _size(number: int) -> str:
-    """Bytes in the largest unit of which there is at least one."""
+    """Bytes in the largest unit that gives at least 1."""
     for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if number >= unit:
             return f"{number / unit:.3g} {name}"
@@ -75,7 +75,7 @@ def _size(number: int) -> str:
 
 
 def _time(low: float, high: float) -> str:
-    """Hours, or a smaller unit where the longer time is less than one of them."""
+    """Hours, or a smaller unit if the longer time is below one hour."""
     unit, name = next((u for u in ((1, "h"), (60, "min")) if high * u[0] >= 1), (3600, "s"))
     longest = f"{high * unit:.3g}" if high * unit >= 0.1 else "under 0.1"
     shortest = f"{low * unit:.3g} to " if low < high and high * unit >= 0.1 else ""

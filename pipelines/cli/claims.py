@@ -18,7 +18,7 @@ HINTS: dict[str, Any] = {
 
 
 def with_claim_flags(command: Command) -> Command:
-    """`command` takes the claim as `**claim`; the command line shows one flag for each field."""
+    """`command`, which takes `**claim`, with one command-line flag for each field of a claim."""
     shown = signature(command)
     own = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     flags = [_flag(name, claim) for name, claim in FIELDS.items()]
@@ -36,7 +36,7 @@ def _flag(name: str, claim: type[ClaimSettings]) -> Parameter:
 
 
 def read_claim(given: dict[str, Any]) -> dict[str, Any]:
-    """The claim that flags spell: lists are written with commas."""
+    """The claim from the values of the flags; lists are comma-separated."""
     return {
         name: _numbers(name, value) if _base(HINTS[name]) is tuple else value
         for name, value in given.items()

@@ -22,12 +22,12 @@ def data(
     from components.data.sources import all_sources, find_source
 
     if name and (Path(name) / "dataset.json").is_file():
-        held = _prepared(Path(name))
-        print(json.dumps(held, indent=2) if as_json else _held_page(held))
+        found = _prepared(Path(name))
+        print(json.dumps(found, indent=2) if as_json else _prepared_text(found))
         return
     if name:
         facts = find_source(name).facts()
-        print(json.dumps(facts, indent=2) if as_json else _page(facts))
+        print(json.dumps(facts, indent=2) if as_json else _source_text(facts))
         return
     rows = [info.facts() for info in all_sources()]
     print(json.dumps(rows, indent=2) if as_json else "\n".join(_line(row) for row in rows))
@@ -40,7 +40,7 @@ def _line(facts: dict[str, Any]) -> str:
     return f"{facts['name']:<16} {classes:<13} {size:<11} {items:<16} {facts['title']}"
 
 
-def _page(facts: dict[str, Any]) -> str:
+def _source_text(facts: dict[str, Any]) -> str:
     splits = facts["splits"] or {}
     counts = ", ".join(f"{split} {count:,}" for split, count in splits.items())
     lines = {
@@ -81,10 +81,10 @@ def _prepared(folder: Path) -> dict[str, Any]:
     }
 
 
-def _held_page(held: dict[str, Any]) -> str:
-    channels, height, width = held["image"]
-    lines = [f"{len(held['classes'])} classes, {channels} x {height} x {width}, {held['digest']}"]
-    for name, split in held["splits"].items():
+def _prepared_text(found: dict[str, Any]) -> str:
+    channels, height, width = found["image"]
+    lines = [f"{len(found['classes'])} classes, {channels} x {height} x {width}, {found['digest']}"]
+    for name, split in found["splits"].items():
         counts = split["class_counts"].values()
         lines.append(
             f"{name:<10} {split['num_items']:>9,} items, {min(counts)} to {max(counts)} per class, "

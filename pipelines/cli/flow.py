@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def add_commands(app: typer.Typer, own: Mapping[str, tuple[Callable[..., None], str]]) -> None:
     """`run`, then the stages; `own` are commands that take more than a recipe, with examples."""
     own = {"train": (_train, "Example: casemate train demo --resume"), **own}
-    help_ = "Run a recipe's whole chain; what is already finished is skipped."
+    help_ = "Run a recipe's whole chain; finished steps are skipped."
     for name, text in {"run": help_, **{s.name: s.help for s in STAGES.values()}}.items():
         example = f"Example: casemate {name} demo --set train.epochs=2"
         until = None if name == "run" else name
@@ -38,7 +38,7 @@ def add_commands(app: typer.Typer, own: Mapping[str, tuple[Callable[..., None], 
 
 
 def _flow_command(until: str | None) -> Callable[..., None]:
-    """The command that runs a flow up to a stage; `run` and the stages differ in nothing else."""
+    """The command that runs a flow up to a stage; None: the whole flow, the command `run`."""
 
     def command(
         recipe: RecipeArg,
@@ -105,19 +105,19 @@ def run_and_show(
 
 
 def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> None:
-    """Refuse `--resume` if a training would start from scratch, or if none is left."""
+    """Refuse `--resume` if no training has a checkpoint, or if all are finished."""
     from pipelines.flow.plan import plan, select
     from pipelines.runtime.artifacts import SCRATCH
     from pipelines.stages.train.worker import has_checkpoint
 
     if force:
-        raise CasemateError("--resume", "--force", "begins anew; leave one of the two out")
+        raise CasemateError("--resume", "--force", "starts from scratch; leave out one of the two")
     root = Path(storage or recipe.storage.root)
     steps = [s for s in select(plan(recipe, root), "train") if s.step.stage == "train"]
     left = [step for step in steps if not step.finished]
     if any(has_checkpoint(step.folder / SCRATCH) for step in left):
         return
-    why = "holds no checkpoint of these trainings" if left else "holds these trainings finished"
+    why = "has no checkpoint of these trainings" if left else "has only finished trainings"
     command = shlex.join(["casemate", *(word for word in sys.argv[1:] if word != "--resume")])
     raise CasemateError("--resume", root / recipe.name, f"{why}; start without it: {command}")
 
@@ -127,7 +127,7 @@ def _show(found: dict[str, Any]) -> None:
 
     for row in found["summary"]:
         spread = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-        percent = int(1000 * row["value"]) / 10  # down: never above the measured figure
+        percent = int(1000 * row["value"]) / 10  # rounded down: never above the measured figure
         print(
             f"{row['what']:<28} {row['model']:<10} {percent:5.1f} %  "
             f"95% {spread:<14} n={row['num_items']}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from components.models.pixels import PixelModel
 
 commands = typer.Typer()
-DENOISER = "unet"  # the architecture of files that hold denoisers
+DENOISER = "unet"  # architecture of imported denoisers
 
 
 @commands.command(
@@ -37,14 +37,14 @@ def import_weights(
         str | None, typer.Option(help="Entry of the file to take, e.g. model_ema.")
     ] = None,
     classes: Annotated[
-        int | None, typer.Option(min=1, help="Default: as many as the file's head has.")
+        int | None, typer.Option(min=1, help="Number of classes; default: that of the file's head.")
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(min=1, help="Native side; default: the architecture's.")
+        int | None, typer.Option(min=1, help="Native image side; default: the architecture's.")
     ] = None,
     channels: Annotated[int, typer.Option(min=1)] = 3,
     upsample: Annotated[
-        int | None, typer.Option(min=1, help="Side that the network sees, if not the native one.")
+        int | None, typer.Option(min=1, help="Side of the network's input, if not the native one.")
     ] = None,
     upsample_mode: Annotated[str, typer.Option(help="nearest, bilinear or bicubic.")] = default_of(
         ModelSettings, "upsample_mode"
@@ -70,19 +70,19 @@ def import_weights(
         typer.Option(metavar="GLOB", help="Tensors of the file that may be left out."),
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="Of a denoiser's noise: linear, cosine or scaled-linear.")
+        str | None, typer.Option(help="Schedule of a denoiser: linear, cosine or scaled-linear.")
     ] = None,
     timesteps: Annotated[
-        int | None, typer.Option(min=1, help="Of a denoiser; default: 1000.")
+        int | None, typer.Option(min=1, help="Timesteps of a denoiser; default: 1000.")
     ] = None,
     rescaled_time: Annotated[
-        bool, typer.Option(help="The denoiser is fed times of 0..1000, however many there are.")
+        bool, typer.Option(help="Denoiser: input times are 0..1000 for any number of timesteps.")
     ] = False,
     head_width: Annotated[
         int | None, typer.Option(min=1, help="Channels of a denoiser's attention head; default 64.")
     ] = None,
     num_heads: Annotated[
-        int | None, typer.Option(min=1, help="Of every attention of a denoiser, in place of that.")
+        int | None, typer.Option(min=1, help="Heads of a denoiser's attention, not their width.")
     ] = None,
     attention_order: Annotated[
         str | None, typer.Option(help="legacy, or new: use_new_attention_order of the denoiser.")
@@ -126,7 +126,7 @@ def import_weights(
             file, out, entry=entry, image_size=image_size, as_json=as_json, **of_denoisers
         )
         return
-    _refuse_options(f"is of denoisers; they are --architecture {DENOISER}", **of_denoisers)
+    _refuse_options(f"is for denoisers only, --architecture {DENOISER}", **of_denoisers)
     target = weights.Target(
         architecture=architecture,
         num_classes=classes,
@@ -199,7 +199,7 @@ def _refuse_options(remedy: str, **options: Any) -> None:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse a path where no folder can be created, before minutes of work; creates nothing."""
+    """Refuse a path where no folder can be created, before the import starts; creates nothing."""
     if (out / "model.json").exists():
         raise CasemateError("--out", out, "holds a model already; choose another folder")
     there = next(place for place in (out, *out.absolute().parents) if place.exists())
@@ -223,7 +223,7 @@ def _show(report: "ImportReport", head: dict[str, Any], as_json: bool) -> None:
 
 
 def _heads_line(attention: list[dict[str, int]], *, assumed: bool) -> str:
-    """Attention heads in words: the file does not hold them, and wrong ones give wrong images."""
+    """Attention heads as text: the file does not contain them, and wrong ones give wrong images."""
     listed = "; ".join(
         f"{a['num_heads']} x {a['head_width']} at {a['channels']} channels" for a in attention
     )
@@ -246,7 +246,7 @@ def _numbers(key: str, text: str | None) -> tuple[float, ...] | None:
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:
-    """`K=V` pairs; values are JSON where they can be read as such, text otherwise."""
+    """`K=V` pairs; values are JSON if they can be parsed, else text."""
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")

@@ -22,7 +22,7 @@ from pipelines.cli import models as cli_models
 from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
 
-SHOWN_PROBLEMS = 20  # of verify, on a terminal
+SHOWN_PROBLEMS = 20  # problems that verify prints
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -38,7 +38,7 @@ cli_flow.add_commands(app, {"attack": (cli_attack.attack, cli_attack.EXAMPLE)})
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this one, resolved.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to print, resolved.")] = None,
     set_: SetOpt = None,
     smoke: SmokeOpt = False,
     as_json: JsonOpt = False,
@@ -80,7 +80,7 @@ def lint(
     names = available() if all_ else recipes or []
     if not names:
         raise CasemateError("lint", "", "needs a recipe's name or path, or --all")
-    if len(names) == 1:  # the usual case: its error is the command's
+    if len(names) == 1:  # an error ends the command
         _show_lint(names[0], lint_one(names[0]), as_json=as_json)
         return
     wrong, found = 0, {}
@@ -153,15 +153,15 @@ def verify(
             print(
                 f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all); if only last"
             )
-            print("digits differ, an earlier version derived them: recertify derives them anew")
+            print("digits differ, an earlier version derived them: recertify derives them again")
         verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
-        again = f", {resample} items voted again" if resample else ""
+        again = f", votes of {resample} items repeated" if resample else ""
         print(f"{path}: {report.num_items} items checked{again}: {verdict}")
         if not report.sound:
-            print("not sound: these claims follow a published rule that does not bound an attacker")
+            print("not sound: these claims follow a published rule that is not a valid bound")
         folder = path if path.is_dir() else path.parent
         if not resample and not (folder / "manifest.json").exists():
-            print("no manifest.json here: whether items were left out shows only with --resample")
+            print("no manifest.json here: only --resample detects items that were left out")
     if problems:
         raise typer.Exit(1)
 
@@ -171,7 +171,7 @@ def verify(
 )
 @with_claim_flags
 def recertify(
-    path: Annotated[Path, typer.Argument(help="Certificate folder whose votes are used again.")],
+    path: Annotated[Path, typer.Argument(help="Certificate folder whose votes are reused.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the new certificate; default: PATH-recertified.")
     ] = None,
@@ -205,7 +205,7 @@ def recertify(
 
 
 def _percent(share: dict[str, Any]) -> str:
-    return f"{int(1000 * share['value']) / 10:5.1f} %"  # down: never above what is proven
+    return f"{int(1000 * share['value']) / 10:5.1f} %"  # rounded down: never above the proven share
 
 
 def _second(entry: dict[str, Any]) -> str:
@@ -217,7 +217,7 @@ for group in (cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_impor
 
 
 def main() -> None:
-    """Entry point: one line for a user's mistake (2), one for a failure (1)."""
+    """Entry point: one line on stderr and exit code 2 for bad input, 1 for a failure."""
     verbose = "--verbose" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--verbose"]
     try:

@@ -15,7 +15,7 @@ commands = typer.Typer()
 def models(
     name: Annotated[
         str | None,
-        typer.Argument(help="A name or a glob; what the catalogue lacks is looked up in timm."),
+        typer.Argument(help="A name or a glob; other names are looked up in timm."),
     ] = None,
     everywhere: Annotated[
         str | None,

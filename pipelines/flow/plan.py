@@ -25,7 +25,7 @@ class PlannedStep:
 
     @property
     def given(self) -> bool:
-        """Whether it was made elsewhere: flows do not write it, its fingerprint is its content."""
+        """Whether the folder was made elsewhere: flows do not write it; its content is hashed."""
         return self.step.given is not None
 
     @property
@@ -44,7 +44,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
 def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list[PlannedStep]:
     """Every step with fingerprint and folder: sections + inputs' fingerprints + formula version.
 
-    `prepared` is a finished dataset to use in place of the recipe's own.
+    `prepared` is a finished dataset to use instead of the recipe's own.
     """
     prints: dict[str, str] = {}
     planned = []

@@ -23,9 +23,9 @@ def run_flow(
     until: str | None = None,
     prepared: Path | None = None,
 ) -> list[PlannedStep]:
-    """Run what is not finished yet, here or at `address`; returns the selected steps.
+    """Run the unfinished steps, here or at `address`; returns the selected steps.
 
-    `prepared` is a finished dataset to use in place of the recipe's own.
+    `prepared` is a finished dataset to use instead of the recipe's own.
     """
     root = prepare_storage(str(storage or recipe.storage.root))
     everything = plan(recipe, root, prepared=prepared)

@@ -1,9 +1,9 @@
 """The one gate: refuses recipes that cannot work, before anything starts.
 
 `run`, `submit`, `lint`, `estimate` and every trial of a search call the same function, first with
-the recipe alone and again with what is known after preparation. Rules between sections have been
+the recipe alone and again with the facts known after preparation. Rules between sections have been
 checked when the recipe was read (`consistency.py`). Checks come in groups. A group reports
-everything that it finds; later groups build on it, so they are not asked then.
+everything it finds; later groups build on earlier ones and are skipped after a problem.
 """
 
 import json
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from pipelines.recipe.denoisers import BehindDenoiser
 
 Check = Callable[[Recipe, Facts, Problems], None]
-MOST_VOTES = 2**31  # of one file
+MOST_VOTES = 2**31  # in one file
 TIMM = "timm"
 PLAIN_RAND_AUGMENT = re.compile(r"rand(-(m\d+|mstd\d+(\.\d+)?|inc[01]))*")  # always allowed
-ANY_IMAGES = Facts(height=32, width=32)  # of a size that most networks take, to inspect layers
+ANY_IMAGES = Facts(height=32, width=32)  # a size that most networks accept, to inspect layers
 
 
 def check(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
     """Raise `RecipeError` if the recipe or one of its trials cannot work.
 
-    `facts` is what is known beside the recipe, `source` the file that errors name.
+    `facts` is what is known besides the recipe, `source` the file that errors name.
     """
     check_one(recipe, facts, source=source)
     if recipe.tune:
@@ -61,7 +61,7 @@ def check(recipe: Recipe, facts: Facts | None = None, *, source: str | None = No
 
 
 def check_on_images(recipe: Recipe, dataset: "PreparedDataset") -> None:
-    """The same with the images as they were prepared."""
+    """Run the same checks with the facts of the prepared images."""
     check(recipe, facts_of_prepared(dataset))
 
 
@@ -73,7 +73,7 @@ def check_trials(recipe: Recipe, facts: Facts | None = None) -> int:
 
 
 def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
-    """Raise `RecipeError` if the recipe cannot work, whatever its trials are."""
+    """Raise `RecipeError` if the recipe cannot work; trials are not checked."""
     known = Facts()
     for group in GROUPS:
         problems = Problems()
@@ -118,7 +118,7 @@ def _batches(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _rates(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """A cosine that would rise to its floor."""
+    """A cosine schedule whose floor is above its peak."""
     if recipe.train is None:
         return
     train = recipe.train
@@ -133,7 +133,7 @@ def _rates(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Sources, their options, and how images are fitted."""
+    """Data sources, their options, and the fitting of images."""
     data = recipe.data
     with problems.at(""):
         info = find_source(data.source)
@@ -161,7 +161,7 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Policies in timm's notation; all other rules are those of the settings."""
+    """RandAugment policies in timm's notation; the settings check all other values."""
     policy = recipe.train.augment.rand_augment if recipe.train else None
     if recipe.train and policy and not PLAIN_RAND_AUGMENT.fullmatch(policy):
         from components.data.augment import Augmentation
@@ -173,7 +173,7 @@ def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _source_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Padding that would have to shrink images."""
+    """Images that padding would have to shrink."""
     data, stored = recipe.data, source_side(recipe.data)
     if data.fit == "pad" and data.image_size and stored and data.image_size < stored:
         remedy = f"is smaller than the images ({stored}), and padding cannot shrink; set data.fit"
@@ -192,7 +192,7 @@ def _lengths(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _inputs(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Normalisation of other channels than the images have, and sizes of what a network sees."""
+    """Normalisation that does not match the channels, and invalid input sizes of networks."""
     for above, section in _model_sections(recipe):
         if section.architecture in ARCHITECTURES:
             continue  # denoisers take the pixels as they are
@@ -209,7 +209,7 @@ def _inputs(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _spec(section: ModelSettings, facts: Facts) -> ModelSpec:
-    """The spec of a section's network on these images; it checks itself."""
+    """The spec of a section's network on these images; its constructor checks it."""
     assert facts.side is not None
     channels = facts.channels or len(section.mean or section.std or (0, 0, 0))
     return ModelSpec(
@@ -239,7 +239,7 @@ def _classes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """More predictions than a file of votes holds."""
+    """More predictions than a votes file can hold."""
     if facts.side is None or facts.splits is None:
         return
     test = facts.splits.get("test", 0)
@@ -252,7 +252,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
         for entry in section.entries(name).values():
             later = {"band": getattr(entry.section, "band", 0) or 1, "run_seed": recipe.seed}
-            header = VotesHeader(  # as far as the number of votes depends on it
+            header = VotesHeader(  # only fields that the number of votes depends on
                 kind=section.kind,
                 run_id="",
                 model_digest="",
@@ -271,7 +271,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _given_model(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """A given model for other images or classes than those of the data."""
+    """A given model whose images or classes do not match the data."""
     spec = given_spec(recipe)
     if spec is None:
         return
@@ -291,7 +291,7 @@ def _given_model(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _denoisers(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Denoisers that do not suit what is trained or certified behind them."""
+    """Denoisers that do not fit their use in training or certification."""
     images = {"channels": facts.channels, "side": facts.side}
     for key, objective in _objectives(recipe):
         if objective.denoiser_name and not _certainly_suits(recipe, objective, facts):
@@ -324,7 +324,7 @@ def _denoisers(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _certainly_suits(recipe: Recipe, section: "BehindDenoiser", facts: Facts) -> bool:
-    """Whether a denoiser is elsewhere, or of this recipe and knows the noise without doubt."""
+    """Whether a denoiser is not on this machine, or is trained here and certainly fits."""
     name, sigma = section.denoiser_name, section.noise_sigma
     assert name is not None
     if is_on_disk(name):
@@ -355,7 +355,7 @@ def denoisers_on_disk(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Networks that cannot be built for these images, halve them or leave tokens out."""
+    """Networks that cannot be built for these images, halve them or drop tokens."""
     if facts.side is None:
         return
     for above, section in _model_sections(recipe):
@@ -369,7 +369,7 @@ def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _known(section: ModelSettings, facts: Facts) -> Known | None:
-    """What is certain of a section's network without building it."""
+    """Properties of a section's network that are known without building it."""
     side = section.upsample or facts.side
     if side is None or (section.pretrained and section.architecture in ARCHITECTURES):
         return None  # options may be those of the weights
@@ -396,7 +396,7 @@ def _check_network(section: ModelSettings, facts: Facts) -> None:
 
 
 def has_droppable_tokens(section: ModelSettings, facts: Facts) -> bool:
-    """Whether a network could leave tokens out; most that are not plain transformers cannot."""
+    """Whether a network can drop tokens; mostly plain vision transformers can."""
     seen = facts.updated(None if facts.side else ANY_IMAGES)
     if known := _known(section, seen):
         return known.drops_tokens
@@ -415,7 +415,7 @@ def _network(model: ModelSettings, facts: Facts) -> "nn.Module":
 
     assert facts.side is not None
     architecture, options = denoisers.network_of(model)
-    channels = facts.channels or 3  # any number will do here
+    channels = facts.channels or 3  # any number works here
     return _shapes(architecture, canonical_json(options), channels, model.upsample or facts.side)
 
 
@@ -433,7 +433,7 @@ def _shapes(architecture: str, options: str, channels: int, side: int) -> "nn.Mo
 
 
 def _attention(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Networks whose attention is to be scaled, but that have none that can be reached."""
+    """Networks without accessible attention whose attention the recipe scales."""
     if facts.side is None:
         return
     for key, model in _scaled_models(recipe):
@@ -450,7 +450,7 @@ def _attention(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Where a recipe scales attention, and of which of the models that it trains."""
+    """(key, model) of every place where a recipe scales the attention of a trained model."""
     if recipe.train is None:
         return
     for name in recipe.model_names():
@@ -463,7 +463,7 @@ def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _starting_weights(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Weights to start from that belong to another network or to other images."""
+    """Initial weights of another network or for other images."""
     if None in (facts.side, facts.channels, facts.num_classes) or recipe.train is None:
         return
     for name in recipe.model_names():
@@ -478,7 +478,7 @@ def _starting_weights(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _certainly_starts(recipe: Recipe, name: str, facts: Facts) -> bool:
-    """Whether timm has the weights of a model for such images without doubt."""
+    """Whether timm certainly has weights for this model and these images."""
     section, behind = recipe.model_of(name), recipe.objective_of(name).denoiser_name
     return (
         section.pretrained == TIMM

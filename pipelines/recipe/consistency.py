@@ -12,7 +12,7 @@ NOT_A_DENOISER = "is neither a variant with objective kind: denoiser nor diffuse
 
 
 def consistency_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Everything that does not fit together in a recipe whose sections are each valid."""
+    """Contradictions between the sections of a recipe whose sections are each valid."""
     yield from _train_problems(recipe)
     yield from _name_problems(recipe)
     yield from _given_denoiser_problems(recipe)
@@ -71,7 +71,7 @@ def _model_problems(recipe: Recipe, name: str) -> Iterator[Problem]:
         architecture=architecture, options=section.options, pretrained=section.pretrained
     )
     if denoises and section != plain:
-        remedy = "takes architecture, options and pretrained alone; pixels are the data's"
+        remedy = "takes only architecture, options and pretrained"
         yield Problem(network, "", f"of a denoiser {remedy}")
     if start and denoises != is_on_disk(start):
         wanted = "diffusers:PATH or model:PATH" if denoises else "timm or a folder"

@@ -1,4 +1,4 @@
-"""Denoisers of a recipe: noise levels, folders, and what models record of them."""
+"""Denoisers of a recipe: noise levels, folders, and their records in models."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -32,7 +32,7 @@ def start_of(recipe: Recipe, name: str) -> str | None:
 
 
 def network_of(section: ModelSettings) -> tuple[str, Mapping[str, Any]]:
-    """Architecture and options of a denoiser; without any written, those of its weights on disk."""
+    """Architecture and options of a denoiser; without options, those of its weights on disk."""
     if section.pretrained and is_on_disk(section.pretrained) and not section.options:
         return pretrained.network_of(section.pretrained)
     return section.architecture, section.options
@@ -56,7 +56,7 @@ def of_certificate(section: CertificateSettings, part: str, inputs: Mapping[str,
 
 
 def folder_behind(recipe: Recipe, name: str) -> str | None:
-    """The folder that describes a denoiser: itself, or the weights that it starts from."""
+    """The folder that describes a denoiser: its own, or that of its initial weights."""
     return name if is_on_disk(name) else start_of(recipe, name)
 
 
@@ -91,7 +91,7 @@ def check_certificate(
     channels: int | None,
     side: int | None,
 ) -> Description | None:
-    """Refuse a denoiser that does not suit the certificate at `key`, before any training."""
+    """Refuse a denoiser that does not fit the certificate at `key`, before any training."""
     found = check_use(recipe, key, section, channels=channels, side=side)
     if found and section.denoising_sampler and section.denoising_sampler.puts_noise_back:
         _check_ancestral(f"{key}.sampler", section.denoiser_name or "", found)
@@ -106,9 +106,9 @@ def check_use(
     channels: int | None,
     side: int | None,
 ) -> Description | None:
-    """Refuse noise and images that a section's denoiser does not support, as far as it is here.
+    """Refuse noise and images that a section's denoiser does not support, if it can be described.
 
-    Networks that the recipe trains itself are asked for their side where they are described.
+    The image side of networks that the recipe trains is checked with those networks.
     """
     name, sigma = section.denoiser_name, section.noise_sigma
     assert name is not None
@@ -128,7 +128,7 @@ def check_use(
 
 
 def check_training(recipe: Recipe, key: str, name: str) -> None:
-    """Refuse to train a denoiser on noise that is stronger than all of its schedule."""
+    """Refuse to train a denoiser on noise beyond the last level of its schedule."""
     objective, found = recipe.objective_of(name), describe(recipe, name)
     if found and objective.max_sigma() > found.diffusion.schedule.sigmas[-1]:
         check_sigma(key, objective.max_sigma(), found.diffusion)
@@ -144,7 +144,7 @@ def by_key(key: str, source: str) -> Iterator[None]:
 
 
 def check_side(key: str, value: object, network: nn.Module, *, side: int) -> None:
-    """Refuse images that a denoising network cannot halve as often as it does."""
+    """Refuse an image side that is not a multiple of the network's stride."""
     stride = getattr(network, "stride", 1)
     if side % stride:
         remedy = f"needs image sides that are multiples of {stride}; these are {side}"
@@ -156,12 +156,12 @@ def _check_ancestral(key: str, name: str, found: Description) -> None:
     try:
         check_variance(found.diffusion.variance, predicted=found.predicts_variance)
     except CasemateError as error:
-        remedy = f"does not suit {name}: variance_type {error.value} {error.remedy}"
+        remedy = f"does not fit {name}: variance_type {error.value} {error.remedy}"
         raise CasemateError(key, "ancestral", remedy) from error
 
 
 def check_sigma(key: str, sigma: float, known: Diffusion) -> None:
-    """Refuse noise outside the levels of a schedule, by the name of its key."""
+    """Refuse noise outside the levels of a schedule; errors name `key`."""
     try:
         known.schedule.check(sigma)
     except CasemateError as error:
@@ -169,14 +169,14 @@ def check_sigma(key: str, sigma: float, known: Diffusion) -> None:
 
 
 def check_start(key: str, start: str, *, channels: int | None) -> None:
-    """Refuse weights for other images than those of the data."""
+    """Refuse initial weights whose channels do not match the data."""
     with by_key(key, start):
         found = describe_source(start)
     check_channels(key, found.channels, channels)
 
 
 def check_channels(key: str, channels: int, wanted: int | None) -> None:
-    """Refuse a denoiser of grey images for coloured ones, and the other way round."""
+    """Refuse a denoiser whose channels do not match the images."""
     if channels and wanted and channels != wanted:
         remedy = f"input channels do not match the images, which have {wanted}"
         raise CasemateError(key, channels, remedy)

@@ -1,4 +1,4 @@
-"""Errors of a recipe in terms of its keys: pydantic has neither file names nor hints.
+"""Errors of a recipe in terms of its keys: pydantic's errors have neither file names nor hints.
 
 A pydantic error has a location (keys, list positions and union tags). It is followed here through
 the type hints of the schema and the values of the file together, so that tags are distinguished
@@ -76,7 +76,7 @@ def _allowed(place: "Place") -> str:
 
 
 def _wrong_section(place: "Place", key: str, given: Any) -> Problem:
-    """Not a mapping, without a kind, or of an unknown one."""
+    """Problem of a section that is not a mapping, has no kind or an unknown one."""
     kinds = place.kinds()
     if not isinstance(given, Mapping):
         first = given if isinstance(given, str) and given in kinds else next(iter(kinds), "")
@@ -165,13 +165,13 @@ class Place(NamedTuple):
 
 
 def _users_class(value: Any) -> type | None:
-    """The settings class of an entry whose kind is the user's own."""
+    """The settings class of an entry whose kind is user code."""
     kind = value.get(KIND) if isinstance(value, Mapping) else None
     if not user_code.is_reference(kind) or not user_code.is_trusted():
         return None
     try:
         return user_code.settings_class(str(kind), field=KIND)
-    except SettingError:  # which is the mistake that is being explained
+    except SettingError:  # the error that is being explained
         return None
 
 

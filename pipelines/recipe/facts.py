@@ -1,4 +1,4 @@
-"""What is known about a recipe's images and models, before anything runs or once data are prepared.
+"""Facts about a recipe's images and models, before anything runs or once data are prepared.
 
 Needs no torch.
 """
@@ -72,22 +72,22 @@ def facts_of_prepared(dataset: "PreparedDataset") -> Facts:
 
 
 def source_side(data: DataSettings) -> int | None:
-    """The side of a source whose images all are squares of one size."""
+    """The image side of a source whose images are all squares of one size."""
     return find_source(data.source).side
 
 
 def known_side(data: DataSettings) -> int | None:
-    """The side of images as written, else that of the source."""
+    """The image side set in the recipe, else that of the source."""
     return data.image_size or source_side(data)
 
 
 def known_channels(data: DataSettings) -> int | None:
-    """The channels of images as written, or of a source that is known for grey or colour."""
+    """The channels set in the recipe, else those of a source with one number of channels."""
     return data.channels or find_source(data.source).channels
 
 
 def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:
-    """The spec of a model that is used as it is; None if its folder is not on this machine.
+    """The spec of a given model; None if its folder is not on this machine.
 
     A damaged model.json is reported where the folder's digest is computed.
     """

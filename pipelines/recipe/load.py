@@ -21,10 +21,10 @@ from pipelines.recipe.schema.base import keys_with_off
 from pipelines.recipe.schema.recipe import EXTENDS, Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-MAX_BYTES = 1_000_000  # of a recipe's file
+MAX_BYTES = 1_000_000  # size of a recipe's file
 MAX_NODES = 50_000  # keys and values, aliases counted in full
 MAX_DEPTH = 50  # sections inside sections; a recipe needs eight
-logger = logging.getLogger("casemate.recipe")  # without a handler: one line on stderr
+logger = logging.getLogger("casemate.recipe")  # no handler: prints one line on stderr
 
 
 class OutOfBoundsError(yaml.YAMLError):
@@ -32,7 +32,7 @@ class OutOfBoundsError(yaml.YAMLError):
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """YAML within bounds: aliases count as what they repeat, so that few bytes stay few values."""
+    """YAML within bounds: aliases count in full, so a small file cannot expand to many values."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAX_BYTES:
@@ -50,7 +50,7 @@ class BoundedLoader(yaml.SafeLoader):
             raise OutOfBoundsError(f"is nested deeper than {MAX_DEPTH} levels")
         node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
         if is_alias and id(node) not in self._sizes:
-            raise OutOfBoundsError("holds an alias inside of what it repeats")
+            raise OutOfBoundsError("holds an alias to a section that contains it")
         if is_alias:
             self._num_nodes = before + self._sizes[id(node)]
         self._sizes[id(node)] = self._num_nodes - before
@@ -61,7 +61,7 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, *, source: str, path: str = "") -> None:
-    """YAML lets a repeated key win silently; we refuse it."""
+    """Refuse a repeated key: YAML would silently use the last one."""
     if isinstance(node, yaml.SequenceNode):
         for number, inner in enumerate(node.value):
             _refuse_repeated_keys(inner, source=source, path=f"{path}{number}.")
@@ -87,13 +87,13 @@ def _ready() -> dict[str, Path]:
 
 
 def headline(name: str) -> str:
-    """What a ready recipe is, from the first comment line of its file."""
+    """Description of a ready recipe: the first comment line of its file."""
     first = _ready()[name].read_text(encoding="utf-8").splitlines()[0]
     return first.removeprefix("#").strip()
 
 
 def find(name_or_path: str, *, key: str = "recipe", base: Path = Path()) -> Path:
-    """The file of a ready recipe's name, or of a path as seen from `base`."""
+    """The file of a ready recipe's name, or of a path relative to `base`."""
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         path = base / path
@@ -117,8 +117,8 @@ def load(
 ) -> Recipe:
     """A validated recipe from a ready name or a YAML path, with `key=value` overrides applied.
 
-    Reading a recipe that names code of the user's own runs that code. With `user_code=False`, for
-    whatever opens stored recipes, such entries stay plain mappings and nothing is imported.
+    Reading a recipe that names user code runs that code. With `user_code=False`, which is used to
+    open stored recipes, such entries stay plain mappings and nothing is imported.
     """
     path = find(name_or_path)
     return loads(
@@ -163,15 +163,15 @@ def _values(text: str, *, source: str, base: Path, below: tuple[Path, ...] = ())
         raise CasemateError(key, parent, "leads back to itself; recipes extend in one direction")
     extended = _values(_text(path), source=str(path), base=path.parent, below=(*below, path))
     extended = with_absolute_files(extended, path.parent)
-    extended.pop("name", None)  # two recipes of one name would share their folders
+    extended.pop("name", None)  # two recipes with one name would share their folders
     return merged(extended, values)
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`over` on top of `under`, section by section.
 
-    Lists are replaced whole, and so are sections of another `kind`, whose keys are not shared. A
-    null takes an inherited section or list away, unless it has a meaning of its own.
+    Lists are replaced whole, and so are sections of another `kind`, whose keys differ. A
+    null removes an inherited section or list, unless the key gives null a meaning.
     """
     result = deepcopy(dict(under))
     for key, value in over.items():
@@ -195,7 +195,7 @@ def loads(
     base: Path = Path(),
     user_code: bool = True,
 ) -> Recipe:
-    """The same from YAML text; errors name `source`, paths of `extends` are seen from `base`."""
+    """A recipe from YAML text; errors name `source`, paths of `extends` are relative to `base`."""
     values = _values(text, source=source, base=base)
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -208,7 +208,7 @@ def loads(
                 f"--set {key}", value, f"is not a YAML value: {_one_line(error)}"
             ) from error
     if user_code and (named := references(values)):
-        logger.warning("%s runs code of your own: %s", source, ", ".join(named))
+        logger.warning("%s runs user code: %s", source, ", ".join(named))
     recipe = parse(values, source=source, base=base, user_code=user_code)
     return shrink(recipe) if smoke else recipe
 
@@ -218,7 +218,7 @@ def parse(
 ) -> Recipe:
     """Validate plain values; every mistake becomes one line `source: key: value remedy`.
 
-    Files of the user's own code are seen from `base`; see `load` for `user_code`.
+    Files of user code are relative to `base`; see `load` for `user_code`.
     """
     values = without_credentials(values, source=source)
     with reading(base=base, trusted=user_code):
@@ -241,7 +241,7 @@ def with_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
 
 
 def set_key(values: dict[str, Any], key: str, value: object) -> None:
-    """Set a dotted key in nested mappings, making missing ones; numbers point into lists."""
+    """Set a dotted key in nested mappings, creating missing ones; numbers index lists."""
     place: Any = values
     parts = key.split(".")
     for above, part in zip(["recipe", *parts], parts, strict=False):

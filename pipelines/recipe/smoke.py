@@ -1,8 +1,8 @@
 """`--smoke`: any recipe shrunk to seconds on a CPU, through the same code.
 
-Fewer items, epochs, steps and draws; smaller images and networks of the same family; and where a
-recipe's files are not on this machine, images made on the spot. Works on the plain values of a
-valid recipe; the caller validates what comes out.
+Fewer items, epochs, steps and draws; smaller images and networks of the same family; and if a
+recipe's files are not on this machine, generated images. Works on the plain values of a
+valid recipe; the caller validates the result.
 """
 
 import re
@@ -51,14 +51,14 @@ CAPS = {
 OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
 LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "mask_patch", "pad")  # pixels
 
-SIDE = 64  # of images and network inputs: 16-pixel patches still give 4 x 4 tokens
+SIDE = 64  # side of images and network inputs: 16-pixel patches still give 4 x 4 tokens
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
 MADE_BATCH, MADE_DENOISER = 16, "made-denoiser"
 MAX_TRIALS, MAX_CHANGES = 4, 3
 
 _BLOCKS = {"depth": 2, "embed_dim": 32, "num_heads": 4}
 _STAGES = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}
-# Options that make the smallest network of a family; the first pattern that begins a name decides.
+# Options of the smallest network of a family; the first prefix that matches a name is used.
 NETWORKS: Mapping[str, Values] = {
     r"tiny_(vit|xcit)": {"depth": 2, "embed_dim": 32, "num_heads": 2},
     r"(vit|deit|cait|xcit|beit)_": _BLOCKS,
@@ -79,7 +79,7 @@ NETWORKS: Mapping[str, Values] = {
 
 
 def shrink(values: Values) -> list[str]:
-    """Shrink a resolved recipe in place; returns what was replaced, in words."""
+    """Shrink a resolved recipe in place; returns a note for everything that was replaced."""
     notes: list[str] = []
     trains = values["train"] is not None
     data = values["data"]
@@ -102,10 +102,10 @@ def shrink(values: Values) -> list[str]:
 
 
 def _stand_in(data: Values, notes: list[str]) -> bool:
-    """Generated images in place of missing files."""
+    """Use generated images instead of missing files."""
     missing = [part for part in (data, data["synthetic"]) if part and _lacks_files(part)]
     for seed, part in enumerate(missing):
-        notes.append(f"made images in place of {part['source']}: no {part['path']} here")
+        notes.append(f"generated images instead of {part['source']}: no {part['path']} here")
         info = find_source(part["source"])
         own = {
             "classes": min(info.num_classes or MADE["classes"], MADE["classes"]),
@@ -121,7 +121,7 @@ def _lacks_files(part: Values) -> bool:
 
 
 def _limits(data: Values) -> dict[str, int]:
-    """Few items, yet of every class: a split of a thousand classes needs more."""
+    """Few items, but at least one of every class: a thousand classes need more."""
     least = 2 * (find_source(data["source"]).num_classes or 0)
     wanted = {**LIMITS, "train": max(LIMITS["train"], least)}
     if not data["synthetic"]:
@@ -132,7 +132,7 @@ def _limits(data: Values) -> dict[str, int]:
 def _shrink_images(values: Values, *, made: bool, before: int | None) -> None:
     """Smaller images, and every length that is measured in their pixels."""
     data, model = values["data"], values["model"]
-    if before is not None and (made or data["fit"] != "pad"):  # padding cannot make smaller ones
+    if before is not None and (made or data["fit"] != "pad"):  # padding cannot shrink images
         factor = min(1.0, SIDE / before)
         for key in ("image_size", "resize", "train_size"):
             if data[key] is not None:
@@ -162,7 +162,7 @@ def _resized(key: str, value: Any, factor: float) -> Any:
 def _shrink_model(model: Values, notes: list[str]) -> None:
     """A small network of the same family, with fresh weights."""
     if model["pretrained"]:
-        notes.append(f"fresh weights in place of {model['pretrained']}")
+        notes.append(f"fresh weights instead of {model['pretrained']}")
         model["pretrained"] = None
     small = _small_options(model["architecture"])
     if small is None:
@@ -171,13 +171,13 @@ def _shrink_model(model: Values, notes: list[str]) -> None:
 
 
 def _train_denoiser(values: Values, notes: list[str]) -> None:
-    """A denoiser trained by the recipe in place of one that is not on disk."""
+    """Train a denoiser in the recipe instead of one that is not on disk."""
     train = values["train"]
     users = [train["objective"], *(v["objective"] for v in train["variants"].values())]
     for user in [*users, *values["certify"].values()]:
         where = user.get("denoiser") or ""
         if is_on_disk(where) and not Path(where.partition(":")[2]).expanduser().exists():
-            notes.append(f"a denoiser trained on the spot in place of {where}")
+            notes.append(f"a denoiser trained by this run instead of {where}")
             user["denoiser"] = MADE_DENOISER
             train["variants"][MADE_DENOISER] = {
                 "objective": {"kind": "denoiser", "range": [0, 1]},
@@ -217,7 +217,7 @@ def _keep_valid(values: Values, caps: Mapping[str, int]) -> None:
         if train["batch_size"] > unit:
             train["batch_size"] -= train["batch_size"] % unit
         if train["rate_rule"] != "absolute" and "floor" in train["schedule"]:
-            train["schedule"]["floor"] = None  # the peak shrinks with the batch, maybe below it
+            train["schedule"]["floor"] = None  # the smaller peak may be below it
     for certify in values["certify"].values():
         settings_of(certify["kind"]).keep_valid(certify)
     for attack in values["attack"].values():

@@ -1,4 +1,4 @@
-"""The points of a search: which values each trial has, before anything runs. Needs no Ray."""
+"""The points of a search: the values of each trial, before anything runs. Needs no Ray."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,8 +24,8 @@ from pipelines.recipe.schema.tune import (
 )
 
 Values = dict[str, Any]
-MAX_CHECKED = 200  # points that are checked whole; of more, each value of each axis once
-MAX_SHOWN = 20  # problems of trials in one refusal
+MAX_CHECKED = 200  # points that are all checked; of more, each value of each axis once
+MAX_SHOWN = 20  # problems of trials in one error
 
 
 def trial_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
@@ -49,7 +49,7 @@ def tuned(recipe: Recipe) -> TuneSection:
 
 
 def fixed_points(recipe: Recipe) -> list[Values] | None:
-    """The points that are known beforehand, in order; None: the search proposes them."""
+    """The points that are known in advance, in order; None: the search proposes them."""
     section = tuned(recipe)
     if section.changes:
         return chain(section.changes)
@@ -68,7 +68,7 @@ def grid(space: Mapping[str, Axis]) -> list[Values]:
 def chain(changes: list[ChangeSection]) -> list[Values]:
     """The values of each step: its own changes on top of those of all steps before it.
 
-    A step that sets a whole section leaves nothing of what earlier ones set inside it.
+    A step that sets a whole section discards what earlier steps set inside it.
     """
     points: list[Values] = []
     for change in changes:
@@ -112,7 +112,7 @@ def draw(axis: Axis, rng: np.random.Generator) -> Any:
 
 
 def num_values(axis: Axis) -> float:
-    """How many values an axis has; infinitely many between two ends without steps."""
+    """Number of values of an axis; infinite for a range without steps."""
     if isinstance(axis, list):
         return len(axis)
     return math.inf if getattr(axis, "step", None) is None else num_steps(axis) + 1
@@ -125,7 +125,7 @@ def num_steps(axis: Axis) -> int:
 
 
 def on_step(axis: Axis, value: float) -> float:
-    """The nearest value that the axis has, where it has steps."""
+    """The nearest value of an axis with steps; other axes return the value itself."""
     step = getattr(axis, "step", None)
     if step is None or isinstance(axis, list):
         return value
@@ -141,9 +141,9 @@ def mutated(
     resample_prob: float,
     rng: np.random.Generator,
 ) -> Values:
-    """Values for a copied trial: a fresh draw, else a step aside (Jaderberg et al. 2017, sec. 4).
+    """Values for a copied trial: a fresh draw, else a perturbation (Jaderberg et al. 2017, sec. 4).
 
-    A number of a range is multiplied by 0.8 or 1.2 and stays in the range; one of a list becomes
+    A number of a range is multiplied by 0.8 or 1.2 and clipped to the range; one of a list becomes
     its neighbour in the list.
     """
     changed = dict(values)
@@ -188,7 +188,7 @@ class _TrialProblems:
     def __init__(self, section: TuneSection) -> None:
         self.section, self.num_trials = section, 0
         self.by_key: dict[str, Problem] = {}
-        self.others: dict[str, tuple[Problem, list[Values]]] = {}  # of several values together
+        self.others: dict[str, tuple[Problem, list[Values]]] = {}  # caused by several values
 
     def add(self, values: Values, problem: Problem) -> None:
         key = problem.field
@@ -203,7 +203,7 @@ class _TrialProblems:
         self.by_key[f"{place}.{problem}"] = problem._replace(field=f"{place}.{key}")
 
     def all(self) -> list[Problem]:
-        """Each once; what all trials have in common is a problem of the recipe itself."""
+        """Each problem once; problems shared by all trials are problems of the recipe itself."""
         place = "tune.changes" if self.section.changes else "tune.space"
         found = list(self.by_key.values())
         for problem, trials in self.others.values():
@@ -262,7 +262,7 @@ def _metric_problems(section: TuneSection, budgets: set[float | None]) -> Iterat
 
 
 def _check_objective(variant: Recipe) -> None:
-    """Trials train one classifier each, and nothing before it."""
+    """Refuse trials that do not train a classifier, or need a denoiser trained first."""
     if MAIN in variant.denoisers():
         remedy = "makes no classifier, and trials are compared by accuracy; tune another model"
         raise CasemateError("train.objective.kind", "denoiser", remedy)

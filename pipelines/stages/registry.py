@@ -1,6 +1,6 @@
 """The stages of a flow, in their order, and the steps that they add to its plan.
 
-A stage is a folder of this package: `steps.py` says what it adds to the plan (free of torch), and
+A stage is a folder of this package: `steps.py` defines its steps in the plan (no torch), and
 `stage.py` runs one of its steps. Both are imported when they are first needed. To add a stage, add
 its folder, its section in the recipe's schema, and a line below.
 """
@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Required, TypedDict, cast
 
-if TYPE_CHECKING:  # the command line lists stages: spare it pydantic
+if TYPE_CHECKING:  # the command line lists stages and must not import pydantic
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
 
 DATASET = "prepare"  # the step whose folder holds the images
-GIVEN_VERSION = 1  # of steps without a stage: a given model, a given denoiser
+GIVEN_VERSION = 1  # version of steps without a stage: a given model, a given denoiser
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Step:
     part: str = ""
     needs: tuple[str, ...] = ()
     identity: Mapping[str, object] = field(default_factory=dict)
-    given: Path | None = None  # a folder made elsewhere, which is used as it is
+    given: Path | None = None  # an existing folder that is used unchanged
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Planning:
     """Input of a stage's plan."""
 
     recipe: "Recipe"
-    prepared: Path | None = None  # a finished dataset in place of the recipe's own
+    prepared: Path | None = None  # a finished dataset instead of the recipe's own
     earlier: Sequence[Step] = ()  # the steps of the stages before
 
 
@@ -88,12 +88,12 @@ class Stage:
     """Properties of a stage that are known before its code is loaded."""
 
     name: str
-    section: str  # of the recipe; without it the stage has nothing to do
-    version: int  # raised by hand when its formula changes: old results are not taken for new ones
-    help: str  # of its command
-    context: str = "testing"  # of its dataset in MLflow
-    in_lanes: bool = False  # whether its steps run side by side, each on workers of its own
-    needs_cpus: bool = False  # that idle actors of other stages would hold
+    section: str  # section of the recipe; without it the stage has nothing to do
+    version: int  # raised by hand when its formula changes, so that old results are not reused
+    help: str  # help text of its command
+    context: str = "testing"  # context of its dataset in MLflow
+    in_lanes: bool = False  # whether its steps run in parallel, each on its own workers
+    needs_cpus: bool = False  # whether idle actors of other stages must release their CPUs
     headlines: bool = False  # whether its steps have figures for the summary
     logged: tuple[str, ...] = ()  # files that the flow logs, for a stage that does not use tracking
 
@@ -108,7 +108,7 @@ class Stage:
 
 
 def _training(name: str, version: int, context: str, help_: str) -> Stage:
-    """A stage that trains models: side by side, on CPUs that no idle actor holds."""
+    """A stage that trains models: in parallel, on CPUs that idle actors have released."""
     return Stage(name, name, version, help_, context, in_lanes=True, needs_cpus=True)
 
 
@@ -151,7 +151,7 @@ STAGES = {
 
 
 def stages_of(recipe: "Recipe") -> list[Stage]:
-    """The stages with work for a recipe; the data are not read."""
+    """The stages that a recipe uses; the data are not read."""
     return [stage for stage in STAGES.values() if getattr(recipe, stage.section)]
 
 

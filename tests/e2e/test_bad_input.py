@@ -325,7 +325,7 @@ def test_only_undecodable_images_make_no_dataset(ray_session, tmp_path, photos):
     for image in photos.glob("hérisson/*.png"):
         image.write_text("no image at all")
     result = prepare(tmp_path, photos, on_error="skip")
-    assert_refused(result, "hérisson", "mend them")
+    assert_refused(result, "hérisson", "repair them")
     assert sealed(tmp_path) == []
 
 

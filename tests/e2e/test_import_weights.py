@@ -147,11 +147,14 @@ def test_the_heads_of_a_denoiser_are_printed(tmp_path, diffusion_file):
     ("extra", "words"),
     [
         (("--architecture", "unet", "--head-width", 8, "--num-heads", 4), "--num-heads: 4 and --"),
-        (("--architecture", "tiny_vit", "--num-heads", 4), "--num-heads: 4 is of denoisers"),
+        (("--architecture", "tiny_vit", "--num-heads", 4), "--num-heads: 4 is for denoisers only"),
         (("--architecture", "unet", "--mean", "0,0,0"), "--mean: 0,0,0 is not used for a denoiser"),
         (("--architecture", "unet", "--head-width", 7), "--head-width: 7 does not divide 32"),
         (("--architecture", "unet", "--head-width", 16, "--schedule", "odd"), "odd is unknown"),
-        (("--architecture", "tiny_vit", "--timesteps", 10), "--timesteps: 10 is of denoisers"),
+        (
+            ("--architecture", "tiny_vit", "--timesteps", 10),
+            "--timesteps: 10 is for denoisers only",
+        ),
     ],
 )
 def test_mistakes_about_denoisers_take_one_line(tmp_path, diffusion_file, extra, words):

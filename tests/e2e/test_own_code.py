@@ -31,7 +31,7 @@ def test_own_things_are_trained_attacked_and_certified(tmp_path, ray_session, ca
     recipe = write_things(tmp_path / "mine")
     result = call("run", recipe, "--storage", tmp_path / "runs")
     assert result.code == 0, result.err
-    assert "runs code of your own: python:own_things.py:Waves" in caplog.text
+    assert "runs user code: python:own_things.py:Waves" in caplog.text
     flow = tmp_path / "runs"
     summary = json.loads((step_folder(flow, "attack.linf") / "summary.json").read_text())
     assert "SignNoise" in json.dumps(summary)

@@ -102,7 +102,7 @@ def test_what_is_left_verifies_and_is_voted_again_behind_the_denoiser(killed_flo
     assert call("verify", folder).code == 0
     cleaner = step_folder(killed_flow, "train.cleaner") / "model"
     again = call("verify", folder, "--denoiser", cleaner, "--resample", 3)
-    assert (again.code, "3 items voted again" in again.out) == (0, True), again.out
+    assert (again.code, "votes of 3 items repeated" in again.out) == (0, True), again.out
     other = step_folder(killed_flow, "train.main") / "model"
     assert call("verify", folder, "--denoiser", other, "--resample", 3).code == 2
 

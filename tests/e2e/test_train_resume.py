@@ -38,7 +38,7 @@ def test_nothing_to_resume_is_one_line_with_the_command_that_starts(tmp_path, st
     told = call("train", path, "--resume", "--storage", storage)
     assert (told.code, told.out, started) == (2, "", [])
     assert told.err == (
-        f"casemate: --resume: {storage}/tiny holds no checkpoint of these trainings; "
+        f"casemate: --resume: {storage}/tiny has no checkpoint of these trainings; "
         f"start without it: casemate train {path} --storage '{storage}'\n"
     )
     assert not storage.exists()
@@ -56,7 +56,7 @@ def test_a_registered_checkpoint_of_any_model_is_gone_on_with(tmp_path, started)
     assert call(*command).code == 2
     told = call(*command, "--force")
     assert told.code == 2
-    assert told.err == "casemate: --resume: --force begins anew; leave one of the two out\n"
+    assert told.err == "casemate: --resume: --force starts from scratch; leave out one of the two\n"
     assert started == ["tiny"]
 
 
@@ -69,4 +69,4 @@ def test_finished_trainings_are_not_resumed(tmp_path, started):
         (step.folder / "manifest.json").write_text(json.dumps(manifest))
     told = call("train", path, "--storage", storage, "--resume")
     assert (told.code, started) == (2, [])
-    assert "holds these trainings finished; start without it: casemate train" in told.err
+    assert "has only finished trainings; start without it: casemate train" in told.err

@@ -172,7 +172,7 @@ AXIS = "train.{}: [{}]"
     ("text", "said"),
     [
         (_bomb(), "holds more than 50,000 values"),
-        ("a: &a [*a]", "holds an alias inside of what it repeats"),
+        ("a: &a [*a]", "holds an alias to a section that contains it"),
         ("[" * 5000 + "]" * 5000, "is nested deeper than 50 levels"),
         ("x: '" + "a" * 50_000_000 + "'", "has 50,000,005 characters; at most 1,000,000"),
         ("x: [" + "1," * 60_000 + "]", "holds more than 50,000 values"),

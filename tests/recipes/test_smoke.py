@@ -118,8 +118,8 @@ def test_what_is_replaced_is_said_in_one_line(caplog):
     smoke_of(PHOTOS)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "smoke: made images in place of imagenet: no nowhere/imagenet here; "
-        "fresh weights in place of timm"
+        "smoke: generated images instead of imagenet: no nowhere/imagenet here; "
+        "fresh weights instead of timm"
     )
 
 
@@ -134,8 +134,8 @@ def test_the_line_reaches_stderr(tmp_path):
         check=True,
     )
     assert result.stderr.splitlines() == [
-        "smoke: made images in place of imagenet: no nowhere/imagenet here; "
-        "fresh weights in place of timm"
+        "smoke: generated images instead of imagenet: no nowhere/imagenet here; "
+        "fresh weights instead of timm"
     ]
     assert loads(result.stdout, source="stdout") == smoke_of(PHOTOS)
 

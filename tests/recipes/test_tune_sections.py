@@ -93,7 +93,7 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
         ("space: {data.limits: [1]}", "tune.space.data.limits: must begin with train. or "),
         ("space: {train.val_eps: [0.1]}", "tune.space.train.val_eps: decides how trials are "),
         ("space: {train.variants.a.epochs: [1]}", "tune.space.train.variants.a.epochs: belongs "),
-        ("space: {model.pretrained: [a, b]}", "tune.space.model.pretrained: names a place; "),
+        ("space: {model.pretrained: [a, b]}", "tune.space.model.pretrained: is a path; "),
         ("space: {train.epochs: [1, 2]}, epochs: 2", "tune.epochs: 2 is set beside train.epochs"),
         (
             "space: {train.batch_size: [8]}, scheduler: {kind: pbt}",
@@ -101,7 +101,7 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
         ),
         (
             "space: {train.weight_decay: [1, 2]}, scheduler: {kind: pbt}, search: {kind: optuna}",
-            "tune.scheduler.kind: pbt goes with search grid or random",
+            "tune.scheduler.kind: pbt needs search grid or random",
         ),
         (
             "space: {train.weight_decay: [0, 1]}, scheduler: {kind: pbt}",

@@ -36,20 +36,20 @@ class SanitySection(Section):
 
 
 class AttackSection(Section):
-    """A list of attacks under one threat: each gets the items that all before it left robust."""
+    """A list of attacks under one threat: each gets the items that are robust to all before it."""
 
     models: list[str] = Field(default=["main"], min_length=1)
     norm: Literal["linf", "l2", "spatial"] = "linf"
     eps: Budget | None = Field(default=None, validate_default=True)
     attacks: list[AttackEntry] = Field(min_length=1)
     num_items: Count | None = None
-    """The first test items; None: all."""
+    """Number of test items, from the first; None: all."""
     micro_batch: Count = 35
     """Rows of every forward pass: logits depend on the batch shape."""
     curves: CurvesSection | None = None
     sanity: SanitySection | None = SanitySection()
     surrogate: str | None = None
-    """A model whose adversarial images are tried on the others."""
+    """A model whose adversarial images are transferred to the others."""
 
     @field_validator("eps", mode="before")
     @classmethod
@@ -77,7 +77,7 @@ class AttackSection(Section):
         spatial = self.norm == "spatial"
         for number, entry in enumerate(self.attacks):
             if self.norm not in entry.norms:
-                remedy = f"is not an attack of norm {self.norm}; give it an entry of its own"
+                remedy = f"is not an attack of norm {self.norm}; give it its own entry"
                 yield Problem(f"attacks.{number}.kind", entry.kind, remedy)
         for key in ("curves", "sanity"):
             if spatial and getattr(self, key) is not None:

@@ -1,8 +1,8 @@
 """The recipe's schema is built from the settings classes of the components.
 
 pydantic reads those frozen dataclasses as they are. Their markers are given a meaning here:
-fractions such as `8/255`, unions discriminated by `kind`, names. `Section` is for what only
-pipelines know: which models, how many items, where the work runs.
+fractions such as `8/255`, unions discriminated by `kind`, names. `Section` is for settings of
+pipelines alone: which models, how many items, where the work runs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -68,7 +68,7 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
 
 
 def _union(members: tuple[Any, ...], users_own: type[UserEntry] | None) -> Any:
-    """A union of settings discriminated by `kind`, which may also name code of the user's own."""
+    """A union of settings discriminated by `kind`, which may also name user code."""
     known: Any = Annotated[Union[members], Field(discriminator=KIND)]  # type: ignore[valid-type]  # noqa: UP007
     if users_own is None:
         return known
@@ -88,7 +88,7 @@ def _read_users_own(entry: type[UserEntry], value: Any, known: ValidatorFunction
         return entry(kind=str(kind), settings=given)
     pinned = user_code.pinned(str(kind), field=KIND)
     own = user_code.settings_class(pinned, field=KIND)
-    or_none: Any = own | None  # because an adapter of a bare dataclass takes no config
+    or_none: Any = own | None  # an adapter of a bare dataclass does not accept a config
     adapter: TypeAdapter[Any] = TypeAdapter(or_none, config=Section.model_config)
     return entry(kind=pinned, settings=adapter.validate_python(given))
 
@@ -114,7 +114,7 @@ class Section(BaseModel):
     former_keys: ClassVar[Mapping[str, str]] = {}  # of earlier versions, with what to write instead
 
     def problems(self) -> Iterator[Problem]:
-        """Broken rules between fields; evaluated only if every field is in range."""
+        """Violated rules between fields; evaluated only if every field is in range."""
         return iter(())
 
     @model_validator(mode="after")
@@ -125,13 +125,13 @@ class Section(BaseModel):
 
 
 def union_of(registry: Registry, *, users_own: type[UserEntry] | None = None) -> Any:
-    """The type of a section of any registered kind, or of the user's own."""
+    """The type of a section of any registered kind, or of user code."""
     return _union(registry.classes(), users_own)
 
 
 @cache
 def keys_with_off() -> frozenset[str]:
-    """Keys whose null switches something off that is on where the key is left out."""
+    """Keys whose null switches off something that is on by default."""
     found = {
         field.name
         for cls in _below(Settings)

@@ -58,11 +58,11 @@ class Recipe(Section):
 
     @cached_property
     def source(self) -> str:
-        """The file that errors name. Set on reading; not part of the recipe's values."""
+        """The file that errors name. Set when the recipe is read; not one of its values."""
         return self.name
 
     def model_names(self) -> list[str]:
-        """The models that the train section makes, `main` first; without it the given one."""
+        """The models of the train section, `main` first; without one, the given model."""
         if self.train:
             return [MAIN, *self.train.variants]
         return [MAIN] if self.given_model() else []
@@ -106,17 +106,17 @@ class Recipe(Section):
         return [name for name in self.model_names() if self.objective_of(name).is_denoiser]
 
     def denoiser_of(self, model: str) -> str | None:
-        """The model of this recipe that a model is trained behind, if there is one."""
+        """The denoiser of this recipe behind which a model is trained, if there is one."""
         behind = self.objective_of(model).denoiser_name
         return None if behind is None or is_on_disk(behind) else behind
 
     def certified_behind(self, section: CertificateSettings) -> str | None:
-        """The model of this recipe that denoises for a certificate, if there is one."""
+        """The denoiser of this recipe behind which a section certifies, if there is one."""
         behind = section.denoiser_name
         return None if behind is None or is_on_disk(behind) else behind
 
     def epochs_of(self, model: str) -> int:
-        """How many epochs a model of this recipe is trained for."""
+        """Number of epochs that a model of this recipe is trained for."""
         assert self.train is not None
         variant = self.train.variants.get(model)
         return (variant.epochs if variant else None) or self.train.epochs

@@ -1,4 +1,4 @@
-"""Tuning: what is varied, how it is searched, when trials are stopped, what decides."""
+"""Tuning: search space, search algorithm, scheduler and metric."""
 
 import math
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from pipelines.recipe.schema.base import Section
 
 Number = Annotated[float, Fractional()]
 
-MAX_VALUES = 1_000  # of one axis
-MAX_TRIALS = 10_000  # of one search: a longer list is a mistake, and takes minutes to check
+MAX_VALUES = 1_000  # values of one axis
+MAX_TRIALS = 10_000  # trials of one search: more are a mistake and take minutes to check
 TrialCount = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
 
 # Keys that decide how trials are measured, or that trials do not use.
@@ -22,12 +22,12 @@ FIXED = {
     "train.variants": "belongs to other models; trials train `main`",
     "train.val_": "decides how trials are measured, so it is the same for all",
     "train.memory_mb": "changes no result",
-    "model.pretrained": "names a place; tune one start at a time",
+    "model.pretrained": "is a path; tune one start at a time",
 }
 
 
 class RangeAxis(Section):
-    """What continuous axes share."""
+    """Base of the continuous axes."""
 
     kind: str
     low: Number
@@ -145,33 +145,33 @@ class AshaScheduler(Section):
 
 
 class PbtScheduler(Section):
-    """Population-based training (Jaderberg et al. 2017): bad trials go on as changed good ones.
+    """Population-based training (Jaderberg et al. 2017): good trials, mutated, replace bad ones.
 
     Its result is a schedule of values, not one recipe.
     """
 
     kind: Literal["pbt"]
     interval: Count = 10  # epochs between changes, the first after every epsilon warm-up
-    quantile: float = Field(default=0.25, gt=0, le=0.5)  # copied from the top, replaced below
-    resample_prob: float = Field(default=0.25, ge=0, le=1)  # a fresh draw, else a step aside
+    quantile: float = Field(default=0.25, gt=0, le=0.5)  # top share copied, bottom share replaced
+    resample_prob: float = Field(default=0.25, ge=0, le=1)  # of a fresh draw; else a neighbour
 
 
 Scheduler = Annotated[NoScheduler | AshaScheduler | PbtScheduler, Field(discriminator="kind")]
 
 
 class ChangeSection(Section):
-    """One step of an additive ablation: what it sets stays set in all later ones."""
+    """One step of an additive ablation: its values also hold in all later steps."""
 
     name: Annotated[str, Field(min_length=1)]
     set: dict[str, Any] = {}
 
 
 class TuneAttack(Section):
-    """The attack on validation items that trials are compared by, at the full epsilon."""
+    """The attack on validation items by which trials are compared, at the full epsilon."""
 
     kind: Literal["apgd-ce", "pgd"] = "apgd-ce"
     num_steps: Count = default_of(PgdSettings, "num_steps")
-    num_items: Count = 1000  # validation items that are attacked; all, if there are fewer
+    num_items: Count = 1000  # validation items to attack, at most
 
 
 class TuneSection(Section):
@@ -189,7 +189,7 @@ class TuneSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _pin_own_code(cls, values: Any) -> Any:
-        """Code that a trial names is known before the search starts, like all other code."""
+        """Pin user code that trials name before the search starts."""
         return pinned_inside(values)
 
     @model_validator(mode="before")
@@ -229,21 +229,21 @@ class TuneSection(Section):
 
     def _pbt_problems(self) -> Iterator[Problem]:
         if self.search.kind == "optuna":
-            remedy = "goes with search grid or random: it proposes values itself"
+            remedy = "needs search grid or random: it proposes values itself"
             yield Problem("scheduler.kind", "pbt", remedy)
         if not self.mutable:
-            remedy = f"has nothing to change in the space; it may change {', '.join(MUTABLE)}"
+            remedy = f"finds no key to change in the space; it may change {', '.join(MUTABLE)}"
             yield Problem("scheduler.kind", "pbt", remedy)
         if "train.epochs" in self.space:
             yield Problem("space.train.epochs", "", "pbt compares trials of equal train.epochs")
         decay = self.space.get("train.weight_decay", [])
         if 0 in (decay if isinstance(decay, list) else [decay.low]):
-            # Without decay an optimiser groups its weights otherwise, and a copy would mix them up.
+            # Without decay an optimiser groups its weights differently: its state cannot be copied.
             remedy = "cannot change from or to 0 while a model trains; begin with e.g. 1e-6"
             yield Problem("space.train.weight_decay", 0, remedy)
 
     def _places(self) -> Iterator[tuple[str, str]]:
-        """Where each key that differs between trials is written, and the key."""
+        """(place in the section, key) of every key that differs between trials."""
         yield from ((f"space.{key}", key) for key in self.space)
         for number, change in enumerate(self.changes):
             yield from ((f"changes.{number}.set.{key}", key) for key in change.set)
@@ -265,7 +265,7 @@ class TuneSection(Section):
         return self.scheduler.grace_epochs if self.scheduler.kind == "asha" else math.inf
 
 
-# What may change under a model that is being trained: neither its shape nor its data.
+# Keys that may change during training: those that affect neither the network nor the data.
 MUTABLE = (
     "train.learning_rate",
     "train.weight_decay",

@@ -38,7 +38,7 @@ from components.data.splits import (
 )
 from pipelines.runtime.streams import ordered_ray_data
 
-if TYPE_CHECKING:  # workers import this module: spare them pydantic and mlflow
+if TYPE_CHECKING:  # workers import this module and must not import pydantic and mlflow
     from components.data.settings import DataSettings
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
@@ -47,14 +47,14 @@ SYNTHETIC = "synthetic"  # the split of generated training images
 
 
 def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
-    """Writes the prepared dataset; a second start keeps the shards that are already whole."""
+    """Write the prepared dataset; a second start keeps complete shards."""
     data, folder = recipe.data, out.path.absolute()
     fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
     source, generated = open_sources(data)
     splits = list_splits(data, source, generated)
     plans = plan_shards(splits, shard_size=data.shard_size)
     jobs = open_jobs(data, source, generated, plans, fitting=fitting, folder=folder)
-    _remove(leftovers(folder))  # of a killed start
+    _remove(leftovers(folder))  # from a killed start
     records = _write_all(jobs, plans)
     if not source.test_only:
         _check_after_skipping(records, classes=source.classes)
@@ -160,7 +160,7 @@ def open_jobs(
 
 
 def _check_shapes(jobs: Mapping[str, ShardJob]) -> None:
-    """All splits have the same channels; generated images also the size of those they join."""
+    """Refuse splits with different channels, or generated images of another size."""
     first = next(iter(jobs.values()))
     for split, job in jobs.items():
         if split == SYNTHETIC and job.shape[:2] != jobs["train"].shape[:2]:
@@ -202,7 +202,7 @@ def _write_planned(
 ) -> dict[str, Any]:
     """Worker: one plan in, one outcome out.
 
-    A user's mistake returns as a value: Ray Data rewrites the text of exceptions on their way.
+    A user error is returned as a value: Ray Data rewrites the text of exceptions.
     """
     outcomes: list[str] = []
     for packed in rows["plan"]:
@@ -218,10 +218,11 @@ def _write_planned(
 
 def _check_after_skipping(records: list[ShardRecord], *, classes: tuple[str, ...]) -> None:
     labels = [label for record in records if record.split == "train" for label in record.labels]
-    check_training_classes(labels, classes=classes, remedy="all its images were skipped: mend them")
+    remedy = "all its images were skipped; repair them"
+    check_training_classes(labels, classes=classes, remedy=remedy)
     for split in SPLITS:
         if not any(record.labels for record in records if record.split == split):
-            remedy = "is empty: all its images were skipped; mend them"
+            remedy = "is empty: all its images were skipped; repair them"
             raise CasemateError("data", f"the {split} split", remedy)
 
 

@@ -9,7 +9,7 @@ from pipelines.stages.registry import DATASET, Planning, Step
 
 
 def steps(planning: Planning) -> list[Step]:
-    """The prepared dataset: the recipe's own, or a finished one in its place."""
+    """The prepared dataset: the recipe's own, or a finished one instead."""
     prepared = planning.prepared
     data = _dataset_identity(prepared) if prepared else _data_identity(planning.recipe.data)
     return [Step(DATASET, identity={"data": data}, given=prepared)]
@@ -22,7 +22,7 @@ def _dataset_identity(prepared: Path) -> dict[str, object]:
 
 
 def _data_identity(section: DataSettings) -> dict[str, object]:
-    """The data section with the content of its files in place of their paths."""
+    """The data section with the content of its files instead of their paths."""
     values: dict[str, Any] = plain(section)  # shard_size too: it orders streamed training
     parts = [values, values["synthetic"]] if values["synthetic"] else [values]
     for part in parts:
@@ -31,7 +31,7 @@ def _data_identity(section: DataSettings) -> dict[str, object]:
 
 
 def _content(source: str, path: str | None, options: dict[str, object]) -> dict[str, object]:
-    """What a source's files hold, and those of its options that do not name a file."""
+    """Digest of a source's files, and the options that do not name a file."""
     from components.data.sources.stamp import named_files, source_stamp
 
     files = named_files(source, options)

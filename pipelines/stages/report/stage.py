@@ -23,7 +23,7 @@ from components.report.sweeps import own_charts
 from components.report.tables import to_csv
 from pipelines.recipe.schema.place import CompareSection
 
-MAX_ABLATED_ITEMS = 4  # one wide strip each: more would bury the chart above them
+MAX_ABLATED_ITEMS = 4  # one wide strip each; more would hide the chart above
 
 
 class ReportSettings(Protocol):
@@ -61,7 +61,7 @@ class ReportOutput(Protocol):
 
 
 def run(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> None:
-    """Read what the run has finished, write `tables/*.csv` and, last, `report.html`."""
+    """Read the finished steps, write `tables/*.csv` and, last, `report.html`."""
     content = build_content(recipe, inputs, out)
     for table in content.tables():
         out.write_text(f"tables/{table.name}.csv", to_csv(table))

@@ -42,7 +42,7 @@ def test_masks_that_leave_nothing_to_see_are_refused_and_no_others(values):
     if not hides_all(unchecked(values)):
         MaskSet(**values)
         return
-    with pytest.raises(CasemateError, match=r"^certify\.mask_patch: .* leave nothing of the image"):
+    with pytest.raises(CasemateError, match=r"^certify\.mask_patch: .* can hide the whole image"):
         MaskSet(**values)
 
 

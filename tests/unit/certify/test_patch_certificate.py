@@ -141,7 +141,7 @@ def test_other_settings_are_derived_again_and_the_default_is_written_as_nothing(
     finish(tmp_path / "a", header, make_rows(header), COUNT | {"delta_rule": "exact"})
     document = recertify(tmp_path / "a", tmp_path / "b", second_rule="loc", patch_sizes=[3, 1])
     assert document.claim == {"patch_sizes": [1, 3], "rule": "count", "second_rule": "loc"}
-    with pytest.raises(CasemateError, match=r"is the rule already; .* --second-rule none"):
+    with pytest.raises(CasemateError, match=r"is already the rule; .* --second-rule none"):
         recertify(tmp_path / "b", tmp_path / "loc", rule="loc")
     assert recertify(tmp_path / "b", tmp_path / "loc", rule="loc", second_rule="none")
     back = recertify(tmp_path / "b", tmp_path / "c", second_rule="none", patch_sizes=[1, 2])
@@ -287,7 +287,7 @@ def test_double_masking_has_the_same_files(tmp_path):
     assert recertify(tmp_path / "out", tmp_path / "b", patch_sizes=[1]).claim == {
         "patch_sizes": [1]
     }
-    with pytest.raises(CasemateError, match="3 is larger than the 2 pixels that these masks hide"):
+    with pytest.raises(CasemateError, match="3 is larger than the 2 pixels these masks hide"):
         recertify(tmp_path / "out", tmp_path / "c", patch_sizes=[3])
     with pytest.raises(CasemateError, match="rule: count does not apply to double_masking"):
         recertify(tmp_path / "out", tmp_path / "c", rule="count")

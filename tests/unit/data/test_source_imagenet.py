@@ -324,7 +324,7 @@ def test_bad_devkit_files_are_explained(train, tmp_path):
     [
         ({}, "has 3 of 1000 class folders"),
         ({"subset": True, "val_map": "x.txt"}, "would be ignored"),
-        ({"subset": True, "synset_order": "meta.mat"}, "no meaning without"),
+        ({"subset": True, "synset_order": "meta.mat"}, "does not apply without"),
         ({"subset": True, "test_ids": "nowhere.txt"}, "not a readable list"),
     ],
 )

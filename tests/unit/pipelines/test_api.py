@@ -275,7 +275,7 @@ def test_own_networks_are_certified_and_verified(own, test_split):
     assert api.verify(made.folder, resample=3, model=own, data=made.data).ok
     again = api.load_certificate(made.folder / "certificate.json")
     assert again.document == made.document
-    with pytest.raises(CasemateError, match="budget: 3 is not claimed; claimed are 1, 2"):
+    with pytest.raises(CasemateError, match="budget: 3 is not claimed; choose one of 1, 2"):
         made.accuracy_at(3)
     with torch.no_grad():
         own.net.head.bias += 1
@@ -318,7 +318,7 @@ def test_certificates_are_derived_again_and_exported(own, test_split, tmp_path):
         ({"patch_sizes": []}, SettingError, "patch_sizes"),
         ({"challenge": {}}, CasemateError, "challenge: {} belongs to recipes"),
         ({"stridde": 2}, TypeError, "stridde"),
-        ({"item_ids": ["a", "a"]}, CasemateError, "item_ids: 2 must be different"),
+        ({"item_ids": ["a", "a"]}, CasemateError, "item_ids: 2 must be unique"),
         ({"images": torch.zeros(2, 3, 8, 8)}, CasemateError, "3x8x8"),
     ],
 )

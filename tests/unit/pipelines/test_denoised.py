@@ -166,7 +166,7 @@ def test_the_certificate_names_the_denoiser_and_can_be_checked(
     for name, value in {"timestep": 3.0, "prediction": "sample", "sigma_added": 0.1}.items():
         rewrite_header(out.path / VOTES_NAME, name, value)
         (problem,) = resample(out.path, count=1, **places)
-        assert f"gives the denoiser's {name} as {value!r}" in problem
+        assert f"records {value!r} as {name} of the denoiser" in problem
         assert any("was added, not of" in p for p in verify(out.path).problems) == (
             name == "sigma_added"
         )
@@ -279,7 +279,7 @@ def test_what_was_trained_on_something_else_is_warned_about():
     assert warned({}, behind) == []
     assert "not a noise level that cleaner" in warned({"sigma": 0.75, "radii": [0.1]}, plain)[0]
     assert "trained behind one" in warned({"denoiser": None}, behind)[0]
-    assert "takes away the noise" in warned({}, {"kind": "gaussian", "sigma": SIGMA})[0]
+    assert "removes the noise" in warned({}, {"kind": "gaussian", "sigma": SIGMA})[0]
     assert "not trained on Gaussian" in warned({"denoiser": None}, plain)[0]
 
 

@@ -110,7 +110,7 @@ def test_starting_weights_for_other_sides_and_channels(unet):
 
 def test_variances_that_ancestral_sampling_is_not_told(unet):
     source = unet(variance="learned")
-    start = f"certify.l2.sampler: ancestral does not suit {source}: variance_type learned"
+    start = f"certify.l2.sampler: ancestral does not fit {source}: variance_type learned"
     assert refusal(certified(source, sampler=ANCESTRAL)).startswith(f"{start} is not supported")
     check(certified(source))  # one step puts nothing back
     unet(variance="learned_range")

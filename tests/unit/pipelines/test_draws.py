@@ -228,8 +228,8 @@ def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
     with mock.patch.object(PreparedDataset, "open_split", first_items):
         found = resample(folder, count=NUM_ITEMS, model=model / "model", data=prepared)
     assert found == [
-        f"votes.parquet: its draws are those of method fixed, not of {method}: a method that is "
-        "chosen when draws are known voids the failure probability"
+        f"votes.parquet: its draws are those of method fixed, not of {method}: choosing a "
+        "method after seeing draws voids the failure probability"
     ]
 
 
