@@ -34,7 +34,7 @@ ATTACKS = Registry("attack")
 class AttackSettings(Settings):
     """Base of all attack settings: what recipes, the command line and the stage use of any attack.
 
-    The defaults suit a single attack with steps; ensembles and wrappers override them.
+    The defaults are those of a single attack with steps; ensembles and wrappers override them.
     """
 
     __slots__ = ()

@@ -172,7 +172,7 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
     return digest_bytes(*(c.read_bytes() if isinstance(c, Path) else c for c in chunks))[:16]
 
 
-def stage(located: Located, digest: str) -> None:
+def copy_to_cache(located: Located, digest: str) -> None:
     """Copy the files to the cache, unless there is a copy with this digest."""
     target = cache_folder() / f"{FOLDER}{digest}"
     if not target.is_dir():

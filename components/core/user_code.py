@@ -30,9 +30,9 @@ from components.core.code_copies import (
     code_files,
     copy_below,
     copy_of,
+    copy_to_cache,
     digest_of,
     locate,
-    stage,
     top_names,
 )
 from components.core.hints import did_you_mean
@@ -131,7 +131,7 @@ def pinned(text: str, *, field: str) -> str:
         raise _refusal(field, text, f"cannot be imported: {found}; rename it")
     digest = digest_of(located.files, located.root)
     if not located.installed:
-        stage(located, digest)
+        copy_to_cache(located, digest)
     place = located.first.name if reference.place.endswith(".py") else reference.place
     return str(Reference(place, digest, reference.name))
 

@@ -34,7 +34,7 @@ class Split(Protocol):
         ...
 
     def order(self, generator: torch.Generator) -> Tensor:
-        """All positions once, in a random order that suits the storage."""
+        """All positions once, in a random order that fits the storage."""
         ...
 
 

@@ -17,7 +17,7 @@ class DenoisedClassifier(nn.Module):
     """f(x + noise) = classify(resize(denoise(x + noise))), with noise of standard deviation sigma.
 
     The noise is added first, at the image size of the denoiser: radii refer to images of that size,
-    whatever the input size of the classifier. Denoised images are resized for the classifier
+    not of the classifier's input size. Denoised images are resized for the classifier
     (bicubic, with anti-aliasing), as in Carlini et al. 2023.
     """
 

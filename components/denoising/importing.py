@@ -36,7 +36,7 @@ class DenoiserTarget:
     image_size: int = 256
     schedule: str = "linear"
     num_timesteps: int = 1000
-    rescaled_time: bool = False  # times of 0..1000 whatever the number of timesteps
+    rescaled_time: bool = False  # times are 0..1000 for any number of timesteps
     head_width: int | None = None  # None: HEAD_WIDTH, or derived from num_heads
     num_heads: int | None = None
     attention_order: str = "legacy"

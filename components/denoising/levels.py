@@ -4,7 +4,7 @@ import math
 
 
 def certain_levels(name: str, num_timesteps: int) -> tuple[float, float] | None:
-    """First and last sigma that a schedule certainly covers; None: build the schedule to know.
+    """First and last sigma that a schedule certainly covers; None: not known in advance.
 
     The formulas of `Diffusion.named` without diffusers, which takes a second to import, with a
     margin of one percent at both ends.

@@ -56,12 +56,12 @@ def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
         f"{model}: certified accuracy by patch size",
         svg,
         (
-            LegendEntry(_proven_sign(result), "proven", "line"),
+            LegendEntry(_proven_label(result), "proven", "line"),
             LegendEntry("the vote without an adversary", "measured", "dot"),
-            *_attack_sign(result),
+            *_attack_legend(result),
         ),
         (
-            *_doubt(result),
+            *_unsound_note(result),
             f"Votes: {describe_votes(result)}.",
             _standard_sentence(result, standard),
             *_vote_sentences(result),
@@ -149,7 +149,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
             LegendEntry("proven at this radius, band: 95% interval", "proven", "line"),
             LegendEntry("largest radius that this many draws can prove", "muted", "dash"),
             LegendEntry("the vote without an adversary", "measured", "dot"),
-            *_attack_sign(result),
+            *_attack_legend(result),
         ),
         (
             _standard_sentence(result, standard),
@@ -200,13 +200,13 @@ def _steps(result: CertifyResult) -> tuple[FloatArray, FloatArray, FloatArray, F
     return knots, held, bounds[:, 0], bounds[:, 1]
 
 
-def _proven_sign(result: CertifyResult) -> str:
+def _proven_label(result: CertifyResult) -> str:
     if not result.sound:
         return "by the published count of touched votes, which is too small: not proven"
     return "proven for every patch of this size, band: 95% interval"
 
 
-def _doubt(result: CertifyResult) -> tuple[str, ...]:
+def _unsound_note(result: CertifyResult) -> tuple[str, ...]:
     if result.sound:
         return ()
     return (
@@ -264,7 +264,7 @@ def _draws_sentences(result: CertifyResult) -> tuple[str, ...]:
     )
 
 
-def _attack_sign(result: CertifyResult) -> tuple[LegendEntry, ...]:
+def _attack_legend(result: CertifyResult) -> tuple[LegendEntry, ...]:
     if not result.challenge:
         return ()
     count = result.challenge.robust.num_items

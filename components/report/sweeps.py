@@ -147,14 +147,14 @@ def _chart(
             alt=_alt(shown, axis=axis, sound=sweep.first.sound),
         ),
         (
-            LegendEntry(_sign(sweep), "proven" if sweep.first.sound else "measured", "line"),
+            LegendEntry(_label(sweep), "proven" if sweep.first.sound else "measured", "line"),
             LegendEntry("the vote without an adversary", "measured", "line"),
         ),
         _caption(sweep, models, patches, image_area=image_area, num_hidden=len(hidden)),
     )
 
 
-def _sign(sweep: Sweep) -> str:
+def _label(sweep: Sweep) -> str:
     if sweep.first.sound:
         return "proven for every patch of the size named, bars: 95% interval"
     return "by the published count of touched votes, which may be too small: not proven"
@@ -208,7 +208,7 @@ def _num_items(sweep: Sweep) -> int:
 
 
 def own_charts(results: Sequence[CertifyResult], sweeps: Sequence[Sweep]) -> list[CertifyResult]:
-    """Certificates that get a chart of their own: those outside sweeps, and challenged ones."""
+    """Certificates that get their own chart: those outside sweeps, and challenged ones."""
     swept = {r.name for sweep in sweeps for r in sweep.results}
     return [r for r in results if r.name not in swept or r.challenge]
 

@@ -227,8 +227,8 @@ def _heads_line(attention: list[dict[str, int]], *, assumed: bool) -> str:
     listed = "; ".join(
         f"{a['num_heads']} x {a['head_width']} at {a['channels']} channels" for a in attention
     )
-    doubt = " (assumed; if trained otherwise, set --head-width or --num-heads)"
-    return f"attention  heads x width: {listed}{doubt if assumed else ''}"
+    note = " (assumed; if trained otherwise, set --head-width or --num-heads)"
+    return f"attention  heads x width: {listed}{note if assumed else ''}"
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

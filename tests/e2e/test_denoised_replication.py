@@ -74,14 +74,14 @@ def test_figures_that_were_not_counted_are_refused(lines):
     with pytest.raises(ValueError, match="was not counted"):
         findings.values(runs.Lines(lines), "plain-050", 0.3)
     missing = [line for line in lines if (line["seed"], line.get("certificate")) != (1, "bare-050")]
-    with pytest.raises(ValueError, match="not one line for each of the seeds"):
+    with pytest.raises(ValueError, match="does not have one line for each of the seeds"):
         findings.values(runs.Lines(missing), "bare-050", 0.5)
 
 
 def test_the_page_does_not_depend_on_the_order_of_lines(lines):
     text = page.render(lines)
     assert "- Denoiser: **reproduced**" in text
-    assert "at most a radius of 2.20 sigma (1.26 sigma with 64)" in text  # rounded down
+    assert "radii up to 2.20 sigma and 1.26 sigma" in text  # rounded down
     assert text == page.render(lines[::-1])
     assert page.page.svg(page.draw(lines)).count("<svg") == 1
 

@@ -153,7 +153,7 @@ def mistake(text: str, **options) -> str:
         (
             "attack={linf: {eps: 0.1, attacks: [{kind: spatial}]}}",
             "my.yaml: attack.linf.attacks.0.kind: spatial is not an attack of norm linf; ",
-            "its own",
+            "its own entry",
         ),
         (
             "attack={linf: {eps: 0.1, attacks: [{kind: pgd}], curves: {eps: [8]}}}",

@@ -94,10 +94,10 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
         ("space: {train.val_eps: [0.1]}", "tune.space.train.val_eps: decides how trials are "),
         ("space: {train.variants.a.epochs: [1]}", "tune.space.train.variants.a.epochs: belongs "),
         ("space: {model.pretrained: [a, b]}", "tune.space.model.pretrained: is a path; "),
-        ("space: {train.epochs: [1, 2]}, epochs: 2", "tune.epochs: 2 is set beside train.epochs"),
+        ("space: {train.epochs: [1, 2]}, epochs: 2", "tune.epochs: 2 conflicts with train.epochs"),
         (
             "space: {train.batch_size: [8]}, scheduler: {kind: pbt}",
-            "tune.scheduler.kind: pbt has noth",
+            "tune.scheduler.kind: pbt finds no",
         ),
         (
             "space: {train.weight_decay: [1, 2]}, scheduler: {kind: pbt}, search: {kind: optuna}",

@@ -86,7 +86,7 @@ def gap_histograms(
 ) -> tuple[Mapping[str, GapHistogram], str]:
     """Gaps of the two largest pre-softmax logits per attention module of `net`, from one pass.
 
-    A network without access to its attention has no histograms; the second value says why.
+    A network without access to its attention has no histograms; the second value is the reason.
     """
     try:
         attention_of(net)

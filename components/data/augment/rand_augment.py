@@ -21,7 +21,7 @@ from components.core.errors import CasemateError
 from components.core.types import FloatArray, IntArray
 from components.data.augment.draws import Draws
 
-LEVELS = 10.0  # timm's largest magnitude unless mmax says otherwise
+LEVELS = 10.0  # timm's largest magnitude unless mmax is set
 # timm skips unknown parts; here they are errors
 SETTING = re.compile(
     r"rand(-(m\d+|n\d+|p\d+(\.\d+)?|mstd\d+(\.\d+)?|mmax\d+|inc[01]|t(weights|3aw|3a)))*"

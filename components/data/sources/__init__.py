@@ -44,7 +44,7 @@ def open_source(
             raise CasemateError("data.path", path, f"does not apply to source {name}; remove it")
         return info.opener()(**chosen)
     if info.path == "needed" and path is None:
-        raise CasemateError("data.path", path, f"must be set for source {name}: {info.wants}")
+        raise CasemateError("data.path", path, f"must be set for source {name}: {info.path_help}")
     place = None if path is None else Path(path).expanduser().absolute()
     if info.by_name:
         return info.opener()(name.removeprefix(HUB_PREFIX), place, **chosen)

@@ -48,9 +48,9 @@ class SourceInfo:
     name: str
     title: str
     open: str  # "module:function", below this package
-    wants: str | None  # description of data.path; None: no files are read
+    path_help: str | None  # description of data.path; None: no files are read
     num_classes: int | None = None  # None: depends on the files
-    side: int | None = None  # of square images, all alike; None: varies
+    side: int | None = None  # side of all images, which are square; None: varies
     channels: int | None = None  # None: varies, or depends on the files
     splits: Mapping[str, int] | None = None  # items as published; None: depends on the files
     options: tuple[Option, ...] = ()
@@ -86,7 +86,7 @@ class SourceInfo:
             "num_items": self.num_items,
             "splits": None if self.splits is None else dict(self.splits),
             "test_only": self.test_only,
-            "path": self.wants,
+            "path": self.path_help,
             "options": {option.name: option.help for option in self.options},
             "used_by": list(self.used_by),
         }
@@ -205,14 +205,19 @@ def _corrupted_cifar(name: str, title: str, *, num_classes: int) -> SourceInfo:
 
 
 def _imagenet_variant(
-    name: str, title: str, num_items: int, *, wants: str = _WNID_TREE, used_by: tuple[str, ...] = ()
+    name: str,
+    title: str,
+    num_items: int,
+    *,
+    path_help: str = _WNID_TREE,
+    used_by: tuple[str, ...] = (),
 ) -> SourceInfo:
     """Other test images for the classes of ImageNet, or for some of them."""
     return SourceInfo(
         name,
         title,
         f"imagenet_variants:open_{name}",
-        wants,
+        path_help,
         num_classes=1000,
         splits={"test": num_items},
         options=(_SUBSET,),
@@ -317,7 +322,7 @@ _SOURCES = (
         "imagenet_v2",
         "ImageNet-V2, one of its three variants",
         10_000,
-        wants="folder with <class number>/*",
+        path_help="folder with <class number>/*",
     ),
     _imagenet_variant("imagenet_sketch", "ImageNet-Sketch, drawings", 50_889),
     SourceInfo(

@@ -26,7 +26,7 @@ def masked_pairs(
     """Query i sees key j only where `allowed[..., i, j]`: bool, (N, N) or (B, N, N).
 
     N counts the tokens of the block's own sequence: prefix and patches in ViT, patches in CaiT,
-    whose class attention has no such pairs and stays as it is. `names` picks attention modules.
+    whose class attention has no such pairs and is unchanged. `names` selects attention modules.
     """
     if allowed.dtype != torch.bool or allowed.dim() not in (2, 3):
         raise ValueError("pairs must be bool, (N, N) or (B, N, N)")

@@ -53,15 +53,15 @@ class LeakDetector:
         return self.leak >= self.smallest_leak and chance < self.failure_prob
 
     def check(self) -> None:
-        """Raise if labels leak; the error has the remedy."""
+        """Raise an error with a remedy if labels leak."""
         if not self.found():
             return
-        cure = "use num_steps: 2" if self.num_steps == 1 else "use more steps or a smaller eps"
+        remedy = "use num_steps: 2" if self.num_steps == 1 else "use more steps or a smaller eps"
         raise CasemateError(
             "train.objective.num_steps",
             self.num_steps,
-            f"lets labels leak: attacked training images are classified better than clean ones, by "
-            f"{100 * self.leak:.1f} points; {cure}",
+            f"leaks labels: attacked training images are classified better than clean ones, by "
+            f"{100 * self.leak:.1f} points; {remedy}",
         )
 
     def state(self) -> Tensor:

@@ -35,7 +35,7 @@ else:
     CertifySettings = union_of(FAMILIES)
 
 EXTENDS = "extends"  # a recipe whose values are used where this one has none
-MAIN = "main"  # the model of `train.objective`; variants have names of their own
+MAIN = "main"  # the model of `train.objective`; variants have their own names
 
 
 class Recipe(Section):

@@ -288,4 +288,4 @@ def _key_problems(place: str, key: str, *, epochs: int | None) -> Iterator[Probl
         if key.startswith(start):
             yield Problem(place, "", remedy)
     if key == "train.epochs" and epochs:
-        yield Problem("epochs", epochs, f"is set beside train.epochs in {place.split('.')[0]}")
+        yield Problem("epochs", epochs, f"conflicts with train.epochs in {place.split('.')[0]}")

@@ -104,7 +104,7 @@ def _generated_labels(source: Source, generated: Source) -> list[int]:
 def list_splits(
     data: "DataSettings", source: Source, generated: Source | None
 ) -> dict[str, list[Entry]]:
-    """The entries of every split in stored order; generated images are a split of their own."""
+    """The entries of every split in stored order; generated images are a separate split."""
     limits = {str(split): limit for split, limit in data.limits.items()}
     num_generated = limits.pop(SYNTHETIC, None)
     splits = assign_splits(
@@ -179,7 +179,7 @@ def _check_shapes(jobs: Mapping[str, ShardJob]) -> None:
 
 
 def _write_all(jobs: Mapping[str, ShardJob], plans: list[ShardPlan]) -> list[ShardRecord]:
-    """One task per plan; the records come back in the order of the plans."""
+    """One task per plan; returns the records in the order of the plans."""
     # embedded sources carry their pixels: one copy per node, not per task
     stored = {id(job): ray.put(job) for job in jobs.values()}
     shared = {split: stored[id(job)] for split, job in jobs.items()}

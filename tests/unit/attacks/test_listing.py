@@ -104,12 +104,12 @@ def test_too_few_classes_are_refused_before_any_work():
     assert (standard.min_classes, rand.min_classes) == (4, 3)
     check_class_count(standard.members(), num_classes=4)
     check_class_count(rand.members(), num_classes=3)
-    with pytest.raises(CasemateError, match=r"apgd-t: 3 classes are too few, it needs 4"):
+    with pytest.raises(CasemateError, match=r"apgd-t: 3 classes are too few: it needs 4"):
         check_class_count(standard.members(), num_classes=3)
-    with pytest.raises(CasemateError, match=r"apgd-dlr: 2 classes are too few, it needs 3"):
+    with pytest.raises(CasemateError, match=r"apgd-dlr: 2 classes are too few: it needs 3"):
         check_class_count(rand.members(), num_classes=2)
     scaled = AasSettings(inner=ApgdTargetedSettings())
-    with pytest.raises(CasemateError, match=r"apgd-t: 3 classes are too few, it needs 4"):
+    with pytest.raises(CasemateError, match=r"apgd-t: 3 classes are too few: it needs 4"):
         check_class_count([scaled], num_classes=3)
 
 

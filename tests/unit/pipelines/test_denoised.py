@@ -257,14 +257,14 @@ def test_noise_and_channels_that_do_not_fit_are_refused_before_training(cleaner,
         check(recipe_of({"sigma": 0.0001, "radii": [0.00005]}))
     source = f"model:{cleaner / 'model'}"
     coloured = recipe_of({"denoiser": source}, data={"source": "digits", "channels": 3})
-    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 channels go .* have 3"):
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 input chan.* have 3"):
         lint.warnings_of(coloured)
-    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 channels go .* have 3"):
+    with pytest.raises(CasemateError, match=r"^x: certify\.l2\.denoiser: 1 input chan.* have 3"):
         check(
             recipe_of({"denoiser": source}), Facts(height=SIDE, width=SIDE, channels=3)
         )  # as prepared
     three = made_denoiser(tmp_path / "three", channels=3)
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 channels go .* have 1"):
+    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 input chan.* have 1"):
         run({}, **{"train.cleaner": three})
 
 

@@ -123,7 +123,7 @@ def test_variances_that_ancestral_sampling_is_not_told(unet):
 
 def test_channels_are_those_of_the_source(unet):
     source, line = unet(given=3), "certify.l2.denoiser: 3 input channels do not match the images"
-    assert refusal(certified(source)) == f"{line} have 1"
+    assert refusal(certified(source)) == f"{line}, which have 1"
     check(certified(source, data={"channels": 3}))
     check(certified(source, data={"source": "cifar10", "path": "somewhere"}))
     with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 channels go"):

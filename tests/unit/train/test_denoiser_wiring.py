@@ -165,7 +165,7 @@ def test_words_are_the_same_in_both_rooms():
             "model.architecture=unet",
             r"model\.architecture: unet is not a network for a classifier",
         ),
-        ("train.variants.clean.model.mean=[0.1]", r"clean\.model: of a denoiser takes arch"),
+        ("train.variants.clean.model.mean=[0.1]", r"clean\.model: of a denoiser takes only arch"),
         ("train.variants.clean.objective.full=true", r"give exactly one of sigmas"),
         ("train.variants.clean.objective.sigmas=[]", r"give exactly one of sigmas"),
         (

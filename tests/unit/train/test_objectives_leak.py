@@ -52,7 +52,7 @@ def test_a_model_that_reads_the_perturbation_is_caught(new_batch):
     for step in range(10):
         detector.update(objective.loss(model, model, new_step(batch, step)).metrics, num_items=22)
     assert detector.leak > 0.3
-    with pytest.raises(CasemateError, match=r"num_steps: 1 lets labels leak.*use num_steps: 2$"):
+    with pytest.raises(CasemateError, match=r"num_steps: 1 leaks labels.*use num_steps: 2$"):
         detector.check()
 
 

@@ -18,9 +18,7 @@ def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):
 
         def fit(self) -> None:
             assert not self.stopped.exists()  # of an earlier run
-            self.stopped.write_text(
-                json.dumps(["train.objective.num_steps", 1, "lets labels leak"])
-            )
+            self.stopped.write_text(json.dumps(["train.objective.num_steps", 1, "leaks labels"]))
 
     monkeypatch.setattr(train, "FailFastTrainer", Trainer)
     monkeypatch.setattr(train.PreparedDataset, "open", lambda path: None)
@@ -32,5 +30,5 @@ def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):
         part="main", scratch=tmp_path, path=tmp_path, fingerprint="0" * 64, step="train.main"
     )
     recipe = loads("{name: toy, data: {source: digits}, train: {}}", source="toy")
-    with pytest.raises(CasemateError, match=r"^train.objective.num_steps: 1 lets labels leak$"):
+    with pytest.raises(CasemateError, match=r"^train.objective.num_steps: 1 leaks labels$"):
         train.run(recipe, {"prepare": tmp_path}, out)

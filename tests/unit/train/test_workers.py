@@ -191,7 +191,7 @@ def test_a_leak_stops_all_workers_at_the_same_step(new_session):
             session.run_epoch(total=total)
 
     def run(session: Session, total) -> None:
-        with pytest.raises(TrainingStoppedError, match=r"num_steps: 1 lets labels leak.*steps: 2"):
+        with pytest.raises(TrainingStoppedError, match=r"num_steps: 1 leaks labels.*steps: 2"):
             train(session, total)
 
     together(sessions, run)
