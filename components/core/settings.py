@@ -29,7 +29,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 T = TypeVar("T")
 
-RUN_SEED = 0  # of a run that names none
+RUN_SEED = 0  # default seed of a run
 
 
 class Problem(NamedTuple):
