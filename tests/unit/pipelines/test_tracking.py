@@ -138,8 +138,7 @@ def test_a_full_disk_is_one_line(tracker, open_run):
     engine.dispose()
     try:
         with pytest.raises(CasemateError, match="the disk is full; free some space") as caught:
-            for step in range(2000):
-                run.metrics({f"m{i}": float(i) for i in range(50)}, step=step)
+            run.metrics({f"m{i}-{'x' * 200}": float(i) for i in range(900)})
     finally:
         event.remove(Engine, "connect", no_more)
         engine.dispose()
