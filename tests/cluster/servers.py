@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 PASSWORD = "pg-" + secrets.token_hex(8)
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 UP_SECONDS = 240  # a busy machine
 
 
@@ -87,7 +88,7 @@ class MlflowServer:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        env = {**os.environ, "PGPASSWORD": PASSWORD, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        env = {**os.environ, "PGPASSWORD": PASSWORD, **QUIET}
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [

@@ -24,9 +24,7 @@ IN_ENVIRONMENT = {
     "RAY_AUTH_TOKEN": "aa" * 31 + "5e",  # 64 characters, as Ray makes them
 }
 PLANTED = [IN_URI, PASSWORD, *IN_ENVIRONMENT.values()]
-SEARCH = {
-    "train.learning_rate": {"choice": [0.001, 0.003]},
-}
+TUNE = {"space": {"train.learning_rate": [0.001, 0.003]}, "epochs": 1}
 
 
 class Watch:
@@ -74,8 +72,7 @@ def outputs(mlflow_server, postgres, tmp_path_factory):
     uri = f"http://alice:{IN_URI}@{proxy.address}"
     sections = {**TINY, "name": "planted", "tracking": {"uri": uri, "experiment": "planted"}}
     sections["train"] = {**TINY["train"], "epochs": 3}
-    tune = {"space": SEARCH, "search": {"kind": "grid"}, "epochs": 1}
-    recipe = write_recipe(base / "planted.yaml", {**sections, "tune": tune})
+    recipe = write_recipe(base / "planted.yaml", {**sections, "tune": TUNE})
     home, storage = Path(tempfile.mkdtemp(prefix="cm-s-", dir="/tmp")), base / "storage"
     env = {**IN_ENVIRONMENT, "RAY_TMPDIR": str(home)}
     said, seen = [], set()
