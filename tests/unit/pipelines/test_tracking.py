@@ -31,7 +31,7 @@ def tracker(storage):
 def open_run(tracker, storage, request):
     """Opens the run of this test, again and again: as after a kill."""
     name = request.node.name
-    return lambda: tracker.flow_run(name, name, {"seed": 3}, folder=storage / name)
+    return lambda: tracker.flow_run(name, name, {"seed": 3}, outbox=storage / f"{name}.jsonl")
 
 
 def test_a_restarted_flow_continues_its_run_and_repeats_nothing(tracker, open_run):
