@@ -19,7 +19,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.user_code import digests
-from pipelines.recipe.credentials import refuse_credentials_in_job
+from pipelines.recipe.credentials import refuse_credentials_in_job, refuse_password_in_url
 from pipelines.recipe.paths import refuse_relative, with_paths_of
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import REVISION_ENV
@@ -121,6 +121,7 @@ def forwarded_env(names: Sequence[str]) -> dict[str, str]:
             raise CasemateError("--env", name, "is set by casemate for every job; leave it out")
         if name not in os.environ:
             raise CasemateError("--env", name, "is not set here; export it before submitting")
+        refuse_password_in_url(name, os.environ[name])
     return {name: os.environ[name] for name in names}
 
 
