@@ -5,6 +5,7 @@ A driver never asks torch for GPUs: it often runs on a machine without any.
 
 import os
 import platform
+import time
 from typing import Any
 
 import ray
@@ -13,6 +14,7 @@ from components.core.errors import CasemateError, first_line
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.cluster import check_reachable
 
+START_SECONDS = 30.0  # until a head that has just started knows its nodes
 STAND_IN = "CASEMATE_TEST_GPU"
 """For tests on machines without GPUs: the torch device that stands in for the GPU of a worker.
 
@@ -73,8 +75,12 @@ def gpus_at(address: str) -> float:
     from ray.util.state import list_nodes
 
     check_reachable(address, key="--address")
+    deadline = time.monotonic() + START_SECONDS
+    nodes: list[Any] = []
     try:
-        nodes = list_nodes(address, filters=[("state", "=", "ALIVE")], timeout=10)
+        while not nodes and time.monotonic() < deadline:  # a head that starts has none yet
+            nodes = list_nodes(address, filters=[("state", "=", "ALIVE")], timeout=10)
+            time.sleep(0 if nodes else 0.5)
     except Exception as error:  # the state API raises errors of requests, of Ray and its own
         raise CasemateError("--address", address, f"gives no answer: {first_line(error)}") from None
     return sum(float((node.resources_total or {}).get("GPU", 0)) for node in nodes)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ray.train.torch.config import TorchConfig, _TorchBackend
+from ray.util import remove_placement_group
 
 from pipelines.runtime.devices import worker_device
 
@@ -11,8 +12,14 @@ class CheckedBackend(_TorchBackend):  # type: ignore[misc]  # Ray has no types
     """Ray's process group; a worker without its GPU says so before, as NCCL names no machine."""
 
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        worker_group.execute(worker_device)
-        super().on_start(worker_group, backend_config)
+        try:
+            worker_group.execute(worker_device)
+            super().on_start(worker_group, backend_config)
+        except Exception:
+            # Ray ends the training, but keeps its CPUs and GPUs for as long as the driver lives.
+            held = worker_group.get_worker_group_state().placement_group_handle
+            remove_placement_group(held.placement_group)
+            raise
 
 
 class CheckedTorchConfig(TorchConfig):  # type: ignore[misc]

@@ -31,6 +31,7 @@ class Trial:
     robust: str  # per attacked validation item, in order: 1 = right under attack
     schedule: tuple[Json, ...]  # since which epoch it had which values
     history: tuple[Json, ...] = ()  # every epoch of the model that it ended with
+    device: str = ""  # of its last epoch
 
 
 def read_trial(result: Result) -> Trial:
@@ -47,6 +48,7 @@ def read_trial(result: Result) -> Trial:
         robust="" if stopped else last["standing"],
         schedule=tuple(last.get("schedule", ())),
         history=tuple(last.get("history", ())),
+        device=last.get("device", ""),
     )
 
 
@@ -175,6 +177,6 @@ def track(out: StageDir, trials: Sequence[Trial], *, metric: str) -> None:
         run.params(trial.values)
         for number, epoch in enumerate(trial.history):
             run.metrics({f"tune/{key}": value for key, value in epoch.items()}, step=number)
-        run.tags({"casemate.status": _status(trial)})
+        run.tags({"casemate.status": _status(trial), "casemate.device": trial.device})
         run.finish("FAILED" if trial.stopped is not None else "FINISHED")
     out.run.metrics({f"tune/best_{metric}": trials[0].figures[metric]})

@@ -14,7 +14,7 @@ from pipelines.recipe.schema.tune import PbtScheduler, TuneSection
 from pipelines.recipe.trials import fixed_points, tuned
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.cluster import total_cpus, train_resources
+from pipelines.runtime.cluster import is_local, total_cpus, train_resources
 from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.gauges import shown_at
 from pipelines.runtime.waiting import wait_for_room
@@ -43,6 +43,12 @@ def fit(
 ) -> tune.ResultGrid:
     """Run the trials, or the unfinished ones of an interrupted run; Ray Tune's result grid."""
     trainable = tune.with_resources(trial, trial_resources(recipe.cluster))
+    wait_for_room(
+        train_resources(recipe.cluster),
+        num_workers=recipe.cluster.train_workers,
+        label=out.step,
+        max_wait=recipe.cluster.max_wait,
+    )
     place = out.scratch / f"tune-{out.fingerprint[:12]}"
     tuner = None
     if place.exists():
@@ -59,12 +65,6 @@ def fit(
         bar.at(sum(_lines(path) for path in place.glob("*/result.json")))
 
     total = num_trials(recipe) * epochs
-    wait_for_room(
-        train_resources(recipe.cluster),
-        num_workers=recipe.cluster.train_workers,
-        label=out.step,
-        max_wait=recipe.cluster.max_wait,
-    )
     shown = shown_at(out)
     with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0, **shown):
         return tuner.fit()
@@ -75,15 +75,18 @@ def trial_resources(cluster: ClusterSection) -> dict[str, float] | tune.Placemen
 
     Ray Tune places them together and frees them together, whoever ends the trial.
     """
-    cpus, gpus = cluster.cpus_per_train_worker, cluster.gpus_per_train_worker
     if cluster.train_workers == 1:
-        return {"cpu": cpus, "gpu": gpus}
-    worker = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
-    return tune.PlacementGroupFactory([{}, *[worker] * cluster.train_workers])
+        return {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_train_worker}
+    return tune.PlacementGroupFactory([{}, *[train_resources(cluster)] * cluster.train_workers])
 
 
-def _num_at_once(cluster: ClusterSection) -> int:
-    """Trials that fit side by side."""
+def _num_at_once(cluster: ClusterSection, *, proposed: bool) -> int | None:
+    """Trials side by side: as many as fit now; None: as many as fit, also on nodes that join.
+
+    Proposals depend on earlier results, so they must not all be made at once.
+    """
+    if not proposed and not is_local():
+        return None
     workers = cluster.train_workers
     fit = total_cpus() // (workers * cluster.cpus_per_train_worker)
     if gpus := workers * cluster.gpus_per_train_worker:
@@ -129,7 +132,7 @@ def _new_tuner(
             mode="max",
             reuse_actors=True,
             # Ray counts paused trials, too. A population exists as a whole and takes turns.
-            max_concurrent_trials=None if pbt else _num_at_once(cluster),
+            max_concurrent_trials=None if pbt else _num_at_once(cluster, proposed=points is None),
             scheduler=stops,
             search_alg=None if points is not None else _optuna(recipe),
             num_samples=1 if points is not None else num_trials(recipe),
