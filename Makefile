@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 BESIDE := tests/e2e/test_submit.py tests/ray
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-fast test-cluster check fix lock bench ui clean browser
+.PHONY: help setup demo smoke test test-fast test-cluster check fix lock bench ui clean browser postgres
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ test: setup browser ## run every test (unit, ray, e2e)
 test-fast: setup ## run the unit tests only
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e and not cluster"
 
-test-cluster: setup ## run the longer tests: servers, several Ray nodes, real kills
+test-cluster: setup postgres ## run the longer tests: servers, several Ray nodes, real kills
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m cluster
 
 browser: # a system Chromium for the tests that look at the report; they skip without one
@@ -57,6 +57,13 @@ browser: # a system Chromium for the tests that look at the report; they skip wi
 	    echo "test: installing chromium from the system's packages"; \
 	    apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq chromium >/dev/null 2>&1; }; } || \
 	  echo "test: no chromium here; the browser tests will be skipped"
+
+postgres: # a system Postgres for the tests with an MLflow server; they skip without one
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && { \
+	    echo "test-cluster: installing postgresql from the system's packages"; \
+	    apt-get update -qq >/dev/null 2>&1 && apt-get install -y -qq postgresql >/dev/null 2>&1; }; } || \
+	  echo "test-cluster: no Postgres here; the tests with an MLflow server will be skipped"
 
 check: setup ## lint, format check, types, import contracts, recipes
 	$(BIN)/ruff format --check .

@@ -37,6 +37,14 @@ def _remove_ray_home():
     shutil.rmtree(RAY_HOME, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_local_gpus():
+    """Warnings are those of a machine without GPUs, wherever the tests run."""
+    from pipelines.recipe import gpus
+
+    gpus.DEVICES = Path(os.devnull)
+
+
 @pytest.fixture(scope="session")
 def ray_session():
     """One Ray for every test that needs one."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from components.attacks.gradients import check_logits, input_gradient, is_zero
-from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search, hard_labels
+from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, kl_divergence, margin
 from components.attacks.projections import Ball, ball_around, linf_bounds
 from components.attacks.settings import (
@@ -338,29 +338,28 @@ pgd_linf = partial(pgd, norm="linf")
 pgd_l2 = partial(pgd, norm="l2")
 
 
-def fgsm(
+def sign_ascent(
     logits_of: LogitsFn,
     x: Images,
     y: Labels,
     *,
+    start: Images,
     eps: float,
     step_size: float,
     num_steps: int,
-    starts: Tensor,
+    loss_of: LossFn = cross_entropy,
 ) -> Images:
-    """The training attack: the last iterate of sign steps from `x + eps * starts`, in l-inf.
+    """The training attack: the last iterate of sign steps from `start`, projected, in l-inf.
 
-    `eps` = 0, the first epoch of a warm-up, returns `x` itself without a model call, although the
-    offset alone would move it. `step_size` may exceed `eps`: a warm-up keeps the final step size,
-    and the projection keeps the result in the ball. Soft targets are attacked by their largest
-    share. Hold `attack_mode(model)` around the call.
+    `eps` = 0, the first epoch of a warm-up, returns `x` itself without a model call. `step_size`
+    may exceed `eps`: the projection keeps the result in the ball. Hold `attack_mode(model)` around
+    the call.
     """
     if eps == 0:
         return x
-    y = hard_labels(y)
     low, high = linf_bounds(x, eps=eps)
-    x_adv = (x + eps * starts.to(x) + START_OFFSET).clamp(low, high)
+    x_adv = start.clamp(low, high)
     for _ in range(num_steps):
-        gradient = input_gradient(logits_of, x_adv, y).gradient
+        gradient = input_gradient(logits_of, x_adv, y, loss_of=loss_of).gradient
         x_adv = (x_adv + step_size * gradient.sign()).clamp(low, high)
     return x_adv

@@ -9,14 +9,13 @@ correctly before and after, over all rows.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, get_args, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from components.attacks.gradients import check_logits
 from components.attacks.settings import AttackSettings, Norm
-from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.settings import NonNegative, Problem
 from components.core.types import Images, Labels, Logits, LogitsFn
@@ -199,21 +198,3 @@ class Search:
             num_gradients=self.num_gradients,
             num_zero_gradients=self.num_zero_gradients,
         )
-
-
-def check_budget(name: str, *, norm: str, eps: float) -> None:
-    """Reject an impossible budget; `name` is the attack's kind."""
-    if norm not in (norms := get_args(Norm)):
-        raise CasemateError(f"{name}.norm", norm, f"is unknown; choose {' or '.join(norms)}")
-    if not (math.isfinite(eps) and eps >= 0):
-        raise CasemateError(f"{name}.eps", eps, "is not a budget; write a number of pixels >= 0")
-    if norm == "linf" and eps > 1:
-        hint = f"is above 1, the whole pixel range; did you mean {eps:g}/255?"
-        raise CasemateError(f"{name}.eps", eps, hint)
-
-
-def check_counts(name: str, **counts: int) -> None:
-    """Every count is at least one: an attack without steps would make every model look robust."""
-    for key, count in counts.items():
-        if count < 1:
-            raise CasemateError(f"{name}.{key}", count, "must be at least 1")

@@ -100,6 +100,19 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         `source`: finished votes that contain all votes of this request.
         """
 
+    decides: ClassVar[bool] = False  # whether `decide` finds anything
+
+    def decide(self, task: VoteTask[VotesT]) -> dict[str, Any]:
+        """What can only be decided on the device of the votes, as JSON values; loads the model.
+
+        Decided once, before units are distributed: all workers use it and the votes record it.
+        """
+        return {}
+
+    def decided(self, task: VoteTask[VotesT], decisions: Mapping[str, Any]) -> VoteTask[VotesT]:
+        """The task with the results of `decide`."""
+        return task
+
     def notice(self, task: VoteTask[VotesT]) -> str | None:
         """A message to the user about how votes are computed, if there is one."""
         return None

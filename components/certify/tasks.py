@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from components.certify.vote_rows import image_digest
+from components.core.arithmetic import EXACT
 from components.core.types import Array
 from components.data.memory import MemoryDataset
 from components.data.prepared import ImageSplit, PreparedDataset, Split
@@ -30,8 +31,13 @@ class VoteSettings:
     device: str
 
     def to_dict(self) -> dict[str, object]:
-        """The `settings` of a votes file's header."""
-        return {"micro_batch": self.micro_batch, "device": self.device}
+        """The `settings` of a votes file's header.
+
+        On a CPU float32 is always exact; elsewhere the switches under which votes are computed are
+        recorded.
+        """
+        values = {"micro_batch": self.micro_batch, "device": self.device}
+        return values if self.device == "cpu" else {**values, "float32": EXACT.to_dict()}
 
 
 VotesT = TypeVar("VotesT", bound=VoteSettings)

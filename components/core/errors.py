@@ -1,28 +1,33 @@
 """The exception for mistakes that a user can fix, and one-line forms of other errors."""
 
+from components.core.secrets import redact
+
 
 class CasemateError(Exception):
     """Bad input: names the key, its value and the remedy, so that one line is enough to act on.
 
     `remedy` continues the sentence that key and value begin:
     `CasemateError("certify.sigma", 25, "is outside (0, 1]; write pixels as a fraction")`.
+    Credentials in it are replaced by `***`.
     """
 
     def __init__(self, key: str, value: object, remedy: str) -> None:
+        shown = redact(str(value))
+        value, remedy = value if shown == str(value) else shown, redact(remedy)
         super().__init__(key, value, remedy)  # all three as args: survives pickling between workers
         self.key = key
         self.value = value
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy]))
+        return redact(f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy])))
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if there is no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return redact((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def last_line(error: BaseException) -> str:
     """The last line of an error's message: the cause, if a traceback comes before it."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return redact((str(error).strip().splitlines() or [type(error).__name__])[-1])

@@ -29,6 +29,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 T = TypeVar("T")
 
+RUN_SEED = 0  # of a run that names none
+
 
 class Problem(NamedTuple):
     """One wrong value: `field` is relative to its owner and may be dotted."""

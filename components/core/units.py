@@ -3,11 +3,13 @@
 Independent of what runs them: a cluster, a test or a notebook.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from components.core.confidence_sequences import ShareSoFar
 
 WorkFn = Callable[[Any], pa.Table]  # payload -> result
 LoadPart = Callable[[str], pa.Table]  # name of a finished unit -> its result
@@ -20,6 +22,15 @@ class Unit:
     name: str
     about: str
     payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class SoFar:
+    """What the finished units tell before the last one is finished."""
+
+    draws: int = 0  # predictions that were computed: noisy copies, ablations
+    images: int = 0  # items that were processed
+    shares: Mapping[str, ShareSoFar] = field(default_factory=dict)  # by the name of a metric
 
 
 class ProgressBar(Protocol):
@@ -43,3 +54,6 @@ class UnitSource(Protocol):
 
     def show(self, bar: ProgressBar) -> None:
         """Update the progress bar."""
+
+    def so_far(self) -> SoFar:
+        """Intermediate results; called once in a while, never needed for the outcome."""

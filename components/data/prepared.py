@@ -1,6 +1,6 @@
 """Prepared datasets as tensors: a split in memory, or read shard by shard when used."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -85,9 +85,10 @@ class LazySplit:
     """Items of one split on disk, with a few shards in memory at a time."""
 
     reader: ShardReader
+    limit: int | None = None  # only the first items; None: all
 
     def __len__(self) -> int:
-        return len(self.reader)
+        return min(len(self.reader), len(self.reader) if self.limit is None else self.limit)
 
     def rows(self, index: Tensor) -> ImageSplit:
         """The items at these positions, in this order."""
@@ -105,8 +106,12 @@ class LazySplit:
 
     def order(self, generator: torch.Generator) -> Tensor:
         """A permutation of the positions that never needs more shards than the cache holds."""
-        sizes = [shard.num_items for shard in self.reader.shards]
-        return windowed_order(sizes, window=self.reader.cache_shards, generator=generator)
+        sizes, left = [], len(self)
+        for shard in self.reader.shards:
+            sizes.append(min(shard.num_items, left))
+            left -= sizes[-1]
+        used = [size for size in sizes if size]
+        return windowed_order(used, window=self.reader.cache_shards, generator=generator)
 
 
 def windowed_order(shard_sizes: list[int], *, window: int, generator: torch.Generator) -> Tensor:
@@ -179,16 +184,21 @@ class PreparedDataset:
         )
 
     def open_split(
-        self, split: str, *, memory_mb: int = MEMORY_MB, cache_shards: int = CACHE_SHARDS
+        self,
+        split: str,
+        *,
+        memory_mb: int = MEMORY_MB,
+        cache_shards: int = CACHE_SHARDS,
+        limit: int | None = None,
     ) -> Split:
-        """The split in memory if its pixels fit into `memory_mb`, else lazy.
+        """The split, or its first `limit` items: in memory if they fit into `memory_mb`, else lazy.
 
         A lazy split has another training order, so the choice depends on data size and settings
         only, not on the machine.
         """
-        lazy = self.lazy(split, cache_shards=cache_shards)
+        lazy = replace(self.lazy(split, cache_shards=cache_shards), limit=limit)
         num_bytes = len(lazy) * int(np.prod(lazy.reader.image_shape))
-        return self.load(split) if num_bytes <= memory_mb * 2**20 else lazy
+        return self.load(split, limit=limit) if num_bytes <= memory_mb * 2**20 else lazy
 
 
 def _in_memory(rows: Rows) -> ImageSplit:

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from components.core.errors import CasemateError
-from components.models.spec import ModelSpec
 from components.models.zoo import build_network
 
 # A prime that divides no size of a network: counts that are multiples of it scale with images, all
@@ -107,17 +106,6 @@ def _per_image(count: int) -> int:
     while count and count % BATCH == 0:
         count //= BATCH
     return count
-
-
-def costs_of_spec(spec: ModelSpec) -> Costs:
-    """Costs of a model; the input adapter costs nothing."""
-    return costs_of(
-        spec.architecture,
-        image_size=spec.network_size,
-        channels=spec.channels,
-        num_classes=spec.num_classes,
-        options=spec.options,
-    )
 
 
 def kept_sizes(net: nn.Module, images: Tensor) -> list[int]:

@@ -164,6 +164,11 @@ class Feeding:
     num_threads: int = 1
     num_ahead: int = 2  # batches being built or waiting
 
+    @classmethod
+    def by_threads(cls, num_threads: int) -> "Feeding":
+        """So many threads, each with a batch in work and one waiting."""
+        return cls(num_threads, 2 * num_threads)
+
 
 class Feed(Generic[Planned, Built]):
     """Results of `build` for each planned part, in order, built ahead by background threads.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.core.settings import RUN_SEED
 from pipelines.api.tables import Accuracy, accuracy_of, frame
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def attack(
     eps: float | str | None,
     norm: str | None = None,
     attacks: "Attacks" = "autoattack",
-    seed: int = 0,
+    seed: int = RUN_SEED,
     item_ids: Sequence[str] | None = None,
     micro_batch: int | None = None,
 ) -> AttackReport:
@@ -82,6 +83,7 @@ def attack(
     from components.attacks.evaluation import attack_model, weaknesses
     from components.attacks.interface import Items
     from components.attacks.listing import attack_list, check_class_count
+    from components.core.arithmetic import EXACT, using
     from components.data.memory import as_pixels, checked_labels, numbered
     from pipelines.runtime import progress
 
@@ -92,7 +94,8 @@ def attack(
     known = checked_labels(labels, pixels, model.spec.num_classes)
     ids = tuple(item_ids or numbered(len(pixels)))
     items = Items(pixels.to(device), known.to(device), ids, seed)
-    with progress.bar("attack", total=len(items) * len(listed), unit="items") as bar:
+    total = len(items) * len(listed)
+    with using(EXACT), progress.bar("attack", total=total, unit="items") as bar:
         result = attack_model(
             model,
             items,

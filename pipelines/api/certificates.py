@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.core.errors import CasemateError
+from components.core.settings import RUN_SEED
 from pipelines.api.tables import Accuracy, frame
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def certify_patch(
     given = dict(settings, patch_sizes=tuple(patch_sizes), kind=kind)
     if band is not None:
         given["band"] = band
-    return _certify(model, images, labels, given, out=out, item_ids=item_ids, seed=0)
+    return _certify(model, images, labels, given, out=out, item_ids=item_ids, seed=RUN_SEED)
 
 
 def certify_l2(
@@ -129,7 +130,7 @@ def certify_l2(
     sigma: float,
     out: str | Path | None = None,
     item_ids: Sequence[str] | None = None,
-    seed: int = 0,
+    seed: int = RUN_SEED,
     denoiser: str | Path | None = None,
     **settings: Any,
 ) -> Certificate:

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from components.core.errors import CasemateError
 from pipelines.api.runs import load_recipe
 
 if TYPE_CHECKING:
@@ -40,14 +42,20 @@ def submit(
     >>> api.submit("demo", address=dashboard, storage="/shared/runs").flow  # doctest: +SKIP
     """
     from pipelines.recipe.check import check
+    from pipelines.recipe.gpus import unused_gpus
     from pipelines.runtime import jobs
+    from pipelines.runtime.devices import gpus_at
 
     loaded = _placed(load_recipe(recipe, overrides=overrides, smoke=smoke), storage)
     check(loaded)
     if TRACKING_ENV in os.environ and not loaded.tracking.uri and TRACKING_ENV not in env:
         say(f"{TRACKING_ENV} is set here, but not forwarded: add --env {TRACKING_ENV}")
     flags = [flag for flag, on in ((jobs.FORCE, force), (jobs.PARALLEL, parallel)) if on]
-    return jobs.submit(loaded, address=address, flags=flags, python=python, env=env, say=say)
+    job = jobs.submit(loaded, address=address, flags=flags, python=python, env=env, say=say)
+    with suppress(CasemateError):  # the dashboard may not know its nodes
+        if notice := unused_gpus(loaded, gpus_at(address)):
+            say(str(notice))
+    return job
 
 
 def _placed(recipe: "Recipe", storage: str | None) -> "Recipe":

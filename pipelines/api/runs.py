@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
+from components.core.secrets import redact
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run(
     """
     from pipelines.flow.run import run_flow
     from pipelines.flow.summary import folder_of, summary
+    from pipelines.runtime.tracking_uri import tracking_uri
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     steps = run_flow(
@@ -92,7 +94,7 @@ def run(
         steps={step.name: step.folder for step in steps},
         summary=summary(steps),
         report=report / "report.html" if report else None,
-        tracking_uri=loaded.tracking.uri or f"sqlite:///{root}/mlflow.db",
+        tracking_uri=redact(tracking_uri(loaded.tracking, root)),
     )
 
 
@@ -179,9 +181,15 @@ def _model_name(folder: Path, manifest: "Manifest") -> str:
 
 
 def lint(
-    recipe: "RecipeSource", *, overrides: Sequence[str] = (), smoke: bool = False
+    recipe: "RecipeSource",
+    *,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    address: str | None = None,
 ) -> "list[LintWarning]":
     """Warnings about a recipe that is valid but probably not meant; one that cannot work raises.
+
+    `address`: of the cluster that it is meant for, whose GPUs are counted; nothing runs there.
 
     >>> from pipelines import api
     >>> api.lint("demo")
@@ -189,7 +197,13 @@ def lint(
     """
     from pipelines.recipe.lint import warnings_of
 
-    return warnings_of(load_recipe(recipe, overrides=overrides, smoke=smoke))
+    num_gpus = None
+    if address is not None:
+        from pipelines.runtime.devices import gpus_at
+
+        num_gpus = gpus_at(address)
+    loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+    return warnings_of(loaded, num_gpus=num_gpus)
 
 
 def estimate(

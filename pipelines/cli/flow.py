@@ -123,6 +123,8 @@ def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> No
 
 
 def _show(found: dict[str, Any]) -> None:
+    from pipelines.runtime.tracking_uri import how_to_open
+
     for row in found["summary"]:
         spread = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
         percent = int(1000 * row["value"]) / 10  # down: never above the measured figure
@@ -136,4 +138,4 @@ def _show(found: dict[str, Any]) -> None:
                 print(f"    {reason}")
     if found["report"]:
         print(f"report: {found['report']}")
-    print(f"mlflow: mlflow ui --backend-store-uri '{found['tracking_uri']}'")
+    print(f"mlflow: {how_to_open(found['tracking_uri'])}")

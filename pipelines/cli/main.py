@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,21 +67,26 @@ def lint(
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Lint all ready recipes.")] = False,
     set_: SetOpt = None,
+    address: Annotated[
+        str | None,
+        typer.Option(metavar="A", help="Cluster whose GPUs are counted: its head or dashboard."),
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Validate recipes and warn about known mistakes."""
     from pipelines.recipe.load import available
 
+    lint_one = partial(api.lint, overrides=set_ or [], address=address)
     names = available() if all_ else recipes or []
     if not names:
         raise CasemateError("lint", "", "needs a recipe's name or path, or --all")
     if len(names) == 1:  # the usual case: its error is the command's
-        _show_lint(names[0], api.lint(names[0], overrides=set_ or []), as_json=as_json)
+        _show_lint(names[0], lint_one(names[0]), as_json=as_json)
         return
     wrong, found = 0, {}
     for name in names:
         try:
-            found[name] = api.lint(name, overrides=set_ or [])
+            found[name] = lint_one(name)
         except CasemateError as error:
             print(f"casemate: {error}", file=sys.stderr)
             wrong += 1

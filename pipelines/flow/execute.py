@@ -12,17 +12,25 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep
+from pipelines.recipe.gpus import unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import StageDir, in_turn
-from pipelines.runtime.cluster import check_reachable, end_idle_actors, ray_cluster, total_cpus
+from pipelines.runtime.artifacts import SCRATCH, StageDir, in_turn
+from pipelines.runtime.cluster import (
+    check_reachable,
+    end_idle_actors,
+    in_job,
+    ray_cluster,
+    total_cpus,
+)
+from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.shards import release_workers
 from pipelines.stages.registry import DATASET, STAGES
 
@@ -48,28 +56,50 @@ def execute(
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_check_and_track, recipe, root)
         own_code = digests(recipe.resolved())
-        with ray_cluster(recipe.cluster, address=address, user_code=own_code), _stop_signals():
-            tracker = loading.result()
+        with (
+            ray_cluster(recipe.cluster, address=address, user_code=own_code),
+            _stop_signals(),
+            closing(loading.result()) as tracker,
+        ):
             for step in todo:
                 if step.name in again:
                     tracker.supersede(step.name, step.fingerprint)
                     shutil.rmtree(step.folder, ignore_errors=True)
-            with in_turn(root / recipe.name, TRACKING):  # two stages share their parent run
-                parent = tracker.flow_run(recipe.name, flow, recipe.resolved())
-            runner = _Runner(recipe, tracker, parent, inputs)
-            try:
-                for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
-                    runner.run_stage(list(batch))
-            except BaseException as error:
-                parent.finish(_status(error))
-                if isinstance(error, KeyboardInterrupt | SystemExit):
-                    progress.say("casemate: stopped; the same command continues where it stopped")
-                if runner.trainings_left:
-                    _leave(error)
-                raise
-            finally:
-                release_workers()  # a Ray that outlives this flow gets its CPUs back
-            parent.finish()
+            parent = _flow_run(tracker, recipe, root, flow)
+            if notice := unused_gpus(recipe, total_gpus(), stages={p.step.stage for p in todo}):
+                progress.say(str(notice))
+            _run_all(_Runner(recipe, tracker, parent, inputs), todo)
+
+
+def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
+    """Stage after stage; the flow's MLflow run ends as the flow does."""
+    try:
+        for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
+            runner.run_stage(list(batch))
+    except BaseException as error:
+        runner.parent.finish(_status(error))
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            progress.say("casemate: stopped; the same command continues where it stopped")
+        if runner.trainings_left:
+            _leave(error)
+        raise
+    finally:
+        release_workers()  # a Ray that outlives this flow gets its CPUs back
+    runner.parent.complete()
+
+
+def complete_flow(recipe: Recipe, root: Path, flow: str) -> None:
+    """End the MLflow run of a flow whose steps are finished, if the server was away at the end."""
+    from pipelines.runtime.tracking import Tracker
+
+    with closing(Tracker(recipe.tracking, storage=root)) as tracker:
+        _flow_run(tracker, recipe, root, flow).complete()
+
+
+def _flow_run(tracker: "Tracker", recipe: Recipe, root: Path, flow: str) -> "StepRun":
+    folder = root / recipe.name
+    with in_turn(folder, TRACKING):  # stages that run side by side share this run
+        return tracker.flow_run(recipe.name, flow, recipe.resolved(), folder=folder)
 
 
 def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
@@ -78,8 +108,10 @@ def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
     from pipelines.runtime.tracking import Tracker
 
     check(recipe)
+    # A stage that was submitted follows others: the address is right, the server may be away.
+    patience = recipe.tracking.max_outage if in_job() else 0
     with in_turn(root / recipe.name, TRACKING):
-        return Tracker(uri=recipe.tracking.uri, experiment=recipe.tracking.experiment, storage=root)
+        return Tracker(recipe.tracking, storage=root, patience=patience)
 
 
 def _status(error: BaseException) -> str:
@@ -157,13 +189,18 @@ class _Runner:
         self.fits = True
 
     def _lanes(self) -> int:
-        cluster = self.recipe.cluster
-        return max(1, total_cpus() // (cluster.train_workers * cluster.cpus_per_train_worker))
+        """Trainings that fit side by side."""
+        cluster, workers = self.recipe.cluster, self.recipe.cluster.train_workers
+        lanes = total_cpus() // (workers * cluster.cpus_per_train_worker)
+        if gpus := workers * cluster.gpus_per_train_worker:
+            lanes = min(lanes, int(total_gpus() // gpus))
+        return max(1, lanes)
 
     def run_step(self, planned: PlannedStep) -> None:
         """One step from its inputs to its manifest."""
         step, began = planned.step, time.monotonic()
-        run = self.tracker.step_run(self.parent, step.name, planned.fingerprint)
+        scratch = planned.folder / SCRATCH
+        run = self.tracker.step_run(self.parent, step.name, planned.fingerprint, folder=scratch)
         self.active[step.name] = run
         planned.folder.mkdir(parents=True, exist_ok=True)
         inputs = {name: self.steps[name].folder for name in step.needs if self.steps[name].finished}
@@ -172,16 +209,19 @@ class _Runner:
         try:
             run.params({step.stage: step.identity})
             run.tags({"casemate.folder": planned.folder.name})
+            if DATASET in inputs:
+                self._log_dataset(run, stage.context, inputs[DATASET])
             stage.load().run(self.recipe, inputs, out)
             run.artifacts(*(planned.folder / name for name in stage.logged))
-            self._log_dataset(run, stage.context, inputs.get(DATASET, planned.folder))
+            if DATASET not in inputs:
+                self._log_dataset(run, stage.context, planned.folder)
+            run.complete()  # before the manifest: a finished step is complete in MLflow
             out.finish()
         except BaseException as error:
             run.finish(_status(error))
             raise
         finally:
             self.active.pop(step.name, None)
-        run.finish()
         progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
 
     def _log_dataset(self, run: "StepRun", context: str, prepared: Path) -> None:

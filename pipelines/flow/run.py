@@ -11,6 +11,7 @@ from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import hold, is_made_from, prepare_storage
+from pipelines.runtime.tracking_uri import flow_outbox
 
 
 def run_flow(
@@ -39,6 +40,7 @@ def run_flow(
                 continue  # another run has finished steps in between
             for step in done:
                 progress.say(f"{step.name:<16} done before  {step.folder.name}")
+            flow = digest_json({step.name: step.fingerprint for step in everything})
             if todo:
                 from pipelines.flow.execute import execute
 
@@ -47,10 +49,14 @@ def run_flow(
                     root,
                     todo,
                     inputs={step.name: step for step in everything},
-                    flow=digest_json({step.name: step.fingerprint for step in everything}),
+                    flow=flow,
                     address=address,
                     again=again,
                 )
+            elif flow_outbox(root / recipe.name, flow).exists():
+                from pipelines.flow.execute import complete_flow
+
+                complete_flow(recipe, root, flow)
         return steps
 
 

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import torch
-
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
@@ -100,13 +98,5 @@ def model_folder(inputs: Mapping[str, Path], model: str) -> Path:
 
 
 def actor_device(cluster: ClusterSection) -> str:
-    """Where a worker computes: the GPU it was given, else the CPU."""
-    if not cluster.gpus_per_worker:
-        return "cpu"
-    if not torch.cuda.is_available():
-        raise CasemateError(
-            "cluster.gpus_per_worker",
-            cluster.gpus_per_worker,
-            "was asked for, but torch sees no GPU",
-        )
-    return "cuda"
+    """Where an actor is asked to compute; only the actor itself can tell whether it can."""
+    return "cuda" if cluster.gpus_per_actor else "cpu"

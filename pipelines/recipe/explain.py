@@ -49,7 +49,8 @@ def _problems(place: "Place", error: Any) -> Iterator[Problem]:
         for p in cause.problems:
             yield Problem(".".join(filter(None, [key, p.field])), p.value, p.remedy)
     elif error["type"] in UNKNOWN:
-        yield Problem(key, _shown(error["input"]), did_you_mean(path[-1], above.keys()))
+        remedy = above.former_keys().get(path[-1]) or did_you_mean(path[-1], above.keys())
+        yield Problem(key, _shown(error["input"]), remedy)
     elif error["type"] == "invalid_key":  # YAML reads `on:` as True
         named = ".".join([*path[:-1], str(error["input"])])
         yield Problem(named, "", f"is not a word; put the key in quotes. {_allowed(above)}")
@@ -144,6 +145,10 @@ class Place(NamedTuple):
     def keys(self) -> list[str]:
         """The valid keys of this place."""
         return [k for m in self.members() for k in (*_hints(m), *getattr(m, "further_keys", ()))]
+
+    def former_keys(self) -> dict[str, str]:
+        """Keys of earlier versions, each with what to write instead."""
+        return {k: v for m in self.members() for k, v in getattr(m, "former_keys", {}).items()}
 
     def below(self, part: Any) -> "Place":
         """The place that a key or a list position leads to."""

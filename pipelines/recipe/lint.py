@@ -7,6 +7,7 @@ from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.check import check, denoisers_on_disk, has_droppable_tokens
 from pipelines.recipe.facts import facts_of, is_here, trained_model
+from pipelines.recipe.gpus import local_gpus, unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 
 ABSENT = "is not on this machine: not checked"
@@ -20,16 +21,28 @@ class LintWarning:
     message: str
 
 
-def warnings_of(recipe: Recipe) -> list[LintWarning]:
-    """All warnings of a recipe; one that cannot work is refused by the gate."""
+def warnings_of(recipe: Recipe, *, num_gpus: float | None = None) -> list[LintWarning]:
+    """All warnings of a recipe; one that cannot work is refused by the gate.
+
+    `num_gpus`: of the cluster it will run on; None: of this machine if it runs here.
+    """
     check(recipe)
     return [
+        *_gpus(recipe, num_gpus),
         *_absent(recipe),
         *_training(recipe),
         *_attacks(recipe),
         *_certificates(recipe),
         *_tuning(recipe),
     ]
+
+
+def _gpus(recipe: Recipe, num_gpus: float | None) -> Iterator[LintWarning]:
+    """GPUs that the recipe does not use."""
+    if num_gpus is None:
+        num_gpus = 0 if recipe.cluster.address else local_gpus()
+    if found := unused_gpus(recipe, num_gpus):
+        yield LintWarning(found.key, found.message)
 
 
 def _absent(recipe: Recipe) -> Iterator[LintWarning]:

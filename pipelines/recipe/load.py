@@ -15,6 +15,7 @@ from components.core.problems import RecipeError
 from components.core.user_code import reading, references, with_absolute_files
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
+from pipelines.recipe.credentials import without_credentials
 from pipelines.recipe.explain import explain
 from pipelines.recipe.schema.base import keys_with_off
 from pipelines.recipe.schema.recipe import EXTENDS, Recipe
@@ -219,6 +220,7 @@ def parse(
 
     Files of the user's own code are seen from `base`; see `load` for `user_code`.
     """
+    values = without_credentials(values, source=source)
     with reading(base=base, trusted=user_code):
         try:
             recipe = Recipe.model_validate(values)

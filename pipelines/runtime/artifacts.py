@@ -113,6 +113,12 @@ class StageDir:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
+    def trained_in(self, model: str) -> str | None:
+        """The MLflow run that trained a model which this step reads; None for a given one."""
+        folder = self.inputs.get(f"train.{model}")
+        manifest = read_manifest(folder) if folder else None
+        return manifest.mlflow_run_id if manifest else None
+
     def write_bytes(self, name: str, content: bytes) -> Path:
         """Write a file atomically; `name` may begin with folders."""
         target = self.path / name

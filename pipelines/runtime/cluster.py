@@ -1,13 +1,16 @@
 """The only place that starts Ray."""
 
+import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import ray
+from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.experimental.internal_kv import _internal_kv_get
 
 from components.core.errors import CasemateError, first_line
 from pipelines import RAY_CAME_FIRST
@@ -94,9 +97,14 @@ def end_idle_actors() -> None:
             ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
 
 
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted Ray job."""
+    return bool(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
+
+
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its environment is set already; a driver from outside sends the code."""
-    if os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"):
+    if in_job():
         return {}
     return {**code_env(user_code), "env_vars": {**WORKER_ENV, **revision_env()}}
 
@@ -137,3 +145,81 @@ def host_and_port(address: str, *, key: str = "cluster.address") -> tuple[str, i
 def total_cpus() -> int:
     """CPUs of the connected cluster."""
     return int(ray.cluster_resources().get("CPU", 1))
+
+
+def is_local() -> bool:
+    """Whether the connected Ray was started by this process: it never gets further nodes."""
+    return ray.get_runtime_context().gcs_address in _started_here
+
+
+def train_resources(cluster: ClusterSection) -> dict[str, float]:
+    """What a train worker needs."""
+    gpus = cluster.gpus_per_train_worker
+    return {"CPU": cluster.cpus_per_train_worker, **({"GPU": gpus} if gpus else {})}
+
+
+def actor_resources(cluster: ClusterSection) -> dict[str, float]:
+    """What an actor of the sharded executor needs."""
+    return {"CPU": cluster.cpus_per_actor, "GPU": cluster.gpus_per_actor}
+
+
+def num_fitting(resources: Mapping[str, float]) -> dict[str, int]:
+    """How many workers with these resources fit on each living node, if nothing else ran there.
+
+    A fraction of a GPU is a fraction of one: three workers with 0.4 need two GPUs.
+    """
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    fitting = {node: _fitting_on(there, resources) for node, there in alive.items()}
+    return {node: count for node, count in fitting.items() if count}
+
+
+def _fitting_on(node: Mapping[str, float], resources: Mapping[str, float]) -> int:
+    counts = []
+    for name, amount in resources.items():
+        there = node.get(name, 0)
+        if 0 < amount < 1 and name == "GPU":
+            counts.append(int(there) * int(1 / amount))
+        elif amount:
+            counts.append(int(there / amount))
+    return min(counts, default=0)
+
+
+def describe_need(resources: Mapping[str, float]) -> str:
+    """What waiting workers wait for, and why the cluster does not have it now."""
+    need = "each needs " + in_words(resources)
+    if not num_fitting(resources):
+        return f"{need}; no node of the cluster has that, one must join" + _who_adds_nodes()
+    total, free = ray.cluster_resources(), ray.available_resources()
+    wanted = [name for name, amount in resources.items() if amount]
+    left = ", ".join(f"{free.get(n, 0):g} of {total.get(n, 0):g} {n}s free" for n in wanted)
+    return f"{need}; {left}"
+
+
+def _who_adds_nodes() -> str:
+    """A hint if the cluster surely has no autoscaler.
+
+    An autoscaler leaves its status in Ray's key-value store; so does the monitor of a head without
+    one, which names every node's type after the node.
+    """
+    if is_autoscaler_v2(fetch_from_server=True):
+        return ""
+    status = _internal_kv_get("__autoscaling_status")
+    types = json.loads(status)["autoscaler_report"]["active_nodes"] if status else {}
+    is_real = any(not name.startswith("node_") for name in types)
+    return "" if is_real else " (it has no autoscaler)"
+
+
+def cannot_be_met(cluster: ClusterSection) -> CasemateError:
+    """A local Ray without room for a single actor."""
+    total = ray.cluster_resources()
+    if gpus := cluster.gpus_per_actor:
+        remedy = f"cannot be met: {total.get('GPU', 0):g} GPUs here"
+        return CasemateError("cluster.gpus_per_actor", gpus, remedy)
+    remedy = f"cannot be met: {total.get('CPU', 0):g} CPUs here"
+    return CasemateError("cluster.cpus_per_actor", cluster.cpus_per_actor, remedy)
+
+
+def in_words(resources: Mapping[str, float]) -> str:
+    """Resources of one worker: `1 CPU and 0.5 GPU`."""
+    parts = [f"{amount:g} {name}" for name, amount in resources.items() if amount]
+    return " and ".join(parts) or "nothing"

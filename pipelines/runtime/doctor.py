@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
 from pathlib import Path
@@ -23,6 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.core.errors import CasemateError, first_line, last_line
+from components.core.secrets import redact
 from pipelines.recipe.paths import named_paths
 from pipelines.recipe.schema.place import TrackingSection
 from pipelines.recipe.schema.recipe import Recipe
@@ -245,11 +246,11 @@ def _check_tracking(
     if uri is None and root is None:
         yield findings.fail("mlflow", "has no place: the storage cannot be written")
         return
-    shown = _without_user(uri) if uri else f"SQLite in {root}"
+    shown = redact(uri) if uri else f"SQLite in {root}"
     try:
         if uri and uri.startswith(("http://", "https://")):
             check_reachable(uri, key="tracking.uri")
-        within(timeout, lambda: _log_a_run(uri, section.experiment, root or Path()))
+        within(timeout, lambda: _log_a_run(section, root or Path()))
     except Exception as error:
         why = first_line(error).replace(uri or "\0", shown)
         remedy = f"start it, or correct tracking.uri or {TRACKING_ENV}"
@@ -262,16 +263,16 @@ def _check_tracking(
     yield findings.ok("mlflow", f"{shown}: a run with a file was logged and deleted")
 
 
-def _log_a_run(uri: str | None, experiment: str, root: Path) -> None:
+def _log_a_run(section: TrackingSection, root: Path) -> None:
     from pipelines.runtime.tracking import Tracker
 
-    tracker = Tracker(uri=uri, experiment=experiment, storage=root)
-    run = tracker.client.create_run(tracker.experiment_id, run_name="casemate doctor")
-    try:
-        tracker.client.log_metric(run.info.run_id, "doctor", 1.0)
-        tracker.client.log_text(run.info.run_id, "ok", "doctor.txt")
-    finally:
-        tracker.client.delete_run(run.info.run_id)
+    with closing(Tracker(section, storage=root)) as tracker:
+        run = tracker.client.create_run(tracker.experiment_id, run_name="casemate doctor")
+        try:
+            tracker.client.log_metric(run.info.run_id, "doctor", 1.0)
+            tracker.client.log_text(run.info.run_id, "ok", "doctor.txt")
+        finally:
+            tracker.client.delete_run(run.info.run_id)
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
@@ -291,11 +292,6 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         if result.done():
             raise  # an error of the work itself
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
-
-
-def _without_user(uri: str) -> str:
-    scheme, mark, rest = uri.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def _network_kind(root: Path) -> str | None:

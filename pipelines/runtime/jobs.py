@@ -19,6 +19,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.user_code import digests
+from pipelines.recipe.credentials import refuse_credentials_in_job
 from pipelines.recipe.paths import refuse_relative, with_paths_of
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import REVISION_ENV
@@ -64,6 +65,7 @@ def submit(
     `env` names variables of this process that the flow's jobs get. Relative paths are resolved if
     the cluster is this machine, else refused.
     """
+    refuse_credentials_in_job(recipe)
     client, recipe, interpreter = settled(recipe, address=address, python=python, say=say)
     env_vars = job_env(recipe, env=env, flags=flags)
     name = flow_name(recipe, recipe.storage.root)

@@ -2,96 +2,35 @@
 
 A unit's result must depend on its payload and the configuration alone. Finished units are durable
 parts, so a second start computes only what is missing; a dead worker or node costs its unfinished
-units only. Requeueing is ours: Ray's own actor retries do not survive the loss of a node.
+units only. `dispatch` decides who computes what, `actors` are the workers.
 """
 
+import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import ray
-from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
-from components.core.errors import CasemateError, last_line
-from components.core.units import ProgressBar, Unit, UnitSource, WorkFn
+from components.core.units import ProgressBar, SoFar, Unit, UnitSource
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
-from pipelines.runtime.cluster import total_cpus
+from pipelines.runtime.actors import ActorCrew, ActorPool, Job, MakeWork
+from pipelines.runtime.crew import State
+from pipelines.runtime.dispatch import Dispatch, ShardFailedError
+from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.live import LiveMetrics, live_metrics, metrics_of
 from pipelines.runtime.parts import PartStore
 
-IN_FLIGHT = 2  # units per actor: hides latency, keeps memory bounded
-MAX_TRIES = 3
-GIVE_UP_SECONDS = 300.0  # with no worker alive
+if TYPE_CHECKING:
+    from pipelines.runtime.artifacts import StageDir
 
-MakeWork = Callable[[Any], WorkFn]
+__all__ = ["ShardFailedError", "Unit", "release_workers", "run_units"]
 
+LOG = logging.getLogger("casemate.shards")
+SO_FAR_SECONDS = 10.0  # between two questions for intermediate results
 
-class ShardFailedError(RuntimeError):
-    """Units that failed three times; everything else is done and kept."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What all units of one call share; actors load it once, a restarted actor loads it again."""
-
-    name: str
-    make: MakeWork
-    config: Any
-
-
-@ray.remote(max_restarts=-1, max_task_retries=0)
-class ShardWorker:
-    """Loads the work of a job once (`make(config)`), then computes one unit after the other."""
-
-    def __init__(self, num_threads: int) -> None:
-        import torch
-
-        torch.set_num_threads(num_threads)  # Ray's OMP_NUM_THREADS does not reach reused processes
-        self.job = ""
-        self.work: WorkFn | None = None
-
-    def ready(self) -> bool:
-        return True
-
-    def run(self, job: _Job, payload: Any) -> pa.Table:
-        if job.name != self.job or self.work is None:
-            self.job, self.work = job.name, job.make(job.config)
-        return self.work(payload)
-
-
-class _Pool:
-    """Actors kept from one call to the next: starting one costs seconds of imports."""
-
-    def __init__(self) -> None:
-        self.shape: tuple[Any, ...] = ()
-        self.workers: list[ActorHandle] = []
-
-    def take(self, count: int, cluster: ClusterSection) -> list[ActorHandle]:
-        shape = (
-            ray.get_runtime_context().get_job_id(),
-            cluster.cpus_per_actor,
-            cluster.gpus_per_worker,
-        )
-        if shape != self.shape:
-            self.workers, self.shape = [], shape
-        actor = ShardWorker.options(  # type: ignore[attr-defined]
-            num_cpus=cluster.cpus_per_actor, num_gpus=cluster.gpus_per_worker
-        )
-        while len(self.workers) < count:
-            self.workers.append(actor.remote(cluster.cpus_per_actor))
-        return self.workers[:count]
-
-    def release(self) -> None:
-        for worker in self.workers:
-            ray.kill(worker)
-        self.workers = []
-
-
-_POOL = _Pool()
+_POOL = ActorPool()
 
 
 def release_workers() -> None:
@@ -108,27 +47,37 @@ def run_units(
     cluster: ClusterSection,
     label: str,
     source: UnitSource | None = None,
+    out: "StageDir | None" = None,
+    phase: str = "",
 ) -> None:
     """Compute every unit that has no part yet. `make` is a module-level function of `config`.
 
-    With a `source`, also the units that it adds as results come in.
+    With a `source`, also the units that it adds as results come in. Progress is written to the
+    scratch folder of `out`, live metrics go to its MLflow run; `phase` names a part of the stage.
     """
     source = source or _Counted(units)
     todo = [unit for unit in units if not _kept(unit, parts, source)]
     todo = todo or _missing(source, parts, room=1)
     if not todo:
         return
-    fit = num_actors(cluster)
-    todo += _missing(source, parts, room=fit - len(todo))
-    with progress.bar(label, total=source.total, unit=source.counts) as bar:
+    place = shown_at(out) if out else {"file": None, "watch": None}
+    shown = progress.bar(label, total=source.total, unit=source.counts, phase=phase, **place)
+    with shown as bar, live_metrics(_sender(out)) as live:
         source.show(bar)
-        workers = _POOL.take(min(fit, len(todo)), cluster)  # never more than units
-        job = _Job(f"{label}-{parts.run_id}", make, config)
+        desk = _Desk(label, parts, source, bar, live)
+        crew = ActorCrew(_POOL, cluster, Job(f"{label}-{parts.run_id}", make, config))
         try:
-            _Driver(workers, job, todo, parts, source, bar).drain()
+            Dispatch(crew, desk, todo, max_wait=cluster.max_wait).run()
         except BaseException:
             release_workers()  # units in flight must not outlive the call
             raise
+
+
+def _sender(out: "StageDir | None") -> Callable[[Mapping[str, float], int], None] | None:
+    if out is None:
+        return None
+    run = out.run
+    return lambda values, step: run.metrics(values, step=step)
 
 
 class _Counted:
@@ -148,6 +97,9 @@ class _Counted:
     def show(self, bar: ProgressBar) -> None:
         bar.at(self.done)
 
+    def so_far(self) -> SoFar:
+        return SoFar()
+
 
 def _kept(unit: Unit, parts: PartStore, source: UnitSource) -> bool:
     """Whether an earlier start has finished it; if so, the source gets its table."""
@@ -165,130 +117,57 @@ def _missing(source: UnitSource, parts: PartStore, *, room: int) -> list[Unit]:
     return found
 
 
-def num_actors(cluster: ClusterSection) -> int:
-    """The number of actors in the recipe, else as many as fit."""
-    fit = max(1, total_cpus() // cluster.cpus_per_actor)
-    if cluster.gpus_per_worker:
-        gpus = ray.cluster_resources().get("GPU", 0)
-        fit = min(fit, int(gpus / cluster.gpus_per_worker))
-        if fit == 0:
-            raise CasemateError(
-                "cluster.gpus_per_worker",
-                cluster.gpus_per_worker,
-                f"cannot be met: {gpus:g} GPUs here",
-            )
-    return min(cluster.num_actors or fit, fit)
-
-
-class _Driver:
-    """The loop: feed free workers, keep finished parts, requeue what a dead worker held."""
+class _Desk:
+    """Units from a source, results to a part store, messages and figures to the user."""
 
     def __init__(
         self,
-        workers: list[ActorHandle],
-        job: _Job,
-        todo: Sequence[Unit],
+        label: str,
         parts: PartStore,
         source: UnitSource,
         bar: progress.Bar,
+        live: LiveMetrics | None,
     ) -> None:
-        self.job = ray.put(job)
-        self.todo = deque(todo)
-        self.parts = parts
-        self.source = source
-        self.bar = bar
-        self.idle: deque[ActorHandle] = deque()  # one entry per free slot of a worker
-        self.busy: dict[Any, tuple[ActorHandle, Unit]] = {}
-        self.probes: dict[Any, ActorHandle] = {}
-        self.tries: Counter[str] = Counter()
-        self.queued_behind: set[str] = set()  # another unit when their worker died
-        self.failed: dict[str, tuple[Unit, BaseException]] = {}
-        self.last_alive = time.monotonic()
-        self.idle.extend(worker for _ in range(IN_FLIGHT) for worker in workers)
-        self._feed()
+        self.label, self.parts, self.source, self.bar, self.live = label, parts, source, bar, live
+        self.asked = time.monotonic()
+        self.before: tuple[float, int] | None = None  # when, and images by then
+        self.silent = False  # the source cannot tell intermediate results
 
-    def drain(self) -> None:
-        while self.busy or self.todo:
-            if not self.busy and not self.probes:
-                raise ShardFailedError("every worker is gone for good; start again to continue")
-            done, _ = ray.wait([*self.busy, *self.probes], num_returns=1, timeout=10)
-            for ref in done:
-                self._collect_probe(ref) if ref in self.probes else self._collect(ref)
-            if time.monotonic() - self.last_alive > GIVE_UP_SECONDS and not self.busy:
-                raise ShardFailedError("all workers are lost; start again to continue")
-        if self.failed:
-            self._raise_failures()
+    def more(self, room: int) -> Sequence[Unit]:
+        return _missing(self.source, self.parts, room=room)
 
-    def _feed(self) -> None:
-        """Give units to free workers; when the queue is empty, take more from the source."""
-        if (room := len(self.idle) - len(self.todo)) > 0:
-            self.todo.extend(_missing(self.source, self.parts, room=room))
-        while self.todo and self.idle:
-            worker, unit = self.idle.popleft(), self.todo.popleft()
-            self.busy[worker.run.remote(self.job, unit.payload)] = worker, unit
+    def keep(self, unit: Unit, table: pa.Table) -> None:
+        self.parts.save(unit.name, table)
+        self.source.keep(unit, table)
+        self.source.show(self.bar)
 
-    def _collect(self, ref: Any) -> None:
-        worker, unit = self.busy[ref]
+    def tell(self, text: str) -> None:
+        progress.say(f"{self.label}: {text}")
+
+    def look(self, state: State) -> None:
+        status = self.bar.status
+        status.workers, status.workers_wanted = state.ready, state.wanted
+        status.failures, status.waiting_seconds = state.failures, state.waiting_seconds
+        if time.monotonic() - self.asked >= SO_FAR_SECONDS and not self.silent:
+            self.asked = time.monotonic()
+            self._ask()
+
+    def _ask(self) -> None:
+        """Intermediate results; they must never fail a stage."""
+        status, is_due = self.bar.status, self.live is not None and self.live.is_due()
         try:
-            table = ray.get(ref)
-        except (ActorUnavailableError, ActorDiedError) as error:
-            self._excuse_queued(worker)
-            del self.busy[ref]
-            self._requeue(unit, error)
-            if worker not in self.probes.values():
-                self.idle = deque(other for other in self.idle if other != worker)
-                self.probes[worker.ready.remote()] = worker
-            self._feed()
+            found = self.source.so_far()
+            values = metrics_of(
+                found, done=status.done, failures=status.failures, phase=status.phase
+            )
+        except Exception:
+            self.silent = True
+            LOG.warning("%s: no intermediate results", self.label, exc_info=True)
             return
-        except (RayTaskError, RayActorError) as error:
-            cause = getattr(error, "cause", None) or error
-            if isinstance(cause, CasemateError):
-                raise cause from None  # a user's mistake: a second try would fail, too
-            self._requeue(unit, cause)
-        else:
-            self.parts.save(unit.name, table)
-            self.source.keep(unit, table)
-            self.source.show(self.bar)
-        del self.busy[ref]
-        self.last_alive = time.monotonic()
-        self.idle.append(worker)
-        self._feed()
-
-    def _excuse_queued(self, worker: ActorHandle) -> None:
-        """A dead worker was busy with its oldest unit; those queued behind it lose no try."""
-        held = [unit.name for other, unit in self.busy.values() if other == worker]
-        if held and held[0] not in self.queued_behind:
-            self.queued_behind.update(held[1:])
-
-    def _collect_probe(self, ref: Any) -> None:
-        """Use a lost actor again if it is back; if it is dead, the other actors go on."""
-        worker = self.probes.pop(ref)
-        try:
-            ray.get(ref)
-        except ActorUnavailableError:
-            time.sleep(0.5)
-            self.probes[worker.ready.remote()] = worker
-        except ActorDiedError as error:
-            if not self.busy and not self.probes:
-                raise ShardFailedError(f"workers cannot start: {last_line(error)}") from error
-        else:
-            self.last_alive = time.monotonic()
-            self.idle.extend([worker] * IN_FLIGHT)
-            self._feed()
-
-    def _requeue(self, unit: Unit, error: BaseException) -> None:
-        if unit.name in self.queued_behind:
-            self.queued_behind.remove(unit.name)
-        else:
-            self.tries[unit.name] += 1
-        if self.tries[unit.name] >= MAX_TRIES:
-            self.failed[unit.name] = unit, error
-        else:
-            self.todo.append(unit)
-
-    def _raise_failures(self) -> None:
-        unit, error = next(iter(self.failed.values()))
-        raise ShardFailedError(
-            f"{len(self.failed)} unit(s) failed {MAX_TRIES} times, all others are kept; "
-            f"first {unit.name} ({unit.about}): {type(error).__name__}: {last_line(error)}"
-        ) from error
+        status.draws = found.draws
+        now, images = time.monotonic(), found.draws or found.images
+        if self.before and now > self.before[0]:
+            status.images_per_second = (images - self.before[1]) / (now - self.before[0])
+        self.before = now, images
+        if self.live and is_due:
+            self.live.offer(values, int(status.done))

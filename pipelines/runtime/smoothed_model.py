@@ -15,6 +15,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from components.certify.l2.deployed import SmoothedClassifier
+from components.core.arithmetic import EXACT, using
 from components.core.errors import CasemateError
 from components.denoising.loading import load_denoised, source_of
 from components.models.checkpoint import load_model
@@ -73,10 +74,11 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         rows = []
         for image in images:
             seed = secrets.randbits(63) if asked["seed"] == FRESH else int(asked["seed"])
-            if seconds:
-                prediction = smoothed.certify_within(image, seconds=seconds, seed=seed)
-            else:
-                prediction = smoothed.certify(image, seed=seed)
+            with using(EXACT):  # as the votes of its certificate
+                if seconds:
+                    prediction = smoothed.certify_within(image, seconds=seconds, seed=seed)
+                else:
+                    prediction = smoothed.certify(image, seed=seed)
             rows.append([getattr(prediction, name) for name in FIELDS])
         return pd.DataFrame(rows, columns=["label", "abstain", "radius", "samples"])
 

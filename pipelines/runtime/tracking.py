@@ -1,38 +1,53 @@
-"""The only `import mlflow`: a run per flow, a child run per step; a second start continues them."""
+"""Runs in MLflow: one per flow, a child run per step; a second start continues them.
 
-import json
+A step goes on while the server is away: what it logs waits in a file beside it (`outbox.py`) and is
+sent in order when the server is back. At its end a step waits for that, so that a finished step is
+complete in MLflow.
+"""
+
 import logging
 import os
-import shutil
-import threading
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # progress is ours
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout may be JSON
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # patience is ours, too
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
 
-import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.time import get_current_time_millis
 
 from components.core.errors import CasemateError, first_line
+from components.core.secrets import redact, redacted
+from pipelines.recipe.credentials import TRACKING
+from pipelines.recipe.schema.place import TrackingSection
+from pipelines.runtime.model_registry import Registry, default_store
+from pipelines.runtime.outbox import Connection, Message, Outbox, UnavailableError
+from pipelines.runtime.progress import say
+from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_create, having
+from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
+from pipelines.runtime.tracking_uri import (
+    check_driver,
+    credentials_in_environment,
+    default_uri,
+    flow_outbox,
+    is_server,
+    storage_id,
+    tracking_uri,
+)
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
-SUPERSEDED_TAG = "casemate.superseded"
-SMOOTHED = Path(__file__).with_name("smoothed_model.py")  # executed by MLflow where it is served
-_EXPORT = threading.Lock()  # torch.export patches global state: one model at a time
-
-
-def default_uri(storage: Path) -> str:
-    """The SQLite store beside the artifacts; absolute: the working directory never matters."""
-    return f"sqlite:///{storage}/mlflow.db"
+STORAGE_TAG = "casemate.storage"  # in a shared store the same recipe may run into two storages
+FIRST_CONTACT_SECONDS = 5.0  # at the start of a flow: a wrong address should show at once
+OUTBOX = "outbox.jsonl"
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -48,96 +63,59 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 @dataclass
 class StepRun:
-    """One MLflow run; a metric that the store has for a step is not logged again."""
+    """One MLflow run: every method sends a message, or keeps it while the server is away."""
 
-    client: MlflowClient
     run_id: str
-    _logged: dict[str, set[int]] = field(default_factory=dict)
+    outbox: Outbox
+    child_of_run: Message | None = None  # name and tags of a nested run; None: the run itself
 
     def params(self, values: Mapping[str, Any]) -> None:
-        flat = flatten(values)
-        known = self.client.get_run(self.run_id).data.params
-        new = [Param(k, v[:6000]) for k, v in flat.items() if k not in known]
-        for start in range(0, len(new), 100):
-            self.client.log_batch(self.run_id, params=new[start : start + 100])
+        """Parameters that the run does not have yet."""
+        self._put("params", values=flatten(redacted(values)))
 
     def tags(self, values: Mapping[str, object]) -> None:
-        self.client.log_batch(self.run_id, tags=[RunTag(k, str(v)) for k, v in values.items()])
+        self._put("tags", values={key: redact(str(value)) for key, value in values.items()})
 
-    def metrics(self, values: Mapping[str, float | None], *, step: int = 0) -> None:
-        """Log the metrics that are new at this step, in one call."""
-        now = get_current_time_millis()
-        fresh = [
-            Metric(key, float(value), now, step)
-            for key, value in values.items()
-            if value is not None and step not in self._steps(key)
-        ]
-        if fresh:
-            self.client.log_batch(self.run_id, metrics=fresh)
-            for metric in fresh:
-                self._steps(metric.key).add(step)
-
-    def _steps(self, key: str) -> set[int]:
-        if key not in self._logged:
-            history = self.client.get_metric_history(self.run_id, key)
-            self._logged[key] = {m.step for m in history}
-        return self._logged[key]
+    def metrics(
+        self, values: Mapping[str, float | None], *, step: int = 0, trained_in: str | None = None
+    ) -> None:
+        """Metrics that are new at this step; those about a model name the run that trained it."""
+        found = {key: float(value) for key, value in values.items() if value is not None}
+        if found:
+            now = get_current_time_millis()
+            self._put("metrics", values=found, step=step, timestamp=now, trained_in=trained_in)
 
     def artifacts(self, *paths: Path, folder: str | None = None) -> None:
-        for path in paths:
-            self.client.log_artifact(self.run_id, str(path), folder)
+        if paths:
+            self._put("artifacts", paths=[str(path) for path in paths], folder=folder)
 
     def dataset(
         self, *, name: str, digest: str, source: str, context: str, profile: Mapping[str, Any]
     ) -> None:
         """A dataset input of this run: its digest ties the run to the prepared images."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        known = self.client.get_run(self.run_id).inputs.dataset_inputs
-        if any(d.dataset.digest == digest[:36] for d in known):
-            return
-        entry = Dataset(
-            name, digest[:36], "local", json.dumps({"uri": source}), profile=json.dumps(profile)
-        )
-        self.client.log_inputs(
-            self.run_id, [DatasetInput(entry, [InputTag("mlflow.data.context", context)])]
+        self._put(
+            "dataset",
+            name=name,
+            digest=digest[:36],
+            source=redact(source),
+            context=context,
+            profile=dict(profile),
         )
 
-    def child(self, name: str, tags: Mapping[str, str]) -> "StepRun":
-        """A nested run below this one, found again by its tags after a restart."""
-        experiment = self.client.get_run(self.run_id).info.experiment_id
-        query = {"mlflow.parentRunId": self.run_id, **tags}
-        return _find_or_create(self.client, experiment, name, query, {})
+    def model_results(
+        self, trained_in: str | None, *, metrics: Mapping[str, float], tags: Mapping[str, str]
+    ) -> None:
+        """Metrics and tags of the model that another run has trained and registered."""
+        if trained_in:
+            now = get_current_time_millis()
+            values = {"metrics": dict(metrics), "tags": dict(tags), "timestamp": now}
+            self._put("model_results", trained_in=trained_in, **values)
 
     def register_model(
-        self,
-        model: Any,
-        *,
-        name: str,
-        alias: str,
-        example: Any,
-        files: Sequence[Path],
-        metadata: Mapping[str, Any],
-    ) -> str:
-        """Log a model for serving (pt2: no pickle), our own files beside it; register an alias."""
-        from mlflow.models import infer_signature
-
-        if found := self.client.search_model_versions(f"run_id = '{self.run_id}'"):
-            return str(found[0].source)  # an interrupted attempt came this far
-        signature = infer_signature(example.numpy(), model(example).detach().numpy())
-        for path in files:
-            self.artifacts(path, folder="model")
-        with _EXPORT, mlflow.start_run(run_id=self.run_id):
-            info = mlflow.pytorch.log_model(
-                model,
-                name=name,
-                signature=signature,
-                input_example=example.numpy(),
-                metadata=dict(metadata),
-                pip_requirements=["torch", "timm"],
-            )
-        self._register(name, alias, str(info.model_uri))
-        return str(info.model_uri)
+        self, folder: Path, *, name: str, alias: str, step: int, metadata: Mapping[str, Any]
+    ) -> None:
+        """Log the model of a folder for serving, its files beside it; register it."""
+        self._register("classifier", name, alias, metadata, folder=str(folder), step=step)
 
     def register_smoothed(
         self,
@@ -148,140 +126,165 @@ class StepRun:
         denoiser: Path | None,
         settings: Mapping[str, Any],
         metadata: Mapping[str, Any],
-    ) -> str:
-        """Log a smoothed classifier that predicts with a radius, and register it under an alias.
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Log a smoothed classifier that predicts with a radius; register it.
 
         `settings` are those of `SmoothedClassifier`, with the shape of images and the sampler.
         """
-        if found := self.client.search_model_versions(f"run_id = '{self.run_id}'"):
-            return str(found[0].source)  # an interrupted attempt came this far
-        shape = (settings["channels"], settings["image_size"], settings["image_size"])
-        with (
-            TemporaryDirectory() as place,
-            _EXPORT,
-            warnings.catch_warnings(),
-            mlflow.start_run(run_id=self.run_id),
-        ):
-            # MLflow recommends an input example, but would run all draws on it
-            warnings.simplefilter("ignore", UserWarning)
-            networks = Path(place) / "networks"
-            shutil.copytree(classifier, networks / "classifier")
-            if denoiser is not None:
-                shutil.copytree(denoiser, networks / "denoiser")
-            info = mlflow.pyfunc.log_model(
-                name=name,
-                python_model=str(SMOOTHED),
-                artifacts={"networks": str(networks)},
-                model_config=dict(settings),
-                code_paths=[str(SMOOTHED.parents[2] / "components")],
-                signature=_smoothed_signature(shape),
-                metadata=dict(metadata),
-                pip_requirements=["mlflow", "torch", "timm", "diffusers", "scipy", "pyarrow"],
-            )
-        self._register(name, alias, str(info.model_uri))
-        return str(info.model_uri)
+        self._register(
+            "smoothed",
+            name,
+            alias,
+            metadata,
+            tags,
+            classifier=str(classifier),
+            denoiser=str(denoiser) if denoiser else None,
+            settings=dict(settings),
+        )
 
-    def _register(self, name: str, alias: str, source: str) -> None:
-        """A new version of a registered model, under an alias."""
-        try:
-            self.client.create_registered_model(name)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-        version = self.client.create_model_version(name, source, self.run_id)
-        self.client.set_registered_model_alias(name, alias, version.version)
+    def _register(
+        self,
+        kind: str,
+        name: str,
+        alias: str,
+        metadata: Mapping[str, Any],
+        tags: Mapping[str, str] | None = None,
+        **content: Any,
+    ) -> None:
+        about = ", ".join(f"{key} {value}" for key, value in metadata.items())
+        described = {"name": name, "alias": alias, "description": f"Casemate: {about}"}
+        own = {"metadata": dict(metadata), "tags": dict(tags or {})}
+        self._put(kind, **described, **own, **content)
+
+    def child(self, name: str, tags: Mapping[str, str]) -> "StepRun":
+        """A nested run below this one, found again by its tags after a restart."""
+        return StepRun(self.run_id, self.outbox, {"name": name, "tags": dict(tags)})
 
     def finish(self, status: str = "FINISHED") -> None:
-        self.client.set_terminated(self.run_id, status)
+        """End the run; does not wait for a server that is away."""
+        self._put("finish", status=status)
 
+    def complete(self) -> None:
+        """End the run when all that it logged has arrived; waits at most `tracking.max_outage`."""
+        self.outbox.drain()
+        self.finish()
+        self.outbox.drain()
 
-def _smoothed_signature(shape: tuple[int, ...]) -> Any:
-    """Images in; label, abstention, radius and samples out; time and draws as parameters."""
-    import numpy as np
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema, TensorSpec
-
-    columns = {
-        "label": DataType.long,
-        "abstain": DataType.boolean,
-        "radius": DataType.double,
-        "samples": DataType.long,
-    }
-    return ModelSignature(
-        inputs=Schema([TensorSpec(np.dtype(np.float32), (-1, *shape))]),
-        outputs=Schema([ColSpec(kind, name) for name, kind in columns.items()]),
-        params=ParamSchema(
-            [
-                ParamSpec("seconds_per_image", DataType.double, 0.0),
-                ParamSpec("num_estimate", DataType.long, 0),
-                ParamSpec("seed", DataType.long, -1),
-            ]
-        ),
-    )
-
-
-def _find_or_create(
-    client: MlflowClient,
-    experiment: str,
-    name: str,
-    identity: Mapping[str, str],
-    extra: Mapping[str, str],
-) -> StepRun:
-    """The run with these tags, running again if it had ended, or a new one."""
-    terms = " and ".join(f"tags.`{k}` = '{v}'" for k, v in identity.items())
-    found = client.search_runs([experiment], terms, max_results=20)
-    live = [r for r in found if SUPERSEDED_TAG not in r.data.tags]
-    if live:
-        run = live[0]
-        if run.info.status != "RUNNING":
-            client.update_run(run.info.run_id, status="RUNNING")
-        return StepRun(client, run.info.run_id)
-    tags = {**identity, **extra, "mlflow.runName": name}
-    return StepRun(client, client.create_run(experiment, tags=tags).info.run_id)
+    def _put(self, kind: str, **content: Any) -> None:
+        self.outbox.put({"kind": kind, "child": self.child_of_run, **content})
 
 
 class Tracker:
     """A connected store and one experiment in it."""
 
-    def __init__(self, *, uri: str | None, experiment: str, storage: Path) -> None:
-        self.uri = uri or default_uri(storage)
-        logging.getLogger("mlflow").setLevel(logging.ERROR)  # schema migrations, export hints
-        logging.getLogger("alembic").setLevel(logging.ERROR)
-        logging.getLogger("torch").setLevel(logging.ERROR)
-        mlflow.set_tracking_uri(self.uri)
+    def __init__(self, section: TrackingSection, *, storage: Path, patience: float = 0.0) -> None:
+        self.uri = tracking_uri(section, storage)
+        _silence()
+        check_driver(self.uri)
+        self.stack = ExitStack()
+        place = self.stack.enter_context(credentials_in_environment(self.uri))
+        self.connection = Connection(redact(self.uri), max_outage=section.max_outage, say=say)
+        location = None if is_server(self.uri) else (storage / "mlartifacts").as_uri()
         try:
-            self.client = MlflowClient(self.uri)
-            self.experiment_id = self._experiment(experiment, None if uri else storage)
-        except (MlflowException, OSError) as error:
-            raise CasemateError(
-                "tracking.uri", self.uri, f"cannot be used: {first_line(error)}"
-            ) from error
+            with sorted_errors(self.uri), default_store(place):
+                self.client = MlflowClient(place)
+            self.experiment_id = self._first_contact(section.experiment, location, patience)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, CasemateError) or not isinstance(error, Exception):
+                raise
+            remedy = f"cannot be used: {first_line(error)}"
+            raise CasemateError(TRACKING, self.uri, remedy) from error
+        self.registry = Registry(self.client, place, self.experiment_id)
+        is_shared = self.uri != default_uri(storage)
+        self.owner = {STORAGE_TAG: storage_id(storage)} if is_shared else {}
 
-    def _experiment(self, name: str, storage: Path | None) -> str:
-        if found := self.client.get_experiment_by_name(name):
-            return str(found.experiment_id)
-        location = (storage / "mlartifacts").as_uri() if storage else None  # a server has its own
-        return str(self.client.create_experiment(name, artifact_location=location))
+    def _first_contact(self, experiment: str, location: str | None, patience: float) -> str:
+        """The experiment's id; a server that is away at the start is an error after `patience`."""
+        deadline = time.monotonic() + max(patience, FIRST_CONTACT_SECONDS)
+        while True:
+            try:
+                return self._experiment(experiment, location)
+            except UnavailableError as error:
+                if time.monotonic() > deadline:
+                    remedy = f"does not answer ({error}); is the MLflow server up?"
+                    raise CasemateError(TRACKING, self.uri, remedy) from error
+                time.sleep(1)
 
-    def flow_run(self, name: str, fingerprint: str, resolved: Mapping[str, object]) -> StepRun:
+    def close(self) -> None:
+        """Take the credentials out of the environment."""
+        self.stack.close()
+
+    def flow_run(
+        self, name: str, fingerprint: str, resolved: Mapping[str, object], *, folder: Path
+    ) -> StepRun:
         """The parent run of the flow of a recipe: same recipe and inputs, same run."""
-        run = _find_or_create(
-            self.client,
-            self.experiment_id,
-            name,
-            {FLOW_TAG: fingerprint},
-            {"casemate.recipe": name},
-        )
+        identity, extra = {FLOW_TAG: fingerprint, **self.owner}, {"casemate.recipe": name}
+        run = self._open(name, identity, extra, flow_outbox(folder, fingerprint))
         run.params(resolved)
         return run
 
-    def step_run(self, parent: StepRun, step: str, fingerprint: str) -> StepRun:
+    def step_run(self, parent: StepRun, step: str, fingerprint: str, *, folder: Path) -> StepRun:
         """The child run of a step, continued if it was interrupted."""
         identity = {"mlflow.parentRunId": parent.run_id, STEP_TAG: step, PRINT_TAG: fingerprint}
-        return _find_or_create(self.client, self.experiment_id, step, identity, {})
+        return self._open(step, identity, self.owner, folder / OUTBOX)
 
     def supersede(self, step: str, fingerprint: str) -> None:
         """Mark the runs of a step that will run again (`--force`)."""
-        terms = f"tags.`{STEP_TAG}` = '{step}' and tags.`{PRINT_TAG}` = '{fingerprint}'"
-        for run in self.client.search_runs([self.experiment_id], terms):
-            self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
+        identity = {STEP_TAG: step, PRINT_TAG: fingerprint, **self.owner}
+
+        def mark() -> None:
+            for run in self.client.search_runs([self.experiment_id], having(identity)):
+                self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
+
+        self._wait_for(mark)
+
+    def _open(
+        self, name: str, identity: Mapping[str, str], extra: Mapping[str, str], place: Path
+    ) -> StepRun:
+        run_id = self._wait_for(
+            lambda: find_or_create(self.client, self.experiment_id, name, identity, extra)
+        )
+        outbox = self._outbox(run_id, place)
+        outbox.restore()
+        return StepRun(run_id, outbox)
+
+    def _outbox(self, run_id: str, place: Path) -> Outbox:
+        writer = RunWriter(self.client, self.registry, self.experiment_id, run_id)
+
+        def deliver(message: Message) -> None:
+            with sorted_errors(self.uri):
+                writer.write(message)
+
+        return Outbox(place, deliver, self.connection)
+
+    def _wait_for(self, action: Callable[[], Any]) -> Any:
+        def call() -> Any:
+            with sorted_errors(self.uri):
+                return action()
+
+        return self.connection.wait_for(call)
+
+    def _experiment(self, name: str, location: str | None) -> str:
+        """The experiment of this name; two flows may create it at the same time."""
+        with sorted_errors(self.uri):
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                try:
+                    return str(self.client.create_experiment(name, artifact_location=location))
+                except MlflowException as error:
+                    if error.error_code != EXISTS:
+                        raise
+                found = self.client.get_experiment_by_name(name)
+        if found is None or found.lifecycle_stage != "active":
+            remedy = "was deleted in MLflow; restore it there or name another"
+            raise CasemateError("tracking.experiment", name, remedy)
+        return str(found.experiment_id)
+
+
+def _silence() -> None:
+    """Schema migrations, export hints, stacks of errors that we tell in one line."""
+    for name in ("mlflow", "alembic", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

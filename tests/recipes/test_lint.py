@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipelines.recipe import gpus
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import loads
 
@@ -25,6 +26,32 @@ certify:
 
 def test_a_good_recipe_has_no_warnings():
     assert warnings_of(loads(GOOD, source="good")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_gpus", "key", "work"),
+    [
+        ([], 0, None, ""),
+        ([], 2, "gpus_per_train_worker", "training and trials and attacks and certificates"),
+        (["cluster.gpus_per_train_worker=1"], 1, "gpus_per_actor", "attacks and certificates"),
+        (["cluster.gpus_per_actor=0.5"], 1, "gpus_per_train_worker", "training and trials"),
+        (["cluster.gpus_per_actor=2", "cluster.gpus_per_train_worker=1"], 8, None, ""),
+    ],
+)
+def test_gpus_that_no_stage_uses_are_told(overrides, num_gpus, key, work):
+    recipe = loads(GOOD, source="good", overrides=overrides)
+    found = [w for w in warnings_of(recipe, num_gpus=num_gpus) if "GPU" in w.message]
+    assert [w.key for w in found] == ([f"cluster.{key}"] if key else [])
+    assert all(f"; {work} will run on CPUs" in w.message for w in found)
+
+
+def test_gpus_of_this_machine_are_counted_by_their_files(tmp_path, monkeypatch):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    here, there = (loads(GOOD, source="x", overrides=o) for o in ([], ["cluster.address=a:1"]))
+    assert "2 GPUs are here" in warnings_of(here)[0].message
+    assert warnings_of(there) == []  # not where it will run
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,21 @@ def mistake(text: str, **options) -> str:
             "my.yaml: attack.linf.attacks.0.kind: is missing; choose one of fgsm, pgd, ",
             "aas",
         ),
+        (
+            "cluster.gpus_per_worker=1",
+            "my.yaml: cluster.gpus_per_worker: 1 is split in two: write gpus_per_train_worker ",
+            "gpus_per_actor (attacks and certificates, whole or a part such as 0.5)",
+        ),
+        (
+            "cluster.gpus_per_actor=1.5",
+            "my.yaml: cluster.gpus_per_actor: 1.5 is neither whole nor below 1: ",
+            "write 1 or 2",
+        ),
+        (
+            "cluster.gpus_per_train_worker=0.5",
+            "my.yaml: cluster.gpus_per_train_worker: 0.5 is wrong: ",
+            "fractional part",
+        ),
         ("extend=demo", "my.yaml: extend: 'demo' is unknown; did you mean 'extends'? ", "tune"),
         (
             "train.augment={crop: resized, scale: [1.0, 0.5]}",

@@ -19,14 +19,14 @@ import pyarrow as pa
 from components.certify.header import VotesHeader
 from components.certify.l2.certificate import claim_fixed, claim_sequential
 from components.certify.l2.claims import GaussianClaim
-from components.certify.l2.sequential import SequentialClaim, anytime_interval, finished_prefix
+from components.certify.l2.sequential import SequentialClaim, finished_prefix
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import block_stop, draw_unit
 from components.certify.vote_rows import ItemVotes, VoteRow
+from components.core.confidence_sequences import BAND, ShareSoFar
 from components.core.types import Array
-from components.core.units import LoadPart, ProgressBar, Unit
+from components.core.units import LoadPart, ProgressBar, SoFar, Unit
 
-BAND = 0.05  # of the live band: probability that it ever misses the share
 SHOW_SECONDS = 0.5
 
 
@@ -143,25 +143,36 @@ class DrawLedger:
         decided = self.total - len(self.open)
         bar.at(decided if self.settings.method == "sequential" else parts, self.certified_so_far())
 
-    def certified_so_far(self) -> str:
-        """The certified share of the items decided so far, as text.
-
-        Easy items are decided first, so only those without a gap before them count. The band
-        (a confidence sequence) holds at all times at once if the order of items is random.
-        """
+    def share_so_far(self) -> ShareSoFar | None:
+        """The certified share of the items decided so far; None before the first item."""
         while self.prefix < self.total and self.items[self.prefix].used is not None:
             self.held += self.items[self.prefix].certified
             self.prefix += 1
         if not self.prefix:
-            return ""
-        low, high = anytime_interval(self.held, self.prefix, BAND)
+            return None
         decided = [item for item in self.items if item.used is not None]
-        sure = sum(item.certified for item in decided)  # a lower bound of the final number
-        low = max(low, sure / self.total)
-        high = min(high, (self.total - len(decided) + sure) / self.total)
+        sure = sum(item.certified for item in decided)
+        open_ = self.total - len(decided)
+        return ShareSoFar(self.held, self.prefix, self.total, least=sure, most=open_ + sure)
+
+    def certified_so_far(self) -> str:
+        """The certified share of the items decided so far, as text."""
+        share = self.share_so_far()
+        if share is None:
+            return ""
+        low, high = share.band()
         return (
-            f"certified at {self.watched_radius:g}: {100 * self.held / self.prefix:.1f}% of the "
-            f"first {self.prefix}, {100 * (1 - BAND):g}% band {100 * low:.1f} to {100 * high:.1f}"
+            f"certified at {self.watched_radius:g}: {100 * share.value:.1f}% of the first "
+            f"{share.seen}, {100 * (1 - BAND):g}% band {100 * low:.1f} to {100 * high:.1f}"
+        )
+
+    def so_far(self) -> SoFar:
+        """Draws, decided items, and the certified share of these."""
+        share = self.share_so_far()
+        return SoFar(
+            draws=self.drawn,
+            images=self.total - len(self.open),
+            shares={f"accuracy_at_{radius_suffix(self.watched_radius)}": share} if share else {},
         )
 
     def rows(self, load: LoadPart) -> Iterator[VoteRow]:
@@ -173,6 +184,12 @@ class DrawLedger:
                 for row in load(draw_unit(self.settings, index, start).name).to_pylist():
                     yield _cut(row, item.used)
                 start = block_stop(self.settings, start)
+
+
+def radius_suffix(radius: float) -> str:
+    """Two decimals, or all digits if there are more: every radius has its own metric."""
+    short = f"{radius:.2f}"
+    return short if float(short) == radius else repr(float(radius))
 
 
 def _cut(row: dict[str, Any], used: int) -> VoteRow:

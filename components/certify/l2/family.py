@@ -15,7 +15,7 @@ from components.certify.family import CertificateFamily, Summary, VotePlan, Vote
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.l2.certificate import check_l2_claim, check_new_radii, derive_l2
 from components.certify.l2.challenge import L2Challenger
-from components.certify.l2.draws import DrawLedger
+from components.certify.l2.draws import DrawLedger, radius_suffix
 from components.certify.l2.evidence import (
     L2_FIELDS,
     METHODS,
@@ -255,10 +255,7 @@ class GaussianFamily(
         return f"l2 {entry['radius']:g}"
 
     def metric_suffix(self, entry: Summary) -> str:
-        """Two decimals, or all digits if there are more: every radius has its own metric."""
-        radius = entry["radius"]
-        short = f"{radius:.2f}"
-        return short if float(short) == radius else repr(float(radius))
+        return radius_suffix(entry["radius"])
 
     def budget_words(self, budget: float) -> str:
         return f"radius {budget:g}"

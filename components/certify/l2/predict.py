@@ -6,7 +6,6 @@ Symbols: n1 and n2 votes of the two leading classes, alpha failure probability.
 import numpy as np
 from scipy import stats
 
-from components.core.errors import CasemateError
 from components.core.types import IntArray
 
 ABSTAIN = -1
@@ -32,16 +31,3 @@ def lead_p_value(counts: IntArray) -> tuple[int, float]:
     first, second = np.argsort(-counts, kind="stable")[:2]  # stable: ties to the lowest class
     top, runner_up = int(counts[first]), int(counts[second])
     return int(first), float(stats.binomtest(top, top + runner_up, 0.5).pvalue)
-
-
-def check_can_predict(*, n: int, alpha: float) -> None:
-    """Reject settings under which every item must abstain: 2 / 2^n > alpha for unanimous votes."""
-    if not 0 < alpha < 1:
-        raise CasemateError("predict.failure_prob", alpha, "is outside (0, 1); usual is 0.001")
-    needed = next(m for m in range(1, 1100) if 2 * 0.5**m <= alpha)  # 2^-1074 is the least float
-    if n < needed:
-        raise CasemateError(
-            "predict.num_draws",
-            n,
-            f"draws can never show a lead at failure_prob {alpha}; use {needed} or more",
-        )

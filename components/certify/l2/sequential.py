@@ -14,22 +14,26 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
 from components.certify.l2.bounds import clopper_pearson_lower, draws_needed, probability_needed
 from components.certify.l2.claims import radius_of_bound, refuse_beyond
 from components.certify.l2.predict import ABSTAIN
 from components.certify.l2.radius import FINAL_SHARE, SEQUENTIAL_SHARE
 from components.certify.l2.settings import GaussianSettings
+from components.core.confidence_sequences import (
+    LARGEST_FAILURE_PROB,
+    log_e_value,
+    log_threshold,
+    lower_confidence,
+)
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.types import FloatArray, IntArray
 
-LARGEST_FAILURE_PROB = 0.3  # below 1/e, where {p0 : E >= 1/alpha} is an interval (0, L]
 MOST_LOOKS = 10**7  # every one has a threshold for each radius, all in memory
 SELECT_STEP, SELECT_LEAD = 16, 8  # draws between looks at the selection, votes that settle it
 
@@ -145,32 +149,14 @@ class SequentialClaim:
     certified_radii: tuple[float, ...]
 
 
-def log_e_value(k: ArrayLike, t: ArrayLike, p0: ArrayLike) -> FloatArray:
-    """ln E_t(p0), E = 1/(1-p0) * Int_{p0}^1 p^k (1-p)^(t-k) dp / (p0^k (1-p0)^(t-k)).
-
-    For q <= p0 every p > p0 makes a nonnegative supermartingale that starts at 1, so their mean
-    does too, and P(E_t >= 1/alpha for some t) <= alpha (Ville 1939).
-    """
-    k, t, p0 = (np.asarray(value, dtype=np.float64) for value in (k, t, p0))
-    with np.errstate(divide="ignore"):  # a tail that underflows is not evidence: -inf
-        tail = np.log(special.betaincc(k + 1, t - k + 1, p0))
-    likelihood = k * np.log(p0) + (t - k + 1) * np.log1p(-p0)
-    return np.asarray(special.betaln(k + 1, t - k + 1) + tail - likelihood)
-
-
 def log_futility_value(k: ArrayLike, t: ArrayLike, p0: ArrayLike) -> FloatArray:
     """The mirror image of ln E: evidence against q >= p0, from the mean over all p < p0."""
     return log_e_value(np.asarray(t) - np.asarray(k), t, 1 - np.asarray(p0, dtype=np.float64))
 
 
-def _log_threshold(t: ArrayLike, failure_prob: float) -> FloatArray:
-    """ln(1/alpha) and a margin above the rounding of ln E, whose terms grow like t ln t."""
-    return np.asarray(-math.log(failure_prob) + 1e-9 + 1e-14 * np.asarray(t, dtype=np.float64))
-
-
 def certify_threshold(t: IntArray, p0: float, *, failure_prob: float) -> IntArray:
     """(J,) least k with E_t(p0) >= 1/alpha at each t; t + 1 if no k suffices."""
-    barrier = _log_threshold(t, failure_prob)
+    barrier = log_threshold(t, failure_prob)
     return _least_count(lambda k: log_e_value(k, t, p0) >= barrier, t)
 
 
@@ -189,31 +175,6 @@ def _least_count(holds: Callable[[IntArray], NDArray[np.bool_]], t: IntArray) ->
         high = np.where(open_ & true, middle, high)
         low = np.where(open_ & ~true, middle + 1, low)
     return low
-
-
-@lru_cache(maxsize=65536)
-def lower_confidence(k: int, t: int, failure_prob: float) -> float:
-    """L_t, rounded down: P(q <= L_t for some t) <= alpha, for any number and times of looks.
-
-    The largest p0 with E_t(p0) >= 1/alpha. E decreases in p0 up to k/(t+1) and is below e beyond,
-    so that for alpha < 1/e the set is an interval and bisection finds its end.
-    """
-    if not 0 <= k <= t or t < 1:
-        raise ValueError(f"need 0 <= k <= t and t >= 1, got {k=}, {t=}")
-    if not 0 < failure_prob <= LARGEST_FAILURE_PROB:
-        raise ValueError(f"alpha must be in (0, {LARGEST_FAILURE_PROB}], got {failure_prob}")
-    barrier = float(_log_threshold(t, failure_prob))
-    low, high = 0.0, k / (t + 1)
-    while low < (middle := (low + high) / 2) < high:
-        enough = float(log_e_value(k, t, middle)) >= barrier
-        low, high = (middle, high) if enough else (low, middle)
-    return low
-
-
-def anytime_interval(k: int, t: int, failure_prob: float) -> tuple[float, float]:
-    """Both ends of a confidence sequence at level alpha, half of it on each side."""
-    half = failure_prob / 2
-    return lower_confidence(k, t, half), 1 - lower_confidence(t - k, t, half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +276,7 @@ def _best_lower(agreed: IntArray, looks: IntArray, failure_prob: float) -> float
     """max_t L_t: a bound stays valid. Bisects only at looks that exceed the best so far."""
     best = lower_confidence(int(agreed[-1]), int(looks[-1]), failure_prob)
     while len(looks) and best > 0:
-        gain = log_e_value(agreed, looks, best) - _log_threshold(looks, failure_prob)
+        gain = log_e_value(agreed, looks, best) - log_threshold(looks, failure_prob)
         strongest = int(gain.argmax())
         if gain[strongest] < 0:
             break

@@ -4,7 +4,7 @@ Ablations: Levine & Feizi 2020, Salman et al. 2022. Double masking: Xiang et al.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -47,6 +47,7 @@ from components.certify.patch.evidence import (
     masks_of,
     unknown_votes,
 )
+from components.certify.patch.ledger import ItemLedger
 from components.certify.patch.settings import (
     AblationClaimSettings,
     AblationSettings,
@@ -76,7 +77,7 @@ from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array
-from components.core.units import WorkFn
+from components.core.units import Unit, WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
 from components.models.tokens import patch_size_of
 from components.models.voting import PLAIN, VotingBackend
@@ -94,6 +95,19 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
 
     threat_name: ClassVar[str] = "patch"
     vote_unit: ClassVar[str] = "pass"
+
+    def plan_of(self, units: Sequence[Unit], settings: PatchT, header: VotesHeader) -> VotePlan:
+        """A plan whose ledger follows the certified share at the challenged or smallest size."""
+        challenge = settings.challenge
+        size = challenge.patch_size if challenge else min(settings.patch_sizes)
+
+        def verdicts(votes: Votes) -> list[bool]:
+            claim = self.check_claim(header, self.claim_of(settings))
+            rows = self.derive(votes, claim).rows
+            return [row["correct"] and size in row["certified_patch_sizes"] for row in rows]
+
+        ledger = ItemLedger(units, header, verdicts, name=f"accuracy_at_{size}")
+        return VotePlan(units, partial(rows_of_units, units), ledger)
 
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)
@@ -150,6 +164,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     claim_class = AblationClaimSettings
     recorded_fields: ClassVar[FieldTypes] = ABLATION_FIELDS
     can_sweep: ClassVar[bool] = True
+    decides: ClassVar[bool] = True
 
     def prepare(
         self, request: VoteRequest[AblationSettings], *, source: Votes | None
@@ -171,13 +186,18 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             trained_token_policy=trained,
             band=band,
             stride=settings.stride,
+            # finished votes keep theirs
             backend=backend if source is None else backend_of(source.header),
             stop=stop,
         )
-        task = AblationTask(request.dataset, request.model, votes, request.denoiser)
-        if source is not None:  # finished votes keep their backend
-            return task
-        return replace(task, votes=replace(votes, backend=choose_backend(task)))
+        return AblationTask(request.dataset, request.model, votes, request.denoiser)
+
+    def decide(self, task: AblationTask) -> dict[str, Any]:
+        return {"backend": asdict(choose_backend(task))}
+
+    def decided(self, task: AblationTask, decisions: Mapping[str, Any]) -> AblationTask:
+        backend = VotingBackend(**decisions["backend"])
+        return replace(task, votes=replace(task.votes, backend=backend))
 
     def notice(self, task: AblationTask) -> str | None:
         if task.votes.backend.path != "plain":
@@ -189,7 +209,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
 
     def plan(self, task: AblationTask, settings: AblationSettings, header: VotesHeader) -> VotePlan:
         units = item_units(header.num_items, num_votes=len(ablations_to_ask(task)))
-        return VotePlan(units, partial(rows_of_units, units))
+        return self.plan_of(units, settings, header)
 
     def worker(self, task: AblationTask) -> WorkFn:
         return AblationVoter(task)
@@ -320,7 +340,7 @@ class DoubleMaskingFamily(
         self, task: PairTask, settings: DoubleMaskingSettings, header: VotesHeader
     ) -> VotePlan:
         units = item_units(header.num_items, num_votes=len(masks_to_ask(task).pairs()))
-        return VotePlan(units, partial(rows_of_units, units))
+        return self.plan_of(units, settings, header)
 
     def worker(self, task: PairTask) -> WorkFn:
         return PairVoter(task)

@@ -102,10 +102,7 @@ def load_voting_model(task: VoteTask[PatchVotesT]) -> PixelModel:
 
 
 def choose_backend(task: AblationTask) -> VotingBackend:
-    """The backend of the settings; plain if the fast one gives other logits.
-
-    Decided once, before units are distributed: all workers use it and the votes record it.
-    """
+    """The backend of the settings; plain if the fast one gives other logits."""
     votes = task.votes
     check_precision(votes.backend.precision, torch.device(votes.device))
     model, ablations = load_voting_model(task), ablations_to_ask(task)

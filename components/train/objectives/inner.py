@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from components.attacks.gradient import START_OFFSET
-from components.attacks.gradients import attack_mode, input_gradient
+from components.attacks.gradient import START_OFFSET, sign_ascent
+from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.losses import LossFn
-from components.attacks.projections import linf_bounds
 from components.attacks.starts import random_starts
 from components.core.types import Images
 from components.train.objectives.aas import AasTraining
@@ -52,13 +51,17 @@ class InnerAttack:
             return x
         base = 1.5 * own.eps / own.num_steps if own.step_size is None else own.step_size
         step_size = base if own.step_rule == "fixed" else base * eps / own.eps
-        low, high = linf_bounds(x, eps=eps)
-        x_adv = self._start(batch, eps).clamp(low, high)
         with attack_mode(bare):
-            for _ in range(own.num_steps):
-                gradient = input_gradient(bare, x_adv, y, loss_of=loss_of).gradient
-                x_adv = (x_adv + step_size * gradient.sign()).clamp(low, high)
-        return x_adv
+            return sign_ascent(
+                bare,
+                x,
+                y,
+                start=self._start(batch, eps),
+                eps=eps,
+                step_size=step_size,
+                num_steps=own.num_steps,
+                loss_of=loss_of,
+            )
 
     def _start(self, batch: Batch, eps: float) -> Images:
         """The start of the ascent, before projection; a function of item and epoch."""

@@ -111,6 +111,7 @@ class Section(BaseModel):
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
     further_keys: ClassVar[tuple[str, ...]] = ()  # handled before the section is validated
+    former_keys: ClassVar[Mapping[str, str]] = {}  # of earlier versions, with what to write instead
 
     def problems(self) -> Iterator[Problem]:
         """Broken rules between fields; evaluated only if every field is in range."""

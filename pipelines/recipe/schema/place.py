@@ -1,11 +1,12 @@
 """Report, cluster, storage and tracking: not part of a result's identity."""
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from components.certify.l2.settings import GaussianSettings
-from components.core.settings import Count, Name, PositivePixels, default_of
+from components.core.settings import Count, Name, PositivePixels, Problem, default_of
 from pipelines.recipe.schema.base import Section
 
 
@@ -32,18 +33,31 @@ class ReportSection(Section):
 class ClusterSection(Section):
     """Where the work runs; not part of a result's identity."""
 
+    former_keys: ClassVar[Mapping[str, str]] = {
+        "gpus_per_worker": "is split in two: write gpus_per_train_worker (training and tuning, a "
+        "whole number) and gpus_per_actor (attacks and certificates, whole or a part such as 0.5)"
+    }
+
     address: str | None = None  # None: a local Ray of this process
     num_cpus: Count | None = None  # of the local Ray; None: all cores
     object_store_mb: Count = 512
     train_workers: Count = 1
     strategy: Literal["ddp", "fsdp"] = "ddp"  # fsdp: each train worker keeps a part of the weights
     cpus_per_train_worker: Count = 1
+    gpus_per_train_worker: int = Field(default=0, ge=0)  # whole: two ranks on one GPU cannot talk
     feed_threads: Count = 1  # per train worker: build batches ahead of the model
     num_actors: Count | None = None  # None: as many as fit
     cpus_per_actor: Count = 1
-    gpus_per_worker: float = Field(default=0, ge=0)  # per train worker and per actor
+    gpus_per_actor: float = Field(default=0, ge=0)  # 0.5: two actors share a GPU
+    max_wait: float = Field(default=1800, gt=0)  # seconds without any worker before a stage ends
     checkpoint_steps: Count | None = None  # between checkpoints; None: after each epoch only
     max_failures: int = Field(default=3, ge=0)  # restarts of a training after lost workers
+
+    def problems(self) -> Iterator[Problem]:
+        gpus = self.gpus_per_actor
+        if gpus > 1 and gpus != int(gpus):
+            remedy = "is neither whole nor below 1: Ray shares one GPU, it does not split several"
+            yield Problem("gpus_per_actor", gpus, f"{remedy}; write {int(gpus)} or {int(gpus) + 1}")
 
 
 class StorageSection(Section):
@@ -55,5 +69,6 @@ class StorageSection(Section):
 class TrackingSection(Section):
     """MLflow."""
 
-    uri: str | None = None  # None: SQLite beside the storage
+    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else SQLite beside the storage
     experiment: str = "casemate"
+    max_outage: float = Field(default=900, ge=0)  # seconds that a step waits for a lost server

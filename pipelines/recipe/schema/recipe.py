@@ -10,7 +10,7 @@ from pydantic import Field
 from components.certify.registry import FAMILIES
 from components.certify.settings import CertificateEntry, CertificateSettings
 from components.core.digests import digest_json
-from components.core.settings import Name
+from components.core.settings import RUN_SEED, Name
 from components.data.settings import DataSettings
 from components.denoising.settings import is_on_disk
 from components.models.settings import ModelSettings
@@ -44,7 +44,7 @@ class Recipe(Section):
     further_keys: ClassVar[tuple[str, ...]] = (EXTENDS,)
 
     name: Name
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0)] = RUN_SEED
     data: DataSettings
     model: ModelSettings = ModelSettings()
     train: TrainSettings | None = None

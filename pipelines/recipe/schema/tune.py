@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from components.core.settings import Count, Fractional, Problem
+from components.attacks.settings import PgdSettings
+from components.core.settings import Count, Fractional, Problem, default_of
 from components.core.user_code import pinned_inside
 from pipelines.recipe.schema.base import Section
 
@@ -169,7 +170,7 @@ class TuneAttack(Section):
     """The attack on validation items that trials are compared by, at the full epsilon."""
 
     kind: Literal["apgd-ce", "pgd"] = "apgd-ce"
-    num_steps: Count = 20
+    num_steps: Count = default_of(PgdSettings, "num_steps")
     num_items: Count = 1000  # validation items that are attacked; all, if there are fewer
 
 

@@ -12,6 +12,7 @@ import torch
 from components.attacks.cascade import CascadeState, Outcome, after_attack, before_attacks
 from components.attacks.listing import ListedAttack
 from components.attacks.scales import Scales
+from components.core.arithmetic import EXACT
 from components.core.files import atomic
 from components.core.statistics import accuracy
 from components.core.threats import UNIT
@@ -183,9 +184,12 @@ def write_summary(
     section: AttackSection,
     listed: Sequence[ListedAttack],
     summaries: Mapping[str, ModelSummary],
+    *,
+    devices: Sequence[str],
 ) -> None:
-    """`summary.json`, metrics and tags."""
+    """`summary.json`, metrics and tags; devices other than the CPU are named."""
     threat = {"kind": section.norm, "unit": UNIT, "eps": section.eps}
+    others = [device for device in devices if device != "cpu"]
     out.write_json(
         "summary.json",
         {
@@ -193,27 +197,21 @@ def write_summary(
             "attacks": [attack.name for attack in listed],
             "settings": section.model_dump(mode="json"),
             "models": summaries,
+            **({"devices": list(devices), "float32": EXACT.to_dict()} if others else {}),
         },
     )
-    _track(out, summaries)
+    out.run.tags({"casemate.device": ", ".join(devices)})
+    _track(out, section, summaries)
     out.run.artifacts(out.path / "attacks.parquet", out.path / "summary.json")
 
 
-def _track(out: StageDir, summaries: Mapping[str, ModelSummary]) -> None:
+def _track(out: StageDir, section: AttackSection, summaries: Mapping[str, ModelSummary]) -> None:
     """Accuracies as metrics, the verdict as tags: `suspect` if that of any model is."""
-    values: dict[str, float] = {}
     for model, summary in summaries.items():
-        prefix = f"attack/{out.part}/{model}"
-        values[f"{prefix}/clean_accuracy"] = summary["clean_accuracy"]["value"]
-        values[f"{prefix}/robust_accuracy"] = summary["robust_accuracy"]["value"]
-        for attack in summary["attacks"]:
-            values[f"{prefix}/after_{attack['name']}"] = attack["robust_accuracy"]["value"]
-        for name, protocol in summary.get("paper_protocol", {}).items():
-            for i, candidate in enumerate(protocol["candidates"]):
-                key = f"{prefix}/paper_protocol/{name}/{i}"
-                values[f"{key}/scaled_accuracy"] = candidate["scaled_accuracy"]["value"]
-                values[f"{key}/scaled_clean_accuracy"] = candidate["scaled_clean_accuracy"]["value"]
-    out.run.metrics(values)
+        out.run.metrics(
+            _metrics(summary, prefix=f"attack/{out.part}/{model}"), trained_in=out.trained_in(model)
+        )
+        _track_model(out, section, model, summary)
     verdicts = {model: own["sanity"] for model, own in summaries.items() if "sanity" in own}
     if verdicts:
         suspect = any(found["verdict"] == "suspect" for found in verdicts.values())
@@ -225,6 +223,39 @@ def _track(out: StageDir, summaries: Mapping[str, ModelSummary]) -> None:
                 f"{tag}.reasons": "; ".join(reasons)[:5000] or "none",
             }
         )
+
+
+def _metrics(summary: ModelSummary, *, prefix: str) -> dict[str, float]:
+    """The accuracies of one model by metric name."""
+    values = {
+        f"{prefix}/clean_accuracy": summary["clean_accuracy"]["value"],
+        f"{prefix}/robust_accuracy": summary["robust_accuracy"]["value"],
+    }
+    for attack in summary["attacks"]:
+        values[f"{prefix}/after_{attack['name']}"] = attack["robust_accuracy"]["value"]
+    for name, protocol in summary.get("paper_protocol", {}).items():
+        for i, candidate in enumerate(protocol["candidates"]):
+            key = f"{prefix}/paper_protocol/{name}/{i}"
+            values[f"{key}/scaled_accuracy"] = candidate["scaled_accuracy"]["value"]
+            values[f"{key}/scaled_clean_accuracy"] = candidate["scaled_clean_accuracy"]["value"]
+    return values
+
+
+def _track_model(out: StageDir, section: AttackSection, model: str, summary: ModelSummary) -> None:
+    """The same accuracies under names that all models share, to rank them; tags of its version."""
+    metrics = {
+        f"attack/{out.part}/{name}": accuracy["value"]
+        for name, accuracy in (
+            ("clean_accuracy", summary["clean_accuracy"]),
+            ("robust_accuracy", summary["robust_accuracy"]),
+        )
+    }
+    verdict = summary["sanity"]["verdict"] if "sanity" in summary else "unchecked"
+    tags = {
+        f"robustness.threat.{out.part}": f"{section.norm} {section.eps:g}",
+        f"robustness.verdict.{out.part}": verdict,
+    }
+    out.run.model_results(out.trained_in(model), metrics=metrics, tags=tags)
 
 
 def write_examples(

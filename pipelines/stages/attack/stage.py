@@ -6,7 +6,7 @@ list, and the result does not depend on workers, order or batches.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,13 +28,14 @@ from pipelines.runtime.shards import run_units
 from pipelines.stages.attack import sanity
 from pipelines.stages.attack import units as plan
 from pipelines.stages.attack.documents import CurvePoint, Curves, ModelSummary
+from pipelines.stages.attack.live import RoundLedger
 from pipelines.stages.attack.results import (
     ModelUnderAttack,
     write_examples,
     write_rows,
     write_summary,
 )
-from pipelines.stages.attack.worker import AttackConfig, make_worker
+from pipelines.stages.attack.worker import DEVICE, AttackConfig, make_worker
 
 
 @dataclass(frozen=True)
@@ -44,20 +45,33 @@ class UnitRunner:
     config: AttackConfig
     parts: PartStore
     cluster: ClusterSection
-    label: str  # one for all rounds: workers keep the models that they have loaded
+    out: StageDir
+    devices: set[str] = field(default_factory=set)  # that computed what was read
 
-    def run(self, units: Iterable[Unit]) -> None:
+    def run(self, units: Iterable[Unit], ledger: RoundLedger, *, phase: str) -> None:
         run_units(
             list(units),
             make=make_worker,
             config=self.config,
             parts=self.parts,
             cluster=self.cluster,
-            label=self.label,
+            label=self.out.step,  # one for all rounds: workers keep the models they have loaded
+            source=ledger,
+            out=self.out,
+            phase=phase,
         )
 
     def table(self, units: Iterable[Unit]) -> pa.Table:
-        return pa.concat_tables(self.parts.tables([unit.name for unit in units]))
+        return pa.concat_tables(
+            self._noted(table) for table in self.parts.tables([unit.name for unit in units])
+        )
+
+    def _noted(self, table: pa.Table) -> pa.Table:
+        """The table without its column of devices, which are kept apart."""
+        if DEVICE not in table.column_names:  # a part of an earlier version
+            return table
+        self.devices.update(table[DEVICE].to_pylist())
+        return table.drop_columns([DEVICE])
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
@@ -69,14 +83,16 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     check_class_count([attack.settings for attack in listed], num_classes=len(dataset.classes))
     works = [ModelUnits.of(section, model, listed, num_items) for model in section.models]
-    runner.run(unit for work in works for unit in work.units())
+    units = [unit for work in works for unit in work.units()]
+    clean = RoundLedger.clean(units, {work.model: work.clean for work in works})
+    runner.run(units, clean, phase="clean")
     models = {work: ModelUnderAttack.before(work.model, runner.table(work.clean)) for work in works}
     for number, attack in enumerate(listed):
         _round(runner, models, number, attack)
     summaries = {work.model: _summary(runner, section, work, models[work]) for work in works}
     write_examples(out, list(models.values()), dataset)
     write_rows(out, list(models.values()))
-    write_summary(out, section, listed, summaries)
+    write_summary(out, section, listed, summaries, devices=sorted(runner.devices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +139,6 @@ def _runner(
         spec.check_classes(len(dataset.classes))
     if not dataset.splits["test"]:
         raise CasemateError("attack", inputs["prepare"], "has no test items to attack")
-    device = build.actor_device(recipe.cluster)
     config = AttackConfig(
         dataset=inputs["prepare"],
         models=folders,
@@ -131,12 +146,12 @@ def _runner(
         eps=section.eps,
         micro_batch=section.micro_batch,
         seed=recipe.seed,
-        device=device,
     )
+    device = build.actor_device(recipe.cluster)
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
     parts = PartStore(out.scratch / "parts", run_id=identity)
-    return UnitRunner(config, parts, recipe.cluster, out.step)
+    return UnitRunner(config, parts, recipe.cluster, out)
 
 
 def _round(
@@ -154,7 +169,8 @@ def _round(
         found = runner.table([unit])["scales"].to_pylist() if unit else []
         scales[work] = tuple(tuple(row) for row in found)
         units[work] = plan.attack_units(name, work.model, listed, model.robust_items, scales[work])
-    runner.run(unit for own in units.values() for unit in own)
+    ledger = RoundLedger.attack([(models[work], own) for work, own in units.items()])
+    runner.run((unit for own in units.values() for unit in own), ledger, phase=listed.name)
     for work, model in models.items():
         if units[work]:
             model.record(listed, runner.table(units[work]), scales[work])

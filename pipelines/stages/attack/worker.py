@@ -22,14 +22,17 @@ from components.attacks.listing import ListedAttack, attention_scales, scaled_at
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
 from components.attacks.settings import AasSettings, Norm
+from components.core.arithmetic import EXACT, use
 from components.core.types import Images, Labels, LogitsFn
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.fast import fast_forward
 from components.models.pixels import PixelModel
+from pipelines.runtime.devices import device_name, worker_device
 from pipelines.stages.attack import sanity
 
+DEVICE = "device"  # column of every table
 NUM_EXAMPLES = 6  # items whose adversarial images are kept for the report
 NUM_PROBED = 25  # items on which a model must return logits before it is attacked
 
@@ -44,7 +47,6 @@ class AttackConfig:
     eps: float | None  # None with norm `spatial`
     micro_batch: int
     seed: int
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +90,15 @@ Task = CleanTask | AttackTask | ScalesTask | AuditTask
 class AttackWorker:
     """Opens the data once and each model once, then runs one task after the other."""
 
-    def __init__(self, config: AttackConfig) -> None:
-        torch.backends.cudnn.allow_tf32 = False  # attacks are evaluated in full float32
-        self.config = config
+    def __init__(self, config: AttackConfig, device: str) -> None:
+        self.config, self.device = config, device
         self.split = PreparedDataset.open(config.dataset).open_split("test")
         self.model = cache(self.load)
 
     @torch.no_grad()
     def load(self, name: str) -> PixelModel:
         """A model that returns logits, not probabilities, for the first items."""
-        model = load_model(self.config.models[name], device=self.config.device)
+        model = load_model(self.config.models[name], device=self.device)
         probed = self.items(range(min(NUM_PROBED, len(self.split))))
         with attack_mode(model):
             logits = check_logits(self.fixed(model)(probed.x), probed.item_ids)
@@ -106,12 +107,16 @@ class AttackWorker:
 
     def items(self, places: Sequence[int]) -> Items:
         part = self.split.rows(torch.tensor(places, dtype=torch.int64))
-        device = self.config.device
-        return Items(
-            part.pixels().to(device), part.labels.to(device), part.item_ids, self.config.seed
-        )
+        pixels, labels = part.pixels().to(self.device), part.labels.to(self.device)
+        return Items(pixels, labels, part.item_ids, self.config.seed)
 
     def __call__(self, task: Task) -> pa.Table:
+        """The results of a task; every row names the device that computed it."""
+        table = self.run(task)
+        names = pa.array([device_name(self.device)] * len(table), pa.string())
+        return table.append_column(DEVICE, names)
+
+    def run(self, task: Task) -> pa.Table:
         model: PixelModel = self.model(task.model)
         with attack_mode(model), fast_forward(model.net):
             match task:
@@ -213,7 +218,8 @@ def union(first: AttackResult, second: AttackResult, y: Labels) -> AttackResult:
 
 
 def make_worker(config: AttackConfig) -> WorkFn:
-    return AttackWorker(config)
+    use(EXACT)
+    return AttackWorker(config, worker_device())
 
 
 def distance(x_adv: Images, x: Images, *, norm: str) -> list[float | None]:

@@ -42,6 +42,8 @@ def run(
         parts=parts,
         cluster=cluster,
         label=f"{out.step} challenge",
+        out=out,
+        phase="challenge",
     )
     found = [row for table in parts.tables([u.name for u in units]) for row in table.to_pylist()]
     after = {row["item_id"]: row["adversarial_prediction"] for row in found}

@@ -15,6 +15,7 @@ from components.certify.registry import family_of
 from components.certify.tasks import digest_of, open_data
 from components.certify.vote_rows import VOTES_NAME
 from components.certify.votes import check_can_store, write_votes
+from components.core.arithmetic import EXACT, Arithmetic, using
 from components.core.digests import digest_json
 from components.core.settings import plain
 from components.core.units import WorkFn
@@ -27,8 +28,9 @@ def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
     settings, dataset = request.settings, open_data(request.dataset)
     family = family_of(settings.kind)
     family.check_model(request, dataset)
-    with one_thread():
+    with like_a_worker():
         task = family.prepare(request, source=None)
+        task = family.decided(task, family.decide(task))
         if notice := family.notice(task):
             progress.say(f"{request.key}: {notice}")
         header = family.header(
@@ -77,11 +79,12 @@ def _run(plan: VotePlan, work: WorkFn, *, label: str) -> dict[str, pa.Table]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def like_a_worker(arithmetic: Arithmetic = EXACT) -> Iterator[None]:
     """torch computes as in a certification worker with one CPU: votes are equal to the last bit."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with using(arithmetic):
+            yield
     finally:
         torch.set_num_threads(before)

@@ -12,13 +12,16 @@ from components.certify.registry import family_of
 from components.certify.tasks import DataSource, ModelSource, VoteTask, digest_of, open_data
 from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.certify.votes import read_votes
+from components.core.arithmetic import EXACT, Arithmetic, is_usable
 from components.core.errors import CasemateError
 from components.core.types import Array
 from components.data.prepared import Split
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
+from components.models.pixels import PixelModel
 from pipelines.runtime.artifacts import read_manifest
-from pipelines.stages.certify.in_process import one_thread
+from pipelines.runtime.progress import say
+from pipelines.stages.certify.in_process import like_a_worker
 
 SPAN = 256  # items of the dataset that are read at once
 
@@ -43,8 +46,29 @@ def resample(
     _check_identity(votes, model_folder, data_folder)
     settings = family_of(votes.header.kind).vote_settings(votes.header)
     behind = _denoiser(folder, votes, denoiser)
-    with one_thread():
+    with like_a_worker(_arithmetic(votes, model_folder)):
         return _differences(votes, VoteTask(data_folder, model_folder, settings, behind), count)
+
+
+def _arithmetic(votes: Votes, model: ModelSource) -> Arithmetic:
+    """How the votes were computed; an error if this machine cannot repeat it."""
+    recorded, key = votes.header.settings, "verify --resample"
+    device = recorded["device"]
+    here = model.mean.device.type if isinstance(model, PixelModel) else device
+    if here != device or not is_usable(device):
+        remedy = "computed these votes and is not available here: near ties would differ; "
+        remedy += "repeat them where it is, or verify without --resample"
+        raise CasemateError(key, device, remedy)
+    switches = recorded.get("float32")
+    if switches is None:
+        if device != "cpu":
+            say(f"{key}: the votes do not record their use of TF32; they are repeated without it")
+        return EXACT
+    try:
+        return Arithmetic.read(switches)
+    except ValueError as error:
+        remedy = f"{error}: this version cannot compute as these votes were computed"
+        raise CasemateError(f"{key}: float32", switches, remedy) from error
 
 
 def _differences(votes: Votes, task: VoteTask[Any], count: int) -> list[str]:

@@ -10,6 +10,7 @@ from components.certify.family import VoteRequest
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.certify.vote_rows import VOTES_NAME
+from components.core.digests import digest_file
 from components.core.files import rename
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import folder_of
@@ -20,17 +21,34 @@ CHALLENGE_NAME = "challenge.json"
 REFUTED_NAME = "certificate.refuted.json"
 
 
-def track(out: StageDir, document: CertificateDocument) -> None:
-    """Metrics, the tag of soundness, and the three files of a certificate."""
+def track(out: StageDir, document: CertificateDocument, *, model: str) -> None:
+    """Metrics of the certified model, the tag of soundness, and the three files."""
     prefix, found = f"certify/{out.part}", family_of(document.kind).metrics(document.summary)
-    out.run.metrics({f"{prefix}/{name}": value for name, value in found.items()})
+    out.run.metrics(
+        {f"{prefix}/{name}": value for name, value in found.items()},
+        trained_in=out.trained_in(model),
+    )
     out.run.tags({f"{prefix}/sound": document.sound})
     out.run.artifacts(
         *(out.path / name for name in (VOTES_NAME, CERTIFICATES_NAME, CERTIFICATE_NAME))
     )
 
 
-def record_challenge(out: StageDir, result: Mapping[str, Any]) -> None:
+def tag_model(out: StageDir, document: CertificateDocument, *, model: str) -> dict[str, str]:
+    """Tag the certified model's version with threat, verdict and digest; returns the tags."""
+    family, entries = family_of(document.kind), document.summary["certified"]
+    budgets = [family.budget_text(entry) for entry in (*entries[:1], *entries[1:][-1:])]
+    tags = {
+        "robustness.threat": " to ".join(budgets) or str(document.threat["kind"]),
+        "robustness.verdict": "certified" if document.sound else "unsound",
+        "certificate.digest": digest_file(out.path / CERTIFICATE_NAME),
+    }
+    named = {f"{key}.{out.part}": value for key, value in tags.items()}
+    out.run.model_results(out.trained_in(model), metrics={}, tags=named)
+    return {**tags, "validation_status": "passed" if document.sound else "failed"}
+
+
+def record_challenge(out: StageDir, result: Mapping[str, Any], *, model: str) -> None:
     """Write the outcome of the attack; a broken certified item makes the certificate invalid."""
     out.write_json(CHALLENGE_NAME, result)
     prefix = f"certify/{out.part}/challenge"
@@ -41,6 +59,8 @@ def record_challenge(out: StageDir, result: Mapping[str, Any]) -> None:
     if result["broken_certified"]:
         claim = out.path / CERTIFICATE_NAME
         rename(claim, REFUTED_NAME)  # not to be taken for valid
+        tags = {f"robustness.verdict.{out.part}": "refuted"}
+        out.run.model_results(out.trained_in(model), metrics={}, tags=tags)
         raise RuntimeError(
             f"{result['broken_certified']} certified item(s) of {out.step} were broken by "
             f"{result['attack']}: {', '.join(result['broken_items'])}; "
@@ -54,6 +74,7 @@ def publish(
     out: StageDir,
     *,
     recipe: str,
+    tags: Mapping[str, str],
 ) -> None:
     """Register the smoothed classifier that was certified, where the family has one."""
     settings = family_of(request.settings.kind).published_settings(request.settings, dataset)
@@ -67,4 +88,5 @@ def publish(
         denoiser=folder_of(request.denoiser) if request.denoiser else None,
         settings=settings,
         metadata={"digest": read_header(request.model)["digest"], "fingerprint": out.fingerprint},
+        tags=tags,
     )

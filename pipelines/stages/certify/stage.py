@@ -1,5 +1,6 @@
 """Certify test items: votes (the evidence), certificates derived, then an attack on the claim."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,10 +10,11 @@ from components.certify.family import VoteRequest
 from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
-from components.certify.tasks import VoteSettings, VoteTask
+from components.certify.tasks import VoteSettings, VoteTask, digest_of
 from components.certify.vote_rows import VOTES_NAME, Votes
 from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.digests import digest_json
+from components.core.units import Unit
 from components.data.prepared import PreparedDataset
 from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.place import ClusterSection
@@ -22,7 +24,7 @@ from pipelines.runtime.parts import PartStore
 from pipelines.runtime.progress import say
 from pipelines.runtime.shards import run_units
 from pipelines.stages.certify import challenge, results
-from pipelines.stages.certify.worker import make_voter
+from pipelines.stages.certify.worker import make_prober, make_voter, on_device
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
@@ -33,8 +35,10 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     family.check_model(request, dataset)
     source = read_votes(inputs[f"certify.{entry.finer}"] / VOTES_NAME) if entry.finer else None
     task = family.prepare(request, source=source)
-    if source is None and (notice := family.notice(task)):
-        say(f"{out.step}: {notice}")
+    if source is None:
+        task = _probed(task, recipe.cluster, out)
+        if notice := family.notice(task):
+            say(f"{out.step}: {notice}")
     header = family.header(
         task,
         dataset,
@@ -50,11 +54,14 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     else:
         votes = _vote(task, settings, header, out, recipe.cluster)
     claim = check_claim(votes.header, family.claim_of(settings))
-    results.track(out, write_certificate(out.path, votes, claim))
+    document = write_certificate(out.path, votes, claim)
+    results.track(out, document, model=settings.model)
     if settings.challenge:
         attack = ChallengeTask(task, settings.challenge, claim, recipe.seed)
-        results.record_challenge(out, challenge.run(attack, votes, recipe.cluster, out))
-    results.publish(request, dataset, out, recipe=recipe.name)
+        found = challenge.run(attack, votes, recipe.cluster, out)
+        results.record_challenge(out, found, model=settings.model)
+    tags = results.tag_model(out, document, model=settings.model)
+    results.publish(request, dataset, out, recipe=recipe.name, tags=tags)
 
 
 def _request(
@@ -72,6 +79,33 @@ def _request(
         seed=recipe.seed,
         device=build.actor_device(recipe.cluster),
     )
+
+
+def _probed(
+    task: VoteTask[VoteSettings], cluster: ClusterSection, out: StageDir
+) -> VoteTask[VoteSettings]:
+    """The task with the device of a first worker, and what the family decides there.
+
+    A unit of work: the driver may have no GPU. Kept, so that a resumed step decides nothing anew.
+    """
+    family, device = family_of(task.votes.kind), task.votes.device
+    if device == "cpu" and not family.decides:
+        out.run.tags({"casemate.device": device})
+        return task
+    made_with = [out.fingerprint, task.votes.to_dict(), digest_of(task.model), software()]
+    parts = PartStore(out.scratch / "probe", run_id=digest_json(made_with))
+    unit = Unit(f"probe-{parts.run_id[:12]}", "the first worker", None)
+    run_units(
+        [unit],
+        make=make_prober,
+        config=task,
+        parts=parts,
+        cluster=cluster,
+        label=f"{out.step} probe",
+    )
+    (found,) = parts.load(unit.name).to_pylist()
+    out.run.tags({"casemate.device": found["name"]})
+    return family.decided(on_device(task, found["device"]), json.loads(found["decisions"]))
 
 
 def _vote(
@@ -92,5 +126,6 @@ def _vote(
         cluster=cluster,
         label=out.step,
         source=plan.source,
+        out=out,
     )
     return write_votes(out.path / VOTES_NAME, plan.rows(parts.load), header.to_dict())

@@ -6,16 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from components.denoising.loading import is_source, source_digest
-from components.models.checkpoint import load_model, read_header
+from components.models.checkpoint import read_header
 from components.models.pixels import PixelModel
 from components.models.pretrained import read_parent
 from components.models.spec import ModelSpec
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.machine import MACHINE
 from pipelines.stages.train.session import load_start
 
 Row = Mapping[str, float | int | None]  # figures of one epoch by name
@@ -26,17 +25,33 @@ class LiveLog:
 
     def __init__(self, live: Path, out: StageDir) -> None:
         self.live, self.out, self.num_logged = live, out, 0
+        self.device, self.num_samples = "", 0
 
     def __call__(self, bar: progress.Bar) -> None:
         if not self.live.exists():
             return
         state = json.loads(self.live.read_text())
         rows = state["rows"]
+        if (device := state.get("device", "")) != self.device:
+            self.device = device
+            self.out.run.tags({"casemate.device": self.device})
         for row in rows[self.num_logged :]:
             values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
             self.out.run.metrics(values, step=row["epoch"])
         self.num_logged = max(self.num_logged, len(rows))
+        self._log_machine()
+        bar.status.images_per_second = state["running"].get("images_per_second")
         bar.at(len(rows) + state["fraction"], progress_line(rows, state["running"]))
+
+    def _log_machine(self) -> None:
+        """Log the samples of rank 0's machine that are new."""
+        path = self.live.with_name(MACHINE)
+        lines = (
+            path.read_text().split("\n")[:-1] if path.exists() else []
+        )  # the last may be cut off
+        for number, line in enumerate(lines[self.num_samples :], self.num_samples):
+            self.out.run.metrics(json.loads(line), step=number)
+        self.num_samples = max(self.num_samples, len(lines))
 
 
 def progress_line(rows: Sequence[Row], running: Row) -> str:
@@ -90,14 +105,10 @@ def publish(recipe: Recipe, out: StageDir) -> None:
     if out.part in recipe.denoisers():  # needs noise levels besides images: cannot be served
         out.run.artifacts(*(out.path / "model").glob("model.*"))
         return
-    model = load_model(out.path / "model")
-    spec = model.spec
-    example = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
     out.run.register_model(
-        model,
+        out.path / "model",
         name=f"{recipe.name}-{out.part}",
         alias="candidate",
-        example=example,
-        files=[out.path / "model" / "model.safetensors", out.path / "model" / "model.json"],
+        step=history["selected_epoch"],
         metadata={"digest": header["digest"], "fingerprint": out.fingerprint},
     )

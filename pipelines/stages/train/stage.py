@@ -17,9 +17,9 @@ from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import RayTrainCallback
 from ray.train.v2.api.config import LoggingConfig
-from ray.train.v2.api.exceptions import WorkerGroupError
+from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, last_line
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
@@ -29,8 +29,13 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.cluster import train_resources
+from pipelines.runtime.devices import process_group_backend
+from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.waiting import NoRoomError, wait_for_room
 from pipelines.stages.train import results
-from pipelines.stages.train.failures import MistakesEndTraining, mistake_in
+from pipelines.stages.train.backend import CheckedTorchConfig
+from pipelines.stages.train.failures import MistakesEndTraining, lacked_room, mistake_in
 from pipelines.stages.train.session import objective_of
 from pipelines.stages.train.worker import JOB, TrainJob, train_loop
 
@@ -54,9 +59,16 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     )
     job.stopped.unlink(missing_ok=True)
     trainer = _trainer(job, recipe.cluster, out)
+    trainer.max_wait = recipe.cluster.max_wait
     total, look = recipe.epochs_of(model), results.LiveLog(job.live, out)
-    with progress.follow(out.step, total=total, unit="epochs", look=look):
-        _fit(trainer)
+    wait_for_room(
+        train_resources(recipe.cluster),
+        num_workers=recipe.cluster.train_workers,
+        label=out.step,
+        max_wait=recipe.cluster.max_wait,
+    )
+    with progress.follow(out.step, total=total, unit="epochs", look=look, **shown_at(out)):
+        _fit(trainer, max_wait=recipe.cluster.max_wait)
     if job.stopped.exists():
         raise CasemateError(*json.loads(job.stopped.read_text()))
     results.publish(recipe, out)
@@ -83,8 +95,12 @@ class FailFastTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
     lost controller; it queries the dashboard for the controller, and a local Ray has no dashboard.
     """
 
+    max_wait: float = ClusterSection().max_wait  # seconds, for room after workers were lost
+
     def _initialize_and_run_controller(self, **settings: Any) -> Any:
-        settings["failure_policy"] = MistakesEndTraining(self.run_config.failure_config)
+        settings["failure_policy"] = MistakesEndTraining(
+            self.run_config.failure_config, max_wait=self.max_wait
+        )
         return super()._initialize_and_run_controller(**settings)
 
     def _create_default_callbacks(self) -> list[RayTrainCallback]:
@@ -99,10 +115,11 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
     return FailFastTrainer(
         train_loop,
         train_loop_config={JOB: job},
+        torch_config=CheckedTorchConfig(backend=process_group_backend(cluster)),
         scaling_config=ScalingConfig(
             num_workers=cluster.train_workers,
-            use_gpu=cluster.gpus_per_worker > 0,
-            resources_per_worker=_worker_resources(cluster),
+            use_gpu=cluster.gpus_per_train_worker > 0,
+            resources_per_worker=train_resources(cluster),
         ),
         run_config=RunConfig(
             name=f"train-{out.fingerprint[:12]}",
@@ -114,14 +131,7 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
     )
 
 
-def _worker_resources(cluster: ClusterSection) -> dict[str, float]:
-    resources: dict[str, float] = {"CPU": cluster.cpus_per_train_worker}
-    if cluster.gpus_per_worker:
-        resources["GPU"] = cluster.gpus_per_worker
-    return resources
-
-
-def _fit(trainer: FailFastTrainer) -> None:
+def _fit(trainer: FailFastTrainer, *, max_wait: float) -> None:
     """Train; the error of a worker is raised in place of Ray's."""
     try:
         trainer.fit()
@@ -130,3 +140,10 @@ def _fit(trainer: FailFastTrainer) -> None:
             raise mistake from error
         first = next(iter(error.worker_failures.values()))
         raise RuntimeError(f"training failed: {first}") from error
+    except ControllerError as error:
+        if lacked_room(error):
+            reason = f"no room for lost workers within cluster.max_wait ({max_wait:g} s)"
+            raise NoRoomError(f"{reason}; start again to continue") from error
+        failure = error.controller_failure
+        cause = getattr(failure, "cause", None) or failure  # of an error on a worker
+        raise RuntimeError(f"training failed: {last_line(cause)}") from error

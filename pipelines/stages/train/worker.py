@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.files import write_text
+from pipelines.runtime.machine import MACHINE, MachineLog
 
 if TYPE_CHECKING:
     import torch
@@ -55,16 +57,21 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
     from ray.train import Checkpoint
     from ray.train.torch import get_device, prepare_model
 
+    from components.core import arithmetic
     from components.data.prepared import PreparedDataset
     from components.models.checkpoint import save_model
     from components.train.feed import Feeding, Worker
     from components.train.session import TrainingStoppedError
     from components.train.sharding import shard
     from pipelines.recipe import load as recipes
+    from pipelines.runtime.devices import device_name, worker_device
     from pipelines.stages.train.session import make_session
 
     job = config[JOB]
     torch.set_num_threads(job.num_threads)
+    arithmetic.use(arithmetic.TRAINING)
+    kind = worker_device()
+    device = get_device() if kind == "cuda" else torch.device(kind)
     recipe = recipes.parse(job.recipe, source="recipe")
     context = ray.train.get_context()
     worker = Worker(context.get_world_rank(), context.get_world_size())
@@ -74,15 +81,17 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
         job.model,
         PreparedDataset.open(job.dataset),
         worker=worker,
-        wrap=shard if recipe.cluster.strategy == "fsdp" else prepare_model,
-        device=get_device(),
+        wrap=shard
+        if recipe.cluster.strategy == "fsdp"
+        else partial(prepare_model, move_to_device=device),
+        device=device,
         fresh=checkpoint is None,
-        feeding=Feeding(recipe.cluster.feed_threads, 2 * recipe.cluster.feed_threads),
+        feeding=Feeding.by_threads(recipe.cluster.feed_threads),
     )
     if checkpoint:
         with checkpoint.as_directory() as folder:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
-    live = LiveFile(job.live, session) if worker.rank == 0 else None
+    live = LiveFile(job.live, session, device_name(kind)) if worker.rank == 0 else None
 
     def report() -> None:
         """Checkpoint on all workers, which wait for each other; rank 0 writes it."""
@@ -97,7 +106,7 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
     while not session.finished:
         try:
             session.run_epoch(
-                total=_all_reduce,
+                total=partial(all_reduce, device=device),
                 on_step=live.step if live else lambda step, steps: None,
                 on_checkpoint=report,
             )
@@ -115,12 +124,12 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
         write_text(job.out / "history.json", json.dumps(history))
 
 
-def _all_reduce(sums: "torch.Tensor") -> "torch.Tensor":
+def all_reduce(sums: "torch.Tensor", *, device: "torch.device") -> "torch.Tensor":
+    """The sums of all workers, in float64; `device` is the one by which they talk."""
     import torch.distributed
-    from ray.train.torch import get_device
 
     if torch.distributed.is_initialized():
-        sums = sums.to(get_device(), torch.float64)
+        sums = sums.to(device, torch.float64)
         torch.distributed.all_reduce(sums)
     return sums.cpu()
 
@@ -128,8 +137,9 @@ def _all_reduce(sums: "torch.Tensor") -> "torch.Tensor":
 class LiveFile:
     """`live.json` of rank 0: replaced as a whole, at most about once a second."""
 
-    def __init__(self, path: Path, session: "Session") -> None:
-        self.path, self.session = path, session
+    def __init__(self, path: Path, session: "Session", device: str = "cpu") -> None:
+        self.path, self.session, self.device = path, session, device
+        self.machine = MachineLog(path.with_name(MACHINE))
         self.since = time.monotonic(), session.num_done  # when and where steps began to count
         self.update()
 
@@ -146,4 +156,6 @@ class LiveFile:
         speed = round(images / (self.last - began), 1) if images else None
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
         running = session.running() | {"images_per_second": speed}
-        write_text(self.path, json.dumps(state | {"running": running}), sync=False)
+        state |= {"running": running, "device": self.device}
+        write_text(self.path, json.dumps(state), sync=False)
+        self.machine.sample()

@@ -7,7 +7,7 @@ from ray.tune.search.optuna import OptunaSearch
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
 from pipelines.recipe.schema.tune import Axis, IntegersAxis, LogUniformAxis, UniformAxis
-from pipelines.stages.tune.worker import SCORE, Point
+from pipelines.stages.tune.training import SCORE, Point
 
 try:
     import optuna

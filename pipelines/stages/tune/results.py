@@ -13,7 +13,7 @@ from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.trials import Values, tuned
 from pipelines.runtime.artifacts import StageDir
-from pipelines.stages.tune.worker import EPOCHS
+from pipelines.stages.tune.training import EPOCHS
 
 Json = dict[str, Any]
 

@@ -19,7 +19,7 @@ from ray.tune.schedulers import (
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.schema.tune import AshaScheduler, PbtScheduler, TuneSection
 from pipelines.recipe.trials import generator, longest_warmup, mutated, tuned
-from pipelines.stages.tune.worker import EPOCHS
+from pipelines.stages.tune.training import EPOCHS
 
 
 @runtime_checkable

@@ -8,15 +8,20 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from pipelines.recipe import build
+from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.schema.tune import PbtScheduler, TuneSection
 from pipelines.recipe.trials import fixed_points, tuned
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.cluster import total_cpus
+from pipelines.runtime.cluster import total_cpus, train_resources
+from pipelines.runtime.devices import total_gpus
+from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.waiting import wait_for_room
 from pipelines.stages.tune.schedulers import scheduler
 from pipelines.stages.tune.snapshot import Snapshots, unpack
-from pipelines.stages.tune.worker import EPOCHS, MISTAKE, SCORE, TrialJob, trial
+from pipelines.stages.tune.training import EPOCHS, MISTAKE, SCORE, TrialJob
+from pipelines.stages.tune.worker import trial
 
 
 class Ending(tune.Stopper):  # type: ignore[misc]
@@ -37,9 +42,7 @@ def fit(
     recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int
 ) -> tune.ResultGrid:
     """Run the trials, or the unfinished ones of an interrupted run; Ray Tune's result grid."""
-    cluster = recipe.cluster
-    resources = {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_worker}
-    trainable = tune.with_resources(trial, resources)
+    trainable = tune.with_resources(trial, trial_resources(recipe.cluster))
     place = out.scratch / f"tune-{out.fingerprint[:12]}"
     tuner = None
     if place.exists():
@@ -56,8 +59,36 @@ def fit(
         bar.at(sum(_lines(path) for path in place.glob("*/result.json")))
 
     total = num_trials(recipe) * epochs
-    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0):
+    wait_for_room(
+        train_resources(recipe.cluster),
+        num_workers=recipe.cluster.train_workers,
+        label=out.step,
+        max_wait=recipe.cluster.max_wait,
+    )
+    shown = shown_at(out)
+    with progress.follow(out.step, total=total, unit="trial epochs", look=look, every=1.0, **shown):
         return tuner.fit()
+
+
+def trial_resources(cluster: ClusterSection) -> dict[str, float] | tune.PlacementGroupFactory:
+    """What a trial holds: one worker's resources, or those of all its workers and none itself.
+
+    Ray Tune places them together and frees them together, whoever ends the trial.
+    """
+    cpus, gpus = cluster.cpus_per_train_worker, cluster.gpus_per_train_worker
+    if cluster.train_workers == 1:
+        return {"cpu": cpus, "gpu": gpus}
+    worker = {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    return tune.PlacementGroupFactory([{}, *[worker] * cluster.train_workers])
+
+
+def _num_at_once(cluster: ClusterSection) -> int:
+    """Trials that fit side by side."""
+    workers = cluster.train_workers
+    fit = total_cpus() // (workers * cluster.cpus_per_train_worker)
+    if gpus := workers * cluster.gpus_per_train_worker:
+        fit = min(fit, int(total_gpus() // gpus))
+    return max(1, fit)
 
 
 def num_trials(recipe: Recipe) -> int:
@@ -88,10 +119,8 @@ def _new_tuner(
         recipe=build.with_absolute_paths(recipe).resolved(),
         dataset=str(dataset),
         num_threads=cluster.cpus_per_train_worker,
-        device=build.actor_device(cluster),
     )
     pbt, stops = section.scheduler.kind == "pbt", scheduler(recipe, epochs=epochs)
-    at_once = max(1, total_cpus() // cluster.cpus_per_train_worker)
     return tune.Tuner(
         trainable,
         param_space={**listed, "job": job},
@@ -100,7 +129,7 @@ def _new_tuner(
             mode="max",
             reuse_actors=True,
             # Ray counts paused trials, too. A population exists as a whole and takes turns.
-            max_concurrent_trials=None if pbt else at_once,
+            max_concurrent_trials=None if pbt else _num_at_once(cluster),
             scheduler=stops,
             search_alg=None if points is not None else _optuna(recipe),
             num_samples=1 if points is not None else num_trials(recipe),

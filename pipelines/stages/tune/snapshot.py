@@ -14,7 +14,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from components.core.files import atomic
 from pipelines.stages.tune.schedulers import KeptScheduler
-from pipelines.stages.tune.worker import MISTAKE
+from pipelines.stages.tune.training import MISTAKE
 
 SNAPSHOT = "snapshot.zip"
 STATE = "experiment_state-"  # how Ray's file of all trials begins; a session's name follows

@@ -18,7 +18,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.tune import results as tune_results
 from pipelines.stages.tune import search as tune_search
 from pipelines.stages.tune.results import Comparison, Trial
-from pipelines.stages.tune.worker import MISTAKE
+from pipelines.stages.tune.training import MISTAKE
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:

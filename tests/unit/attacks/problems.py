@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from components.attacks.gradient import fgsm
+from components.attacks.gradient import START_OFFSET, sign_ascent
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.core.types import LogitsFn
@@ -57,7 +57,8 @@ def trained_digits(
         for rows in seen.split(100):
             starts = 2 * torch.rand(x[rows].shape, generator=generator) - 1
             with attack_mode(model):
-                x_adv = fgsm(model, x[rows], y[rows], **budget, starts=starts)
+                start = x[rows] + eps * starts + START_OFFSET
+                x_adv = sign_ascent(model, x[rows], y[rows], start=start, **budget)
             optimizer.zero_grad()
             F.cross_entropy(model(x_adv), y[rows]).backward()
             optimizer.step()

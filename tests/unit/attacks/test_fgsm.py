@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.attacks.gradient import fgsm
+from components.attacks.gradient import START_OFFSET, sign_ascent
 
 WEIGHT = torch.tensor([[1.0, -2.0, 0.5, 3.0], [-1.0, 1.0, 2.0, -0.5]])
 
@@ -16,7 +16,8 @@ def linear(x):
 
 def run(x, y, *, eps, step_size, num_steps=1, seed=0):
     starts = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed)) - 1
-    return fgsm(linear, x, y, eps=eps, step_size=step_size, num_steps=num_steps, starts=starts)
+    start = x + eps * starts + START_OFFSET
+    return sign_ascent(linear, x, y, start=start, eps=eps, step_size=step_size, num_steps=num_steps)
 
 
 @settings(deadline=None)
@@ -44,8 +45,7 @@ def test_zero_budget_returns_x_without_any_work():
         raise AssertionError("the model was called")
 
     x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
-    starts = torch.ones_like(x)
-    result = fgsm(forbidden, x, y, eps=0.0, step_size=0.1, num_steps=2, starts=starts)
+    result = sign_ascent(forbidden, x, y, start=x + 1, eps=0.0, step_size=0.1, num_steps=2)
     assert torch.equal(result, x)
 
 

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from components.attacks.gradient import Fgsm, GamaPgd, Mim, Pgd, fgsm, guidance, in_fixed_batches
+from components.attacks.gradient import (
+    START_OFFSET,
+    Fgsm,
+    GamaPgd,
+    Mim,
+    Pgd,
+    guidance,
+    in_fixed_batches,
+    sign_ascent,
+)
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.losses import cross_entropy, kl_divergence, margin
@@ -315,7 +324,8 @@ def test_fgsm_evaluates_the_point_that_training_uses():
     logits_of, items = problem(4, num_items=20)
     starts = random_starts(items.item_ids, SHAPE, run_seed=items.run_seed, stream="fgsm")
     budget = {"eps": 0.01, "num_steps": 2, "step_size": 0.0075}
-    trained_on = fgsm(logits_of, items.x, items.y, **budget, starts=starts)
+    start = items.x + 0.01 * starts + START_OFFSET
+    trained_on = sign_ascent(logits_of, items.x, items.y, start=start, **budget)
     result = Fgsm(norm="linf", eps=0.01, num_steps=2)(logits_of, items)
     stands = result.adversarial_prediction == items.y
     higher = cross_entropy(logits_of(result.x_adv), items.y)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from components.attacks.gradient import fgsm
+from components.attacks.gradient import sign_ascent
 from components.attacks.gradients import attack_mode, input_gradient, is_zero, l2_direction
 from components.attacks.losses import cross_entropy, margin
 
@@ -43,8 +43,7 @@ def test_attack_mode_is_eval_and_frozen_and_restores_every_flag():
     with attack_mode(model) as attacked:
         assert not any(module.training for module in attacked.modules())
         assert not any(parameter.requires_grad for parameter in attacked.parameters())
-        starts = 2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) - 1
-        fgsm(attacked, x, y, eps=0.1, step_size=0.1, num_steps=2, starts=starts)
+        sign_ascent(attacked, x, y, start=x, eps=0.1, step_size=0.1, num_steps=2)
     assert_same_state(model, before)
 
 

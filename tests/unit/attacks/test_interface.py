@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.attacks.interface import Items, Search, check_budget, check_counts, hard_labels
+from components.attacks.interface import Items, Search, hard_labels
 from components.attacks.starts import random_corner, random_point, random_starts, restart_stream
 from components.core.errors import CasemateError
 
@@ -115,24 +115,3 @@ def test_logits_that_are_not_finite_name_their_item(bad):
 
     with pytest.raises(CasemateError, match=r"model: item 'item-3' gets logits .* not finite"):
         Search(logits_of, some_items())
-
-
-@pytest.mark.parametrize(
-    ("norm", "eps", "line"),
-    [
-        ("linf", 8.0, "pgd.eps: 8.0 is above 1, .* 8/255"),
-        ("linf", -0.1, "pgd.eps: -0.1 is not a budget"),
-        ("l2", float("nan"), "pgd.eps: nan is not a budget"),
-        ("l1", 0.1, "pgd.norm: l1 is unknown; choose linf or l2"),
-    ],
-)
-def test_impossible_budgets_are_refused_in_one_line(norm, eps, line):
-    with pytest.raises(CasemateError, match=line):
-        check_budget("pgd", norm=norm, eps=eps)
-
-
-def test_l2_budgets_may_exceed_one_and_counts_may_not_be_zero():
-    check_budget("pgd", norm="l2", eps=3.0)
-    check_counts("pgd", num_steps=1)
-    with pytest.raises(CasemateError, match=r"pgd.num_steps: 0 must be at least 1"):
-        check_counts("pgd", num_restarts=1, num_steps=0)

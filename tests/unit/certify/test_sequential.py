@@ -16,14 +16,16 @@ from components.certify.l2.bounds import clopper_pearson_lower, max_radius, prob
 from components.certify.l2.sequential import (
     FINAL_SHARE,
     SequentialPlan,
-    anytime_interval,
     certify_prefix,
     certify_threshold,
     choose_class,
     finished_prefix,
     futility_threshold,
-    log_e_value,
     log_futility_value,
+)
+from components.core.confidence_sequences import (
+    anytime_interval,
+    log_e_value,
     lower_confidence,
 )
 from components.core.errors import CasemateError

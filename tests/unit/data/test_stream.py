@@ -202,9 +202,21 @@ def test_the_size_of_the_data_chooses_between_memory_and_disk(dataset, monkeypat
         shard = stream.StoredShard("train-00000.parquet", "", num_items)
         monkeypatch.setitem(dataset._shards, "train", (shard,))
         monkeypatch.setattr(
-            PreparedDataset, "load", lambda *_: ImageSplit((), torch.empty(0), torch.empty(0))
+            PreparedDataset, "load", lambda *_, limit: ImageSplit((), *[torch.empty(0)] * 2)
         )
         assert isinstance(dataset.open_split("train", memory_mb=1), kind)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 5, 99])
+def test_the_first_items_of_a_split_on_disk_are_a_split(dataset, spy, limit):
+    part = dataset.open_split("train", memory_mb=0, limit=limit)
+    whole = dataset.load("train", limit=limit)
+    spy.read.clear()
+    assert len(part) == len(whole)
+    order = part.order(torch.Generator().manual_seed(0))
+    assert sorted(order.tolist()) == list(range(len(whole)))
+    assert equal(part.rows(order), whole.rows(order))
+    assert equal(part.take(99), whole)
 
 
 # -- order

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from components.core.errors import CasemateError
-from components.models.costs import Costs, costs_of, costs_of_spec, kept_sizes
+from components.models.costs import Costs, costs_of, kept_sizes
 from components.models.zoo import build_network
 
 SMALL = {
@@ -124,12 +124,6 @@ def test_fused_attention_costs_as_much_work_and_less_memory():
     fused = small_costs("tiny_vit")
     assert fused.flops == explicit.flops
     assert fused.activation_bytes < explicit.activation_bytes
-
-
-def test_an_upsampled_model_costs_what_its_network_costs(new_spec):
-    spec = new_spec(upsample=48)
-    assert costs_of_spec(spec) == costs_of_spec(new_spec(image_size=48))
-    assert costs_of_spec(spec).flops > costs_of_spec(new_spec()).flops
 
 
 def test_a_network_that_looks_at_values_is_named():

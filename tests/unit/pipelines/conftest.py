@@ -118,8 +118,11 @@ class InProcess:
     def __init__(self, order: Callable[[list[Any]], list[Any]] = list, *, room: int = 1) -> None:
         self.order, self.room, self.done = order, room, []  # room: units asked for at once
         self.stop_after: int | None = None
+        self.so_far = []  # intermediate results after every unit
 
-    def __call__(self, units, *, make, config, parts, cluster, label, source=None) -> None:
+    def __call__(
+        self, units, *, make, config, parts, cluster, label, source=None, out=None, phase=""
+    ) -> None:
         source = source or _Counted(units)
         todo = self.order([unit for unit in units if not _kept(unit, parts, source)])
         work = make(config)
@@ -131,6 +134,7 @@ class InProcess:
             parts.save(unit.name, table)
             source.keep(unit, table)
             self.done.append(unit.name)
+            self.so_far.append(source.so_far())
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ def test_metrics_follow_the_list(finished):
     assert all(a >= b for a, b in pairwise([logged["attack/a/main/clean_accuracy"], *along]))
     assert along[-1] == logged["attack/a/main/robust_accuracy"]
     assert finished.run.files == list(FILES[:2])
-    assert finished.run.tagged == {}  # sanity is off here
+    assert finished.run.tagged == {"casemate.device": "cpu"}  # sanity is off here
 
 
 def test_a_masked_model_is_suspect_and_a_plain_one_is_not(run_attack, models, tmp_path):

@@ -18,6 +18,7 @@ from components.certify.patch.double_masking import infer
 from components.certify.verify import recertify, verify
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import read_votes, write_votes
+from components.core.arithmetic import EXACT, in_use
 from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.data.prepared import PreparedDataset
@@ -121,7 +122,7 @@ def test_certificates_verify_and_votes_repeat(finished, model, prepared, kind):
             (problem,) = resample(out.path, count=1, **places)
     assert "votes differ" in problem
     assert document_of(out)["sound"]
-    assert out.run.tagged == {"certify/p/sound": True}
+    assert out.run.tagged == {"certify/p/sound": True, "casemate.device": "cpu"}
 
 
 def first_items(self, name):
@@ -283,7 +284,7 @@ def test_the_published_count_is_marked_unsound(run):
     (entry,) = document["summary"]["certified"]
     assert entry["num_touched"] < entry["exact_touched"]
     assert {"accuracy", "accuracy_loc"} <= entry.keys()
-    assert out.run.tagged == {"certify/p/sound": False}
+    assert out.run.tagged == {"certify/p/sound": False, "casemate.device": "cpu"}
 
 
 def test_tokens_are_kept_black_only_when_asked_for_twice(run, model):
@@ -346,14 +347,65 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
         assert (votes == votes_of(finished["rows"])[item_id]).all()
 
 
-def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, prepared, tmp_path):
-    votes = read_votes(finished["rows"].path / "votes.parquet")
-    header = json.loads(json.dumps(votes.header.to_dict()))
-    del header["settings"]["way"]
+def written_votes(folder) -> tuple[dict, list[VoteRow]]:
+    """Header and rows of a finished votes file, to be changed and written again."""
+    votes = read_votes(folder / "votes.parquet")
     rows = [
         VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
         for row in votes.table.to_pylist()
     ]
+    return json.loads(json.dumps(votes.header.to_dict())), rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"device": "cuda", "float32": EXACT.to_dict()},
+            "verify --resample: cuda computed these votes and is not available here: ",
+        ),
+        (
+            {"float32": EXACT.to_dict() | {"tf64": True}},
+            "verify --resample: float32: .* are not the switches tf32_matmul, ",
+        ),
+    ],
+)
+def test_votes_of_other_arithmetic_are_not_repeated(
+    settings, told, finished, model, prepared, tmp_path
+):
+    header, rows = written_votes(finished["rows"].path)
+    header["settings"] |= settings
+    write_votes(tmp_path / "votes.parquet", rows, header)
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=False),
+        pytest.raises(CasemateError, match=told) as caught,
+    ):
+        resample(tmp_path, count=1, model=model / "model", data=prepared)
+    assert "\n" not in str(caught.value)
+
+
+def test_votes_are_repeated_with_the_switches_that_they_record(finished, model, prepared, tmp_path):
+    header, rows = written_votes(finished["rows"].path)
+    header["settings"]["float32"] = EXACT.to_dict() | {"tf32_matmul": True}
+    write_votes(tmp_path / "votes.parquet", rows, header)
+    seen, honest, before = [], voting.AblationVoter.votes, in_use()
+
+    def votes(*args):
+        seen.append(in_use())
+        return honest(*args)
+
+    with (
+        mock.patch.object(PreparedDataset, "open_split", first_items),
+        mock.patch.object(voting.AblationVoter, "votes", votes),
+    ):
+        assert resample(tmp_path, count=1, model=model / "model", data=prepared) == []
+    assert seen == [replace(EXACT, tf32_matmul=True)]
+    assert in_use() == before
+
+
+def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, prepared, tmp_path):
+    header, rows = written_votes(finished["rows"].path)
+    del header["settings"]["way"]
     write_votes(tmp_path / "votes.parquet", rows, header)
     with mock.patch.object(PreparedDataset, "open_split", first_items):
         assert resample(tmp_path, count=2, model=model / "model", data=prepared) == []

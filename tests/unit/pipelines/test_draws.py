@@ -13,11 +13,12 @@ from components.certify.l2.claims import certified_radius
 from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import declare, plan_of
 from components.certify.l2.noise import predict_block
-from components.certify.l2.sequential import anytime_interval, certify_prefix, choose_class
+from components.certify.l2.sequential import certify_prefix, choose_class
 from components.certify.l2.voters import block_stop
 from components.certify.verify import verify
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import read_votes, write_votes
+from components.core.confidence_sequences import anytime_interval
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl, noise_stream

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from components.core.errors import CasemateError
-from components.data.prepared import PreparedDataset
+from components.data.prepared import ImageSplit, LazySplit, PreparedDataset
 from components.train import session
+from components.train.feed import Feeding
 from components.train.objectives.base import Batch
 from pipelines.recipe.load import parse
+from pipelines.stages.train.session import make_session
 from pipelines.stages.train.worker import STATE
+from pipelines.stages.tune import training as tune_training
 from pipelines.stages.tune import worker as tune_trial
 
 DECAY = "train.weight_decay"
@@ -23,12 +26,13 @@ DECAY = "train.weight_decay"
 def run(prepared, tmp_path):
     """Run a trial; returns its reports. `checkpoint` is where it starts, `stop` after how many."""
 
-    def trial(values, *, checkpoint=None, stop=None, **train):
+    def trial(values, *, checkpoint=None, stop=None, cluster=None, **train):
         recipe = parse(
             {
                 "name": "x",
                 "seed": 5,
                 "data": {"source": "digits"},
+                "cluster": cluster or {},
                 "model": {
                     "architecture": "tiny_vit",
                     "options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 1},
@@ -58,9 +62,7 @@ def run(prepared, tmp_path):
             if stop == len(reports):
                 raise KeyboardInterrupt
 
-        job = tune_trial.TrialJob(
-            recipe=recipe.resolved(), dataset=str(prepared), num_threads=1, device="cpu"
-        )
+        job = tune_trial.TrialJob(recipe=recipe.resolved(), dataset=str(prepared), num_threads=1)
         config = {"job": job, "point": {"trial": 0, "values": values}}
         start = checkpoint and tune_trial.tune.Checkpoint.from_directory(str(checkpoint))
         with (
@@ -134,9 +136,30 @@ def test_a_trial_without_attacks_keeps_its_best_clean_epoch(run):
     assert [row["score"] for row in rows] == [0.5, 0.25, 0.25]
 
 
+def test_a_trial_reads_data_like_a_training(run):
+    """Larger than `memory_mb`: from disk, only its first items, built by the recipe's threads."""
+    real = PreparedDataset.open_split
+
+    def open_split(self, split, *, memory_mb, **options):
+        return real(self, split, memory_mb=memory_mb // 4096, **options)  # digits are small
+
+    with (
+        mock.patch.object(PreparedDataset, "open_split", open_split),
+        mock.patch.object(tune_training, "make_session", wraps=make_session) as made,
+    ):
+        streamed = run({DECAY: 0.1}, stop=1, memory_mb=1, cluster={"feed_threads": 3})
+        whole = run({DECAY: 0.1}, stop=1)
+    lazy, loaded = (call.kwargs for call in made.call_args_list)
+    assert (type(lazy["train"]), type(loaded["train"])) == (LazySplit, ImageSplit)
+    assert len(lazy["train"]) == len(loaded["train"]) == 48
+    assert lazy["feeding"] == Feeding(3, 6)
+    assert loaded["feeding"] == Feeding()
+    assert streamed[0]["epochs"] == whole[0]["epochs"] == 1
+
+
 def test_a_mistake_is_reported_and_not_raised(run):
     error = ["train.objective.aas", "tiny_vit", "remedy"]
-    with mock.patch.object(tune_trial, "make_session", side_effect=CasemateError(*error)):
+    with mock.patch.object(tune_training, "make_session", side_effect=CasemateError(*error)):
         rows = run({DECAY: 0.1})
     assert rows == [{"epochs": 0, "score": 0.0, "mistake": error}]
 
@@ -150,8 +173,8 @@ def test_a_trial_whose_checkpoint_was_removed_is_trained_again(run, tmp_path):
 
 
 def test_training_that_cannot_go_on_is_a_result(run):
-    stopped = tune_trial.TrainingStoppedError("train.objective", "fgsm", "leaks")
-    with mock.patch.object(tune_trial.Session, "run_epoch", side_effect=stopped):
+    stopped = tune_training.TrainingStoppedError("train.objective", "fgsm", "leaks")
+    with mock.patch.object(tune_training.Session, "run_epoch", side_effect=stopped):
         rows = run({DECAY: 0.1})
     assert rows == [{"epochs": 0, "score": 0.0, "stopped": str(stopped)}]
 
@@ -161,7 +184,7 @@ def test_a_recording_starts_anew_with_every_pass(prepared):
     labels = data.labels
     wrong = SimpleNamespace(predictions=lambda model, batch: batch.labels ^ 1)
     right = SimpleNamespace(predictions=lambda model, batch: batch.labels)
-    recorded = tune_trial.RecordedAttack(right)
+    recorded = tune_training.RecordedAttack(right)
     for step, rows in enumerate(([0, 1], [2, 3], [4, 5])):
         ids = tuple(data.item_ids[i] for i in rows)
         recorded.attack = wrong if step == 1 else right

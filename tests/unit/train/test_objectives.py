@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from components.attacks.gradient import fgsm
+from components.attacks.gradient import START_OFFSET
 from components.attacks.gradients import attack_mode
+from components.attacks.projections import linf_bounds
 from components.attacks.starts import random_starts
 from components.core.seeding import generator_for
 from components.data.ablation import column_mask
@@ -162,16 +163,15 @@ def test_training_images_are_those_of_the_plain_loop(model, new_batch, num_steps
     """Bit for bit: finished trainings are to be repeated, so streams and steps may not change."""
     batch = new_batch(epoch=3)
     starts = random_starts(batch.item_ids, (1, 8, 8), run_seed=7, stream="fgsm-3")
+    x, eps, step_size = batch.images, 0.1, 1.5 * 0.1 / num_steps
+    low, high = linf_bounds(x, eps=eps)
+    expected = (x + eps * starts + START_OFFSET).clamp(low, high)
     with attack_mode(model):
-        expected = fgsm(
-            model,
-            batch.images,
-            batch.labels,
-            eps=0.1,
-            num_steps=num_steps,
-            step_size=1.5 * 0.1 / num_steps,
-            starts=starts,
-        )
+        for _ in range(num_steps):
+            leaf = expected.detach().requires_grad_()
+            losses = F.cross_entropy(model(leaf), batch.labels, reduction="sum")
+            (gradient,) = torch.autograd.grad(losses, leaf)
+            expected = (expected + step_size * gradient.sign()).clamp(low, high)
     objective = fgsm_training(eps=0.1, num_steps=num_steps)
     assert torch.equal(objective.craft(model, batch), expected)
 

@@ -1,0 +1,384 @@
+"""The loop of the sharded executor: which worker gets which unit, and who is to blame.
+
+Independent of Ray: workers are those of a `Crew`, which a test can replace.
+
+- Only workers that are ready hold units. Further ones are asked for as the cluster grows.
+- A worker that raised or died is replaced. Its unit is tried again on another node if there is one,
+  else on another device, else in the new process. A unit that fails `MAX_TRIES` times fails the
+  stage by name when all others are done.
+- Blame needs evidence. A place (a node, or its GPUs that a worker holds) that fails `SUSPECT` units
+  in a row gets no more of them while others have work. If these units succeed elsewhere, the place
+  is left out and named; if they fail there too, the units are to blame and the place goes on.
+- When every place fails and nothing succeeds, the stage ends with the first cause.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from components.core.errors import CasemateError, last_line
+from components.core.units import Unit
+from pipelines.runtime.crew import (
+    Crew,
+    Desk,
+    Event,
+    Finished,
+    Lost,
+    NotStarted,
+    Place,
+    Raised,
+    Ready,
+    State,
+    Worker,
+)
+
+IN_FLIGHT = 2  # units per worker: hides latency, keeps memory bounded
+MAX_TRIES = 3
+SUSPECT = 3  # failures in a row after which a place is suspected, and left out once proven
+HOPELESS = 10  # failures in a row, at least, before the stage ends
+MAX_FAILED_STARTS = 5
+PATIENCE_SECONDS = 60.0  # in which a place gets a new worker
+LOOK_SECONDS = 1.0
+TELL_AFTER, TELL_EVERY = 5.0, 60.0  # seconds of waiting
+
+
+class ShardFailedError(RuntimeError):
+    """Units that failed three times, or workers that never came; finished units are kept."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """Failures of a place since its last success."""
+
+    suspected: int = 0  # not yet explained, or explained by the place
+    proven: int = 0  # of these: units that succeeded elsewhere
+
+
+@dataclass(slots=True)
+class _History:
+    """The failed tries of a unit."""
+
+    places: list[Place] = field(default_factory=list)
+    error: BaseException | None = None
+    when: float = 0.0  # of the last one
+
+
+class Dispatch:
+    """Feeds ready workers, keeps results, and repeats what failed."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        desk: Desk,
+        todo: Sequence[Unit],
+        *,
+        max_wait: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.crew, self.desk, self.max_wait, self.clock = crew, desk, max_wait, clock
+        self.todo, self.retries = deque(todo), deque[Unit]()
+        self.workers: dict[int, Worker] = {}  # that are ready
+        self.held: dict[int, list[Unit]] = {}  # also of dismissed workers, until their calls end
+        self.num_held = 0
+        self.blamed: dict[int, str] = {}  # the unit that a dead worker was busy with
+        self.idle: deque[Worker] = deque()  # one entry per free slot
+        self.history: dict[str, _History] = {}
+        self.failed: dict[str, Unit] = {}
+        self.records: dict[Place, _Record] = {}
+        self.left_out: set[Place] = set()
+        self.seen: dict[Place, float] = {}  # when a worker was lost there
+        self.state = State()
+        self.in_a_row = 0  # failures without a success in between
+        self.first_cause: tuple[Unit, BaseException] | None = None
+        self.failed_starts = 0
+        self.shunned: set[str] = set()
+        self.last_ready = self.looked = self.told = clock()
+        self.said_few = False
+
+    def run(self) -> None:
+        """Compute all units, or raise with a reason; what is finished is kept in any case."""
+        try:
+            self._look()
+            while self.todo or self.retries or self.num_held:
+                for event in self.crew.wait(LOOK_SECONDS):
+                    self._handle(event)
+                self._feed()
+                if self.clock() - self.looked >= LOOK_SECONDS:
+                    self._look()
+        finally:
+            self.crew.trim(0)
+        if self.failed:
+            raise self._unit_failures()
+
+    # Events ---------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Finished(worker, unit, table):
+                self._release(worker, unit)
+                self._finished(worker, unit, table)
+            case Ready(worker):
+                self._ready(worker)
+            case Raised(worker, unit, error):
+                self._release(worker, unit)
+                if isinstance(error, CasemateError):
+                    raise error  # a user's mistake: a second try would fail, too
+                self._dismiss(worker)
+                self._failed(worker, unit, error)
+            case Lost(worker, unit, error, announced):
+                self._lost(worker, unit, error, announced=announced)
+            case NotStarted(error):
+                self._not_started(error)
+
+    def _ready(self, worker: Worker) -> None:
+        self.failed_starts = 0
+        if worker.place in self.left_out:
+            self.crew.dismiss(worker, hold=bool(worker.place.devices))
+            return
+        self.workers[worker.number] = worker
+        self.held[worker.number] = []
+        self.idle.extend([worker] * IN_FLIGHT)
+        self.last_ready = self.clock()
+
+    def _finished(self, worker: Worker, unit: Unit, table: pa.Table) -> None:
+        self.desk.keep(unit, table)
+        self.in_a_row = 0
+        if self.records:
+            self.records.pop(worker.place, None)
+        if past := self.history.pop(unit.name, None):
+            for place in set(past.places) - {worker.place}:
+                if record := self.records.get(place):
+                    record.proven += 1
+                    self._leave_out_if_proven(place, record)
+        if worker.number in self.workers:
+            self.idle.append(worker)
+
+    def _lost(self, worker: Worker, unit: Unit, error: BaseException, *, announced: bool) -> None:
+        """The oldest unit of a dead worker is to blame; those behind it lose no try."""
+        if worker.number in self.workers:
+            self.blamed[worker.number] = self.held[worker.number][0].name
+            self._dismiss(worker)
+        self._release(worker, unit)
+        if self.blamed.get(worker.number) == unit.name and not announced:
+            self._failed(worker, unit, error)
+        else:
+            (self.retries if unit.name in self.history else self.todo).appendleft(unit)
+
+    def _not_started(self, error: BaseException) -> None:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, CasemateError):
+            raise cause
+        self.failed_starts += 1
+        if self.failed_starts >= MAX_FAILED_STARTS and not self.workers:
+            raise ShardFailedError(f"workers cannot start: {last_line(error)}") from error
+
+    def _release(self, worker: Worker, unit: Unit) -> None:
+        self.held[worker.number].remove(unit)
+        self.num_held -= 1
+        if worker.number not in self.workers and not self.held[worker.number]:
+            del self.held[worker.number]
+
+    def _dismiss(self, worker: Worker, *, hold: bool = False) -> None:
+        if self.workers.pop(worker.number, None) is None:
+            return
+        self.idle = deque(other for other in self.idle if other.number != worker.number)
+        self.seen[worker.place] = self.clock()
+        self.crew.dismiss(worker, hold=hold)
+        if not self.held[worker.number]:
+            del self.held[worker.number]
+
+    # Blame ----------------------------------------------------------------------------------------
+
+    def _failed(self, worker: Worker, unit: Unit, error: BaseException) -> None:
+        self.state.failures += 1
+        self.in_a_row += 1
+        self.first_cause = self.first_cause or (unit, error)
+        past = self.history.setdefault(unit.name, _History())
+        for place in set(past.places) - {worker.place}:  # not the fault of these, then
+            if record := self.records.get(place):
+                record.suspected = max(0, record.suspected - 1)
+        self.records.setdefault(worker.place, _Record()).suspected += 1
+        past.places.append(worker.place)
+        past.error, past.when = error, self.clock()
+        if len(past.places) >= MAX_TRIES:
+            self.failed[unit.name] = unit
+        else:
+            self.retries.append(unit)
+        self._end_if_hopeless()
+        self._staff()  # before it is tried again: a request for another place is a reason to wait
+
+    def _leave_out_if_proven(self, place: Place, record: _Record) -> None:
+        others = [worker for worker in self.workers.values() if worker.place != place]
+        if record.proven < SUSPECT or not others:
+            return
+        self.left_out.add(place)
+        self.desk.tell(
+            f"{place} is left out: {record.proven} units in a row failed there and succeeded "
+            f"elsewhere; node {place.node}"
+        )
+        for worker in list(self.workers.values()):
+            if worker.place == place:
+                self._dismiss(worker, hold=bool(place.devices))
+
+    def _end_if_hopeless(self) -> None:
+        """End when no place is left that could still succeed."""
+        if self.in_a_row < max(HOPELESS, self.state.wanted):
+            return
+        if any(worker.place not in self.records for worker in self.workers.values()):
+            return
+        assert self.first_cause is not None
+        unit, error = self.first_cause
+        raise ShardFailedError(
+            f"{self.in_a_row} failures and no success in between, finished units are kept; "
+            f"first {unit.name} ({unit.about}): {type(error).__name__}: {last_line(error)}"
+        ) from error
+
+    def _unit_failures(self) -> ShardFailedError:
+        unit = next(iter(self.failed.values()))
+        past = self.history[unit.name]
+        assert past.error is not None
+        where = "; ".join(dict.fromkeys(str(place) for place in past.places))
+        failure = ShardFailedError(
+            f"{len(self.failed)} unit(s) failed {MAX_TRIES} times, all others are kept; "
+            f"first {unit.name} ({unit.about}): {type(past.error).__name__}: "
+            f"{last_line(past.error)} (on {where})"
+        )
+        failure.__cause__ = past.error
+        return failure
+
+    # Feeding --------------------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        """Give units to free workers; when the queue is empty, take more from the source."""
+        if (room := len(self.idle) - len(self.todo) - len(self.retries)) > 0:
+            self.todo.extend(self.desk.more(room))
+        for _ in range(len(self.idle)):
+            if not (self.todo or self.retries):
+                return
+            worker = self.idle.popleft()
+            unit = self._next_for(worker)
+            if unit is None:
+                self.idle.append(worker)
+                continue
+            self.held[worker.number].append(unit)
+            self.num_held += 1
+            self.crew.send(worker, unit)
+
+    def _next_for(self, worker: Worker) -> Unit | None:
+        if self._rests(worker.place):
+            return None
+        if self.held[worker.number] and self._are_scarce():
+            return None  # a unit for each worker comes before a second one for some
+        for index, unit in enumerate(self.retries):
+            if self._may_retry(unit, worker):
+                del self.retries[index]
+                return unit
+        return self.todo.popleft() if self.todo else None
+
+    def _are_scarce(self) -> bool:
+        """Whether the workers without a unit, ready or not, can take all units that are left."""
+        left, pending = len(self.todo) + len(self.retries), self.crew.num_pending
+        if left > len(self.workers) + pending:
+            return False
+        return left <= pending + sum(1 for number in self.workers if not self.held[number])
+
+    def _rests(self, place: Place) -> bool:
+        """Whether a place is suspected while there are others."""
+        return self._is_suspected(place) and any(
+            not self._is_suspected(worker.place) for worker in self.workers.values()
+        )
+
+    def _is_suspected(self, place: Place) -> bool:
+        record = self.records.get(place)
+        return record is not None and record.suspected >= SUSPECT
+
+    def _may_retry(self, unit: Unit, worker: Worker) -> bool:
+        """Another node if there is one, else another place, else another process.
+
+        A place counts that had a worker a moment ago: a new one is on its way. So may be the first
+        one of a further place.
+        """
+        past, now = self.history[unit.name], self.clock()
+        tried = past.places
+        usable = {w.place for w in self.workers.values() if not self._is_suspected(w.place)}
+        usable |= {
+            place
+            for place, seen in self.seen.items()
+            if now - seen < PATIENCE_SECONDS and not self._is_suspected(place)
+        }
+        usable -= self.left_out
+        nodes = {place.node for place in tried}
+        if fresh := {place.node for place in usable} - nodes:
+            return worker.place.node in fresh
+        if places := usable - set(tried):
+            return worker.place in places
+        return not self.crew.num_pending or now - past.when >= PATIENCE_SECONDS
+
+    # Workers --------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ask for workers, show the state, and give up after waiting too long."""
+        self.looked = self.clock()
+        self._staff()
+        state = self.state
+        state.ready = len(self.workers)
+        if self.workers:
+            self.last_ready = self.looked
+        state.waiting_seconds = self.looked - self.last_ready
+        self._tell_waiting()
+        self.desk.look(state)
+
+    def _staff(self) -> None:
+        capacity = self.crew.capacity()
+        outstanding = len(self.todo) + len(self.retries) + self.num_held
+        if outstanding < capacity:
+            self.todo.extend(self.desk.more(capacity - outstanding))
+            outstanding = len(self.todo) + len(self.retries) + self.num_held
+        # Never more than units, but one more for each failed try of those to be tried elsewhere.
+        further = sum(len(self.history[unit.name].places) for unit in self.retries)
+        self.state.wanted = wanted = min(capacity, outstanding + further)
+        self.crew.trim(max(0, wanted - len(self.workers)))
+        if self.failed_starts >= MAX_FAILED_STARTS and self.workers:
+            return  # go on with those that are there
+        avoid = {place.node for place in self.left_out if not place.devices}
+        shunned = self._shunned(avoid)
+        if self.shunned - shunned:
+            self.crew.trim(0)  # requested elsewhere for a while, in vain
+        self.shunned = shunned
+        for _ in range(wanted - len(self.workers) - self.crew.num_pending):
+            self.crew.hire(avoid=avoid | shunned)
+
+    def _shunned(self, avoid: set[str]) -> set[str]:
+        """Nodes on which a unit failed that is to be tried on another one, for a while."""
+        for unit in self.retries:
+            past = self.history[unit.name]
+            tried = {place.node for place in past.places}
+            waits = self.clock() - past.when < PATIENCE_SECONDS
+            elsewhere = any(worker.place.node not in tried for worker in self.workers.values())
+            if waits and not elsewhere and set(self.crew.nodes()) - avoid - tried:
+                return tried
+        return set()
+
+    def _tell_waiting(self) -> None:
+        state = self.state
+        if state.waiting_seconds > self.max_wait:
+            raise ShardFailedError(
+                f"no worker was ready within cluster.max_wait ({self.max_wait:g} s): "
+                f"{self.crew.needs()}; start again to continue, finished units are kept"
+            )
+        if state.ready and state.ready < state.wanted and not self.said_few:
+            if self.looked - self.told >= TELL_AFTER:
+                self.said_few = True
+                more = state.wanted - state.ready
+                self.desk.tell(f"{state.ready} worker(s) ready, {more} more: {self.crew.needs()}")
+        elif not state.ready and state.waiting_seconds >= TELL_AFTER:
+            first = self.told <= self.last_ready
+            if first or self.looked - self.told >= TELL_EVERY:
+                self.told = self.looked
+                self.desk.tell(
+                    f"waiting for {state.wanted} worker(s) since {state.waiting_seconds:.0f} s, "
+                    f"none ready: {self.crew.needs()}"
+                )

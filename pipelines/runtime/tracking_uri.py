@@ -1,0 +1,104 @@
+"""Where runs are tracked: `tracking.uri`, else MLFLOW_TRACKING_URI, else SQLite in the storage.
+
+Light to import: a finished flow is shown without MLflow.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+from uuid import uuid4
+
+from components.core.errors import CasemateError
+from pipelines.recipe.credentials import SERVER_ENV, TRACKING, credentials_of, keep_apart
+from pipelines.recipe.schema.place import TrackingSection
+
+URI_ENV = "MLFLOW_TRACKING_URI"
+DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to install
+    "postgresql": ("psycopg", "pip install 'casemate[postgres]'"),
+    "postgresql+psycopg": ("psycopg", "pip install 'casemate[postgres]'"),
+    "postgresql+psycopg2": ("psycopg2", "pip install psycopg2-binary, or write postgresql://"),
+    "mysql+pymysql": ("pymysql", "pip install pymysql"),
+}
+
+
+def default_uri(storage: Path) -> str:
+    """The SQLite store beside the artifacts; absolute: the working directory never matters."""
+    return f"sqlite:///{storage}/mlflow.db"
+
+
+def tracking_uri(section: TrackingSection, storage: Path) -> str:
+    """The URI of the tracking store, without a password."""
+    if section.uri:
+        return section.uri
+    if given := os.environ.get(URI_ENV):
+        return keep_apart(given, key=URI_ENV)
+    return default_uri(storage)
+
+
+def is_server(uri: str) -> bool:
+    """Whether an MLflow server answers there; other stores are databases."""
+    return uri.startswith(("http://", "https://"))
+
+
+def how_to_open(uri: str) -> str:
+    """What a user opens in a browser, or the command that shows the store."""
+    return uri if is_server(uri) else f"mlflow ui --backend-store-uri '{uri}'"
+
+
+def check_driver(uri: str) -> None:
+    """Refuse a database whose Python driver is not installed."""
+    module, remedy = DRIVERS.get(urlsplit(uri).scheme, (None, ""))
+    if module and find_spec(module) is None:
+        raise CasemateError(TRACKING, uri, f"needs the Python package {module}: {remedy}")
+
+
+def flow_outbox(folder: Path, fingerprint: str) -> Path:
+    """Where messages of a flow's own run wait for the server; `folder` is the recipe's."""
+    return folder / ".outbox" / f"{fingerprint[:12]}.jsonl"
+
+
+def storage_id(storage: Path) -> str:
+    """The name of a storage in a tracking store that others use, too; moves with the folder."""
+    path = storage / ".storage-id"
+    try:
+        with path.open("x") as file:
+            file.write(uuid4().hex)
+    except FileExistsError:
+        deadline = time.monotonic() + 5
+        while not path.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)  # another flow is writing it
+    return path.read_text()
+
+
+@contextmanager
+def credentials_in_environment(uri: str) -> Iterator[str]:
+    """The URI to connect to while its user and password are in the environment.
+
+    They are taken away afterwards: the next flow of this process may track elsewhere.
+    """
+    found = credentials_of(uri)
+    if found is None:
+        yield uri
+        return
+    password = found.password or ""
+    if is_server(uri):
+        added = dict(zip(SERVER_ENV, (found.user, password), strict=True))
+    elif urlsplit(uri).scheme.startswith("postgresql"):
+        added = {"PGPASSWORD": password}
+    else:  # no variable for it: in memory only
+        added, user = {}, quote(found.user, safe="")
+        uri = uri.replace(f"://{user}@", f"://{user}:{quote(password, safe='')}@", 1)
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield uri
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
