@@ -117,12 +117,13 @@ def progress_of(text: str) -> list[dict[str, Any]]:
 
 def in_words(progress: Mapping[str, Any]) -> str:
     """`certify.l2 120/400 items, 3.4/s, 1 min 22 s left, 2 failures`."""
-    parts = [f"{progress['step']} {progress['done']:g}/{progress['total']:g} {progress['unit']}"]
+    done, total = (f"{progress[key]:.1f}".removesuffix(".0") for key in ("done", "total"))
+    parts = [f"{progress['step']} {done}/{total} {progress['unit']}"]
     if progress["rate"]:
         parts.append(f"{progress['rate']:g}/s")
     if progress["eta_seconds"] is not None:
         parts.append(f"{_duration(progress['eta_seconds'])} left")
-    parts.append(f"{progress['failures']:g} failures")
+    parts.append(f"{progress['failures']:.0f} failures")
     if progress["waiting_seconds"]:
         parts.append(f"waiting for workers for {_duration(progress['waiting_seconds'])}")
     return ", ".join(parts)
