@@ -65,7 +65,6 @@ def submit(
     `env` names variables of this process that the flow's jobs get. Relative paths are resolved if
     the cluster is this machine, else refused.
     """
-    refuse_credentials_in_job(recipe)
     client, recipe, interpreter = settled(recipe, address=address, python=python, say=say)
     env_vars = job_env(recipe, env=env, flags=flags)
     name = flow_name(recipe, recipe.storage.root)
@@ -88,6 +87,7 @@ def settled(
     recipe: Recipe, *, address: str, python: str | None, say: Say = lambda _: None
 ) -> tuple[PatientClient, Recipe, str]:
     """A client, the recipe as the cluster can read it, and the interpreter there."""
+    refuse_credentials_in_job(recipe)
     client = connect(address, say=say)
     if here := is_this_machine(client, address):
         recipe = with_paths_of(recipe, Path.cwd())
