@@ -7,6 +7,7 @@ provider of nodes start, and only our own processes are ended.
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -91,9 +92,9 @@ def start_ray(home: str, *words: str) -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def head(*words: str, num_cpus: int = 0) -> Iterator[Head]:
+def head(*words: str, num_cpus: int = 0, port: int | None = None) -> Iterator[Head]:
     """A head with its own home; everything below it is ended."""
-    home, port = tempfile.mkdtemp(prefix="cmc-"), free_port()
+    home, port = tempfile.mkdtemp(prefix="cmc-"), port or free_port()
     process = start_ray(
         home, "--head", f"--port={port}", f"--temp-dir={home}", f"--num-cpus={num_cpus}",
         "--include-dashboard=false", f"--ray-client-server-port={free_port()}", *words,
@@ -103,6 +104,7 @@ def head(*words: str, num_cpus: int = 0) -> Iterator[Head]:
         yield Head(process, port, home)
     finally:
         Node(process).end()
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @contextmanager
@@ -118,10 +120,11 @@ def node(of: Head, *words: str, num_cpus: int = 1) -> Iterator[Node]:
 @contextmanager
 def autoscaled(node_types: dict[str, Any], **config: Any) -> Iterator[Head]:
     """A head without CPUs and an autoscaler that starts nodes of these types on demand."""
+    port = free_port()
     first = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
     made = {
         "cluster_name": "fake_multinode",
-        "provider": {"type": "fake_multinode"},
+        "provider": {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"},
         "head_node_type": "ray.head.default",
         "available_node_types": {**node_types, "ray.head.default": first},
         "max_workers": 8,
@@ -132,7 +135,7 @@ def autoscaled(node_types: dict[str, Any], **config: Any) -> Iterator[Head]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(made, file)
         file.flush()
-        with head(f"--autoscaling-config={file.name}") as started:
+        with head(f"--autoscaling-config={file.name}", port=port) as started:
             yield started
 
 
