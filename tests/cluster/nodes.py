@@ -30,6 +30,12 @@ QUICK = {  # a lost node is noticed after a second or two, not twelve
     "RAY_health_check_failure_threshold": "3",
 }
 
+LISTS = (  # keys of an autoscaler's configuration that must be there
+    *("cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands"),
+    *("setup_commands", "head_setup_commands", "worker_setup_commands"),
+    *("head_start_ray_commands", "worker_start_ray_commands"),
+)
+
 
 @dataclass
 class Node:
@@ -130,6 +136,10 @@ def autoscaled(node_types: dict[str, Any], **config: Any) -> Iterator[Head]:
         "max_workers": 8,
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 5,
+        "auth": {},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        **{key: [] for key in LISTS},
         **config,
     }
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
