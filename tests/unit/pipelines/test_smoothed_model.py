@@ -47,7 +47,7 @@ def test_what_is_served_answers_as_the_certified_function(tmp_path, folders, cap
         for settings in ({**SETTINGS, **shape}, {}):  # once, also resumed
             run.register_smoothed(settings=settings, **arguments)
         (only,) = tracker.client.search_model_versions("name = 'x-smoothed'")
-        assert only.version == "1"
+        assert str(only.version) == "1"
         version = tracker.client.get_model_version_by_alias("x-smoothed", "candidate")
         served = mlflow.pyfunc.load_model(version.source)
     finally:
