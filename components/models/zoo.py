@@ -114,7 +114,7 @@ def build_network(
     stem_patch = chosen.pop("stem_patch", None)
     try:
         net = maker.make(**arguments, **chosen)
-    except (TypeError, AssertionError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, AssertionError, ValueError, LookupError, ArithmeticError) as error:
         raise CasemateError(
             "model.options", dict(options), f"do not fit {architecture} at {image_size}px: {error}"
         ) from error

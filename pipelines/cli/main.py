@@ -2,6 +2,7 @@
 
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipelines.cli import jobs as cli_jobs
 from pipelines.cli import models as cli_models
 from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
+from pipelines.cli.streams import redacted_output
 
 SHOWN_PROBLEMS = 20  # problems that verify prints
 app = typer.Typer(
@@ -220,15 +222,17 @@ def main() -> None:
     """Entry point: one line on stderr and exit code 2 for bad input, 1 for a failure."""
     verbose = "--verbose" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--verbose"]
-    try:
-        app()
-    except CasemateError as error:
-        if verbose:
-            raise
-        print(f"casemate: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        if verbose:
-            raise
-        print(f"casemate: failed: {first_line(error)} (--verbose shows where)", file=sys.stderr)
-        sys.exit(1)
+    with redacted_output():
+        try:
+            app()
+        except CasemateError as error:
+            _show_error(f"casemate: {error}", verbose=verbose)
+            sys.exit(2)
+        except Exception as error:
+            line = f"casemate: failed: {first_line(error)} (--verbose shows where)"
+            _show_error(line, verbose=verbose)
+            sys.exit(1)
+
+
+def _show_error(line: str, *, verbose: bool) -> None:
+    print(traceback.format_exc() if verbose else line, file=sys.stderr)

@@ -32,6 +32,7 @@ from pipelines.runtime.cluster import (
 )
 from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.shards import release_workers
+from pipelines.runtime.tracking_uri import flow_outbox
 from pipelines.stages.registry import DATASET, STAGES
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def execute(
                 if step.name in again:
                     tracker.supersede(step.name, step.fingerprint)
                     shutil.rmtree(step.folder, ignore_errors=True)
-            parent = _flow_run(tracker, recipe, root, flow)
+            outbox = flow_outbox(root / recipe.name, flow, todo[0].name)
+            parent = _flow_run(tracker, recipe, root, flow, outbox)
             if notice := unused_gpus(recipe, total_gpus(), stages={p.step.stage for p in todo}):
                 progress.say(str(notice))
             _run_all(_Runner(recipe, tracker, parent, inputs), todo)
@@ -88,18 +90,18 @@ def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
     runner.parent.complete()
 
 
-def complete_flow(recipe: Recipe, root: Path, flow: str) -> None:
+def complete_flow(recipe: Recipe, root: Path, flow: str, unsent: Sequence[Path]) -> None:
     """End the MLflow run of a flow whose steps are finished, if the server was away at the end."""
     from pipelines.runtime.tracking import Tracker
 
     with closing(Tracker(recipe.tracking, storage=root)) as tracker:
-        _flow_run(tracker, recipe, root, flow).complete()
+        for outbox in unsent:
+            _flow_run(tracker, recipe, root, flow, outbox).complete()
 
 
-def _flow_run(tracker: "Tracker", recipe: Recipe, root: Path, flow: str) -> "StepRun":
-    folder = root / recipe.name
-    with in_turn(folder, TRACKING):  # stages that run side by side share this run
-        return tracker.flow_run(recipe.name, flow, recipe.resolved(), folder=folder)
+def _flow_run(tracker: "Tracker", recipe: Recipe, root: Path, flow: str, outbox: Path) -> "StepRun":
+    with in_turn(root / recipe.name, TRACKING):  # stages that run side by side share this run
+        return tracker.flow_run(recipe.name, flow, recipe.resolved(), outbox=outbox)
 
 
 def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":

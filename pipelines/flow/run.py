@@ -11,7 +11,7 @@ from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import hold, is_made_from, prepare_storage
-from pipelines.runtime.tracking_uri import flow_outbox
+from pipelines.runtime.tracking_uri import flow_outboxes
 
 
 def run_flow(
@@ -53,10 +53,10 @@ def run_flow(
                     address=address,
                     again=again,
                 )
-            elif flow_outbox(root / recipe.name, flow).exists():
+            elif unsent := flow_outboxes(root / recipe.name, flow):
                 from pipelines.flow.execute import complete_flow
 
-                complete_flow(recipe, root, flow)
+                complete_flow(recipe, root, flow, unsent)
         return steps
 
 

@@ -67,6 +67,13 @@ def refuse_credentials_in_job(recipe: Recipe) -> None:
         raise CasemateError(TRACKING, recipe.tracking.uri, remedy)
 
 
+def refuse_password_in_url(name: str, value: str) -> None:
+    """Refuse to forward a variable whose URL carries a password beside its address."""
+    found = split_url(value)[1] if "://" in value else None
+    if found and found.password:
+        raise CasemateError("--env", name, f"carries a password in its URL; add {_flags()} instead")
+
+
 def _flags() -> str:
     return " ".join(f"--env {name}" for name in SERVER_ENV)
 

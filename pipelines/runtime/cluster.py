@@ -205,8 +205,8 @@ def _who_adds_nodes() -> str:
         return ""
     status = _internal_kv_get("__autoscaling_status")
     types = json.loads(status)["autoscaler_report"]["active_nodes"] if status else {}
-    is_real = any(not name.startswith("node_") for name in types)
-    return "" if is_real else " (it has no autoscaler)"
+    has_none = bool(types) and all(name.startswith("node_") for name in types)
+    return " (it has no autoscaler)" if has_none else ""
 
 
 def cannot_be_met(cluster: ClusterSection) -> CasemateError:

@@ -1,6 +1,5 @@
 """Submitted flows as a cluster knows them: jobs, progress, logs; no storage is read."""
 
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,18 +8,13 @@ from typing import Any
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from components.core.errors import CasemateError
+from pipelines.runtime.progress import parse_line
 
 FLOW_KEY, STAGE_KEY = "casemate.flow", "casemate.stage"  # of a job's metadata
 CONTROLLER = "flow"  # the stage of the job that starts the others
 REFUSED = 78  # exit code of a job whose input is bad (EX_CONFIG): it is not tried again.
 # Not 2: other programs and libraries end with 2 as well.
 PAUSE = 2.0  # seconds between two looks at a cluster
-LINE = re.compile(  # as the executor writes it, once a minute
-    r"progress (?P<step>[^:]+): (?P<done>[\d.]+)/(?P<total>[\d.]+) (?P<unit>[^,]+), "
-    r"(?P<rate>[\d.?]+)/s, eta (?P<eta_seconds>[\d?]+) s, failures (?P<failures>\d+), "
-    r"workers (?:-|(?P<workers>\d+)/(?P<workers_wanted>\d+)), waiting (?P<waiting_seconds>\d+) s"
-    r"(?:; (?P<note>.*))?$"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +107,23 @@ def logs(
 def progress_of(text: str) -> list[dict[str, Any]]:
     """The last progress of every step in a job's log; only unfinished steps if there are any."""
     found: dict[str, dict[str, Any]] = {}
-    for line in text.splitlines():
-        if latest := parse_line(line):
-            found.pop(latest["step"], None)  # the latest line comes last
-            found[latest["step"]] = latest
+    for latest in filter(None, map(parse_line, text.splitlines())):
+        step = str(latest["step"])
+        found.pop(step, None)  # the latest line comes last
+        found[step] = latest
     unfinished = [entry for entry in found.values() if entry["done"] < entry["total"]]
     return unfinished or list(found.values())[-1:]
 
 
-def parse_line(text: str) -> dict[str, Any] | None:
-    """The fields of a progress line; None for any other line."""
-    if (found := LINE.search(text)) is None:
-        return None
-    words = {"step", "unit", "note"}
-    return {
-        name: value if name in words else float(value) if value and value != "?" else None
-        for name, value in found.groupdict().items()
-    }
-
-
 def in_words(progress: Mapping[str, Any]) -> str:
     """`certify.l2 120/400 items, 3.4/s, 1 min 22 s left, 2 failures`."""
-    parts = [f"{progress['step']} {progress['done']:g}/{progress['total']:g} {progress['unit']}"]
+    done, total = (f"{progress[key]:.1f}".removesuffix(".0") for key in ("done", "total"))
+    parts = [f"{progress['step']} {done}/{total} {progress['unit']}"]
     if progress["rate"]:
         parts.append(f"{progress['rate']:g}/s")
     if progress["eta_seconds"] is not None:
         parts.append(f"{_duration(progress['eta_seconds'])} left")
-    parts.append(f"{progress['failures']:g} failures")
+    parts.append(f"{progress['failures']:.0f} failures")
     if progress["waiting_seconds"]:
         parts.append(f"waiting for workers for {_duration(progress['waiting_seconds'])}")
     return ", ".join(parts)

@@ -19,7 +19,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.user_code import digests
-from pipelines.recipe.credentials import refuse_credentials_in_job
+from pipelines.recipe.credentials import refuse_credentials_in_job, refuse_password_in_url
 from pipelines.recipe.paths import refuse_relative, with_paths_of
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import REVISION_ENV
@@ -65,7 +65,6 @@ def submit(
     `env` names variables of this process that the flow's jobs get. Relative paths are resolved if
     the cluster is this machine, else refused.
     """
-    refuse_credentials_in_job(recipe)
     client, recipe, interpreter = settled(recipe, address=address, python=python, say=say)
     env_vars = job_env(recipe, env=env, flags=flags)
     name = flow_name(recipe, recipe.storage.root)
@@ -88,6 +87,7 @@ def settled(
     recipe: Recipe, *, address: str, python: str | None, say: Say = lambda _: None
 ) -> tuple[PatientClient, Recipe, str]:
     """A client, the recipe as the cluster can read it, and the interpreter there."""
+    refuse_credentials_in_job(recipe)
     client = connect(address, say=say)
     if here := is_this_machine(client, address):
         recipe = with_paths_of(recipe, Path.cwd())
@@ -121,6 +121,7 @@ def forwarded_env(names: Sequence[str]) -> dict[str, str]:
             raise CasemateError("--env", name, "is set by casemate for every job; leave it out")
         if name not in os.environ:
             raise CasemateError("--env", name, "is not set here; export it before submitting")
+        refuse_password_in_url(name, os.environ[name])
     return {name: os.environ[name] for name in names}
 
 

@@ -38,7 +38,6 @@ from pipelines.runtime.tracking_uri import (
     check_driver,
     credentials_in_environment,
     default_uri,
-    flow_outbox,
     is_server,
     storage_id,
     tracking_uri,
@@ -217,11 +216,11 @@ class Tracker:
         self.stack.close()
 
     def flow_run(
-        self, name: str, fingerprint: str, resolved: Mapping[str, object], *, folder: Path
+        self, name: str, fingerprint: str, resolved: Mapping[str, object], *, outbox: Path
     ) -> StepRun:
         """The parent run of the flow of a recipe: same recipe and inputs, same run."""
         identity, extra = {FLOW_TAG: fingerprint, **self.owner}, {"casemate.recipe": name}
-        run = self._open(name, identity, extra, flow_outbox(folder, fingerprint))
+        run = self._open(name, identity, extra, outbox)
         run.params(resolved)
         return run
 

@@ -56,9 +56,17 @@ def check_driver(uri: str) -> None:
         raise CasemateError(TRACKING, uri, f"needs the Python package {module}: {remedy}")
 
 
-def flow_outbox(folder: Path, fingerprint: str) -> Path:
-    """Where messages of a flow's own run wait for the server; `folder` is the recipe's."""
-    return folder / ".outbox" / f"{fingerprint[:12]}.jsonl"
+def flow_outbox(folder: Path, fingerprint: str, first_step: str) -> Path:
+    """Where messages of a flow's own run wait for the server; `folder` is the recipe's.
+
+    Processes that run stages of one flow side by side have different first steps.
+    """
+    return folder / ".outbox" / f"{fingerprint[:12]}-{first_step}.jsonl"
+
+
+def flow_outboxes(folder: Path, fingerprint: str) -> list[Path]:
+    """Files with messages of a flow's own run that were never sent."""
+    return sorted((folder / ".outbox").glob(f"{fingerprint[:12]}-*.jsonl"))
 
 
 def storage_id(storage: Path) -> str:

@@ -13,10 +13,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 PASSWORD = "pg-" + secrets.token_hex(8)
+QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 UP_SECONDS = 240  # a busy machine
 
 
@@ -86,7 +88,7 @@ class MlflowServer:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        env = {**os.environ, "PGPASSWORD": PASSWORD, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        env = {**os.environ, "PGPASSWORD": PASSWORD, **QUIET}
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
@@ -119,7 +121,8 @@ class Proxy:
 
     def __init__(self, server: str, *, login: str | None = None, lose_every: int = 0) -> None:
         wanted = "Basic " + base64.b64encode(login.encode()).decode() if login else None
-        self.num_refused, self.num_lost, self.num_requests = 0, 0, 0
+        self.num_refused, self.num_lost = 0, 0
+        self.num_requests: Counter[str] = Counter()
         proxy, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -128,9 +131,11 @@ class Proxy:
             def _forward(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
                 body = self.rfile.read(length) if length else None
-                with lock:
-                    proxy.num_requests += 1
-                    lose = lose_every and proxy.num_requests % lose_every == 0
+                with lock:  # a model is 200 uploads: tries that each lose one would never end
+                    kind = "uploads" if "mlflow-artifacts" in self.path else "calls"
+                    proxy.num_requests[kind] += 1
+                    every = lose_every * (8 if kind == "uploads" else 1)
+                    lose = every and proxy.num_requests[kind] % every == 0
                     proxy.num_lost += bool(lose)
                     lose_request = lose and proxy.num_lost % 2 == 0  # else its answer
                 if lose_request:

@@ -140,8 +140,8 @@ def test_a_longer_outage_ends_with_one_line_and_is_resumed(server, tmp_path):
 
 
 def test_lost_requests_and_lost_answers_change_nothing(server, tmp_path):
-    """Every 61st request or its answer is lost, through training, attack, certificates, report."""
-    proxy = Proxy(server.uri, lose_every=61)
+    """Every 67th call or its answer is lost, through training, attack, certificates, report."""
+    proxy = Proxy(server.uri, lose_every=67)
     storage = tmp_path / "runs"
     sections = {key: TINY[key] for key in ("attack", "certify")}
     recipe = flow(tmp_path, server, "lossy", train={**TINY["train"], "epochs": 3}, **sections)
@@ -150,7 +150,7 @@ def test_lost_requests_and_lost_answers_change_nothing(server, tmp_path):
     _, err = process.communicate(timeout=900)
     proxy.close()
     assert process.returncode == 0, err
-    assert proxy.num_lost >= 5
+    assert proxy.num_lost >= 3
     client, experiment, steps, runs = told(server, "lossy")
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert set(Counter(r.data.tags["casemate.step"] for r in steps.values()).values()) == {1}

@@ -222,7 +222,7 @@ def test_experiments_and_aliases_do_not_race(mlflow_server, client, tmp_path):
 def test_a_failed_registration_leaves_nothing_behind(mlflow_server, client, tmp_path):
     section = TrackingSection(uri=mlflow_server.uri, experiment="failing")
     tracker = Tracker(section, storage=tmp_path)
-    run = tracker.flow_run("failing", "f" * 64, {}, folder=tmp_path)
+    run = tracker.flow_run("failing", "f" * 64, {}, outbox=tmp_path / "outbox")
     broken = tmp_path / "model"
     broken.mkdir()
     (broken / "model.json").write_text("{}")

@@ -85,19 +85,22 @@ def ray_node(
         script = f'{before} && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
     with running(command, env={"RAY_TMPDIR": home, **(env or {})}) as process:
+        log = Path(home, "start.log")  # nodes of one machine that start together block each other
+        wait_until(lambda: "Ray runtime started" in log.read_text(), seconds=HEAD_SECONDS)
         yield process
 
 
 @contextmanager
 def running(command: Sequence[object], *, env: dict[str, str]) -> Iterator[subprocess.Popen]:
     """A process in a session of its own, killed in the end with all below it."""
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        env={**os.environ, **env},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with Path(env["RAY_TMPDIR"], "start.log").open("w") as log:
+        process = subprocess.Popen(
+            [str(word) for word in command],
+            env={**os.environ, **env},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         yield process
     finally:

@@ -251,8 +251,9 @@ def _track_model(out: StageDir, section: AttackSection, model: str, summary: Mod
         )
     }
     verdict = summary["sanity"]["verdict"] if "sanity" in summary else "unchecked"
+    budget = "" if section.eps is None else f" {section.eps:g}"  # patches and poses have no radius
     tags = {
-        f"robustness.threat.{out.part}": f"{section.norm} {section.eps:g}",
+        f"robustness.threat.{out.part}": f"{section.norm}{budget}",
         f"robustness.verdict.{out.part}": verdict,
     }
     out.run.model_results(out.trained_in(model), metrics=metrics, tags=tags)

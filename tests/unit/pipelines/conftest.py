@@ -99,8 +99,11 @@ class FakeRun:
     files: list[str] = field(default_factory=list)
     registered: list[dict[str, Any]] = field(default_factory=list)
 
-    def metrics(self, values: dict[str, float]) -> None:
+    def metrics(self, values: dict[str, float], *, trained_in: str | None = None) -> None:
         self.logged |= values
+
+    def model_results(self, trained_in: str | None, *, metrics: dict, tags: dict) -> None:
+        """Figures and tags of the model; `trained_in` is the run that trained it."""
 
     def tags(self, values: dict[str, object]) -> None:
         self.tagged |= values

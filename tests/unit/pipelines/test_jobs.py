@@ -248,6 +248,8 @@ def test_the_last_progress_of_every_unfinished_step_is_shown():
     assert (found["done"], found["total"], found["failures"]) == (120, 1000, 2)
     assert in_words(found) == "certify.l2 120/1000 items, 3.2/s, 4 min 35 s left, 2 failures"
     assert progress_of("nothing\n") == []
+    many = {**found, "done": 12_345_678, "total": 1e8, "rate": 1234.5}
+    assert in_words(many).startswith("certify.l2 12345678/100000000 items, 1234.5/s")
 
 
 def test_progress_before_anything_is_finished():

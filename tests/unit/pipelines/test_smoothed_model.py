@@ -13,7 +13,8 @@ from components.denoising.loading import load_denoised
 from components.models.checkpoint import save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from pipelines.runtime.tracking import StepRun, Tracker
+from pipelines.recipe.schema.place import TrackingSection
+from pipelines.runtime.tracking import Tracker
 
 SETTINGS = {
     "sigma": 0.25, "num_select": 20, "num_estimate": 200, "failure_prob": 0.01, "micro_batch": 20,
@@ -38,13 +39,15 @@ def folders(tmp_path):
 
 def test_what_is_served_answers_as_the_certified_function(tmp_path, folders, capfd):
     before = mlflow.get_tracking_uri()
-    tracker = Tracker(uri=None, experiment="tests", storage=tmp_path)
-    run = StepRun(tracker.client, tracker.client.create_run(tracker.experiment_id).info.run_id)
+    tracker = Tracker(TrackingSection(), storage=tmp_path)
+    run = tracker.flow_run("x", "x", {}, outbox=tmp_path / "outbox")
     shape = {"sampler": SAMPLER, "channels": 1, "image_size": 8}
     arguments = {"name": "x-smoothed", "alias": "candidate", **folders, "metadata": {"digest": "d"}}
     try:
-        source = run.register_smoothed(settings={**SETTINGS, **shape}, **arguments)
-        assert run.register_smoothed(settings={}, **arguments) == source  # once, also resumed
+        for settings in ({**SETTINGS, **shape}, {}):  # once, also resumed
+            run.register_smoothed(settings=settings, **arguments)
+        (only,) = tracker.client.search_model_versions("name = 'x-smoothed'")
+        assert str(only.version) == "1"
         version = tracker.client.get_model_version_by_alias("x-smoothed", "candidate")
         served = mlflow.pyfunc.load_model(version.source)
     finally:
