@@ -126,7 +126,7 @@ def test_channels_are_those_of_the_source(unet):
     assert refusal(certified(source)) == f"{line}, which have 1"
     check(certified(source, data={"channels": 3}))
     check(certified(source, data={"source": "cifar10", "path": "somewhere"}))
-    with pytest.raises(CasemateError, match=r"^certify\.l2\.denoiser: 3 input channels do not match"):
+    with pytest.raises(CasemateError, match=r"denoiser: 3 input channels do not match"):
         priced(certified(source))
 
 
