@@ -1,0 +1,93 @@
+"""Filters that several corruptions share: Gaussian, motion blur, clipped zoom, borders.
+
+Matrix products run image by image: their rounding follows the shape of the operands, so a shape
+that includes the batch would let an image depend on its neighbours.
+"""
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy import ndimage
+from torch import Tensor
+from torch.nn import functional as F
+
+Border = Literal["nearest", "reflect"]  # aaa|abc|ccc and cba|abc|cba
+
+
+@lru_cache(maxsize=128)
+def gaussian_matrix(
+    size: int, sigma: float, *, border: Border = "nearest", truncate: float = 4.0,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """(size, size) matrix of a 1-D Gaussian filter with its border rule.
+
+    A dense matrix costs the same for any sigma; the published ones reach 171 pixels.
+    """
+    eye = np.eye(size)
+    filtered = ndimage.gaussian_filter1d(eye, sigma, axis=0, mode=border, truncate=truncate)
+    return torch.from_numpy(filtered if sigma > 0 else eye).to(dtype)
+
+
+def gaussian_filter(
+    maps: Tensor, sigma: float, *, border: Border = "nearest", truncate: float = 4.0
+) -> Tensor:
+    """Gaussian filter over the last two dimensions of (N, C, H, W) or (N, H, W)."""
+    rows, columns = (
+        gaussian_matrix(size, sigma, border=border, truncate=truncate, dtype=maps.dtype)
+        .to(maps.device)
+        for size in maps.shape[-2:]
+    )  # fmt: skip
+    across = [image @ columns.T for image in maps]
+    return torch.stack([rows @ image for image in across])
+
+
+def mirrored(start: int, stop: int, *, size: int, device: torch.device) -> Tensor:
+    """Indices start..stop-1 folded into 0..size-1 without repeating the edge (dcb|abcd|cba)."""
+    period = max(2 * (size - 1), 1)
+    index = torch.arange(start, stop, device=device) % period
+    return torch.minimum(index, period - index).clamp_(max=size - 1)
+
+
+def motion_offsets(radius: int, angle: float) -> list[tuple[int, int]]:
+    """(x, y) of the 2 radius + 1 one-sided taps along an angle in degrees (ImageMagick's rule)."""
+    across, down = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    taps = range(2 * radius + 1)
+    return [(math.ceil(i * across - 0.5), math.ceil(i * down - 0.5)) for i in taps]
+
+
+def motion_blur(levels: Tensor, *, radius: int, sigma: float, angle: float) -> Tensor:
+    """One image (H, W, ...) averaged along a line, Gaussian weights, replicated border; rounded.
+
+    The rule is that of ImageMagick's motion blur, which the released script calls; it returns
+    8 bits, hence the rounding.
+    """
+    weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in range(2 * radius + 1)]
+    offsets = motion_offsets(radius, angle)
+    height, width = levels.shape[:2]
+    left, top = (min(0, *(offset[axis] for offset in offsets)) for axis in (0, 1))
+    right, bottom = (max(0, *(offset[axis] for offset in offsets)) for axis in (0, 1))
+    rows = torch.arange(top, height + bottom, device=levels.device).clamp_(0, height - 1)
+    columns = torch.arange(left, width + right, device=levels.device).clamp_(0, width - 1)
+    padded = levels.index_select(0, rows).index_select(1, columns)
+    total = torch.zeros_like(levels)
+    for weight, (x, y) in zip(weights, offsets, strict=True):
+        x, y = x - left, y - top
+        total.add_(padded[y : y + height, x : x + width], alpha=weight / sum(weights))
+    return total.round_()
+
+
+def clipped_zoom(maps: Tensor, factor: float) -> Tensor:
+    """(N, C, H, W) enlarged about its centre and cut to the same size, bilinear."""
+    if factor == 1:
+        return maps
+    sizes = maps.shape[-2:]
+    crops = [math.ceil(size / factor) for size in sizes]
+    starts = [(size - crop) // 2 for size, crop in zip(sizes, crops, strict=True)]
+    cut = maps[..., starts[0] : starts[0] + crops[0], starts[1] : starts[1] + crops[1]]
+    target = [round(crop * factor) for crop in crops]
+    zoomed = F.interpolate(cut, size=target, mode="bilinear", align_corners=True)
+    top, left = ((new - size) // 2 for new, size in zip(target, sizes, strict=True))
+    return zoomed[..., top : top + sizes[0], left : left + sizes[1]]
