@@ -40,7 +40,7 @@ def affine_coordinates(jitter: Tensor, *, height: int, width: int) -> Tensor:
 def sampled(levels: Tensor, coordinates: Tensor, *, align_corners: bool) -> Tensor:
     """(N, C, H, W) read at x, y (N, H, W, 2), bilinear, mirrored border.
 
-    `align_corners` mirrors about the edge pixels (dcb|abcd|cba), else about the edge (cba|abcd|dcb).
+    `align_corners`: about the edge pixels (dcb|abcd|cba), else about the edge (cba|abcd|dcb).
     """
     sizes = torch.tensor([levels.shape[3], levels.shape[2]], device=levels.device)
     last = sizes - 1

@@ -68,7 +68,7 @@ class ImpulseNoise(ImpulseNoiseSettings):
 
 @lru_cache(maxsize=16)
 def _poisson_thresholds(photons: int) -> Tensor:
-    """(256, 2^k) float32: row v has P[Poisson(photons v / 255) <= j] at column j.
+    """(256, 2^k) float64: row v has P[Poisson(photons v / 255) <= j] at column j.
 
     Counts above `photons` are clipped to white, so later columns are infinite.
     """
@@ -76,7 +76,7 @@ def _poisson_thresholds(photons: int) -> Tensor:
     table = np.full((256, num_columns), np.inf)
     rates = photons * np.arange(256) / 255
     table[:, :photons] = special.pdtr(np.arange(photons), rates[:, None])
-    return torch.from_numpy(table.astype(np.float32))
+    return torch.from_numpy(table)
 
 
 @settings
@@ -89,7 +89,7 @@ class ShotNoise(ShotNoiseSettings):
     def apply(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
         photons = int(self.constants(severity, *images.shape[1:3])[0])
         table = _poisson_thresholds(photons).to(images.device)
-        uniform, num_columns = draws["uniform"].flatten(), table.shape[1]
+        uniform, num_columns = draws["uniform"].flatten().double(), table.shape[1]
         first = images.flatten().int().mul_(num_columns)  # of the pixel's row in the flat table
         place = first.clone()
         step = num_columns // 2

@@ -68,7 +68,7 @@ def crystal_texture(number: int) -> Texture:
         height = np.maximum(height, ridges / (1 + np.exp(-2 * places)))
     grain = 0.08 * _noise(generator, np.exp(-((frequency / 0.2) ** 2)))
     light = np.clip(height + grain, 0, 1)[..., None]
-    colours = np.array(SHADOW) + light * (np.array(LIGHT) - np.array(SHADOW))
+    colours: NDArray[np.float64] = np.array(SHADOW) + light * (np.array(LIGHT) - np.array(SHADOW))
     return colours.astype(np.uint8)
 
 
