@@ -1,27 +1,20 @@
 """Common corruptions of images: the 19 of ImageNet-C at 5 severities (Hendrycks & Dietterich 2019).
 
-`corrupt` changes a batch. `settings` holds names and constants and needs no torch; the operators
-are imported when they are first used.
+`corrupt` changes a batch. `settings` holds names and constants and needs no torch, so `corrupt` is
+imported when it is first asked for.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from components.data.corruptions.generate import Pixels
-    from components.data.corruptions.settings import Fidelity
+    from components.data.corruptions.generate import corrupt
 
 __all__ = ["corrupt"]
 
 
-def corrupt(
-    images: "Pixels", *, name: str, severity: int, seed: int, item_ids: Sequence[str],
-    fidelity: "Fidelity" = "raw", textures: str | None = None,
-) -> "Pixels":  # fmt: skip
-    """Images under one corruption; see `components.data.corruptions.generate.corrupt`."""
-    from components.data.corruptions.generate import corrupt as generated
+def __getattr__(name: str) -> Any:
+    if name != "corrupt":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from components.data.corruptions.generate import corrupt
 
-    return generated(
-        images, name=name, severity=severity, seed=seed, item_ids=item_ids, fidelity=fidelity,
-        textures=textures,
-    )  # fmt: skip
+    return corrupt

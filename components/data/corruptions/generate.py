@@ -14,9 +14,9 @@ from components.data.corruptions.interface import Corruption, Draws
 from components.data.corruptions.settings import (
     CORRUPTIONS,
     PUBLISHED_SIZES,
-    SEVERITIES,
     Fidelity,
 )
+from components.data.sources.names import SEVERITIES
 
 Pixels = TypeVar("Pixels", Tensor, NDArray[np.uint8])
 

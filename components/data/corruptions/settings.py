@@ -19,7 +19,6 @@ Fidelity = Literal["raw", "released"]
 Severity = Annotated[int, Ge(1), Le(5)]
 Row = tuple[float, ...]
 Rows = tuple[Row, Row, Row, Row, Row]
-SEVERITIES = (1, 2, 3, 4, 5)
 SMALL_SIDE = 64  # shorter sides use the constants of 32 px
 PUBLISHED_SIZES = ((224, 224), (32, 32))
 CORRUPTIONS = Registry("corruption")
