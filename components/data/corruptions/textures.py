@@ -17,7 +17,7 @@ from components.core.errors import CasemateError
 NUM_TEXTURES = 5
 SUFFIXES = (".png", ".jpg", ".jpeg")
 HEIGHT, WIDTH = 320, 448  # of procedural textures
-SHADOW, LIGHT = (42.0, 62.0, 88.0), (236.0, 244.0, 250.0)
+SHADOW, LIGHT = (92.0, 114.0, 134.0), (236.0, 244.0, 250.0)
 Texture = NDArray[np.uint8]  # (H, W, 3)
 
 
@@ -53,7 +53,10 @@ def _read(path: Path) -> Texture:
 
 
 def crystal_texture(number: int) -> Texture:
-    """Ice needles: ridges of oriented noise, the strongest of six directions in each place."""
+    """Ice needles: ridges of oriented noise, the strongest of six directions in each place.
+
+    Brightness and contrast are within those of the photographs.
+    """
     generator = np.random.Generator(np.random.Philox(key=number))
     down = np.fft.fftfreq(HEIGHT)[:, None]
     across = np.fft.rfftfreq(WIDTH)[None]
@@ -62,7 +65,7 @@ def crystal_texture(number: int) -> Texture:
     height = np.zeros((HEIGHT, WIDTH))
     for direction in (np.arange(6) + generator.random()) * np.pi / 6:
         narrow = np.exp(-((np.sin(angle - direction) / 0.12) ** 2))
-        needles = _noise(generator, narrow * np.exp(-((np.log(frequency + 1e-9) + 2.6) ** 2)))
+        needles = _noise(generator, narrow * np.exp(-((np.log(frequency + 1e-9) + 3.8) ** 2)))
         places = _noise(generator, np.exp(-((frequency / 0.012) ** 2)))
         ridges = np.clip(1 - np.abs(needles), 0, 1) ** 2
         height = np.maximum(height, ridges / (1 + np.exp(-2 * places)))
