@@ -7,7 +7,7 @@ from annotated_types import MinLen
 
 from components.core.hints import did_you_mean
 from components.core.settings import Problem, Settings, settings
-from components.data.corruptions.settings import CORRUPTIONS, Fidelity, Severity
+from components.data.corruptions.settings import CORRUPTIONS, SMALL_SIDE, Fidelity, Severity
 from components.data.sources.names import BENCHMARK_CORRUPTIONS, SEVERITIES
 
 
@@ -37,6 +37,10 @@ class CorruptionSuiteSettings(Settings):
         """(corruption, severity) in the order of the benchmark."""
         levels = sorted(set(self.severities))
         return tuple((name, level) for name in self.chosen_names() for level in levels)
+
+    def fidelity_at(self, height: int, width: int) -> Fidelity:
+        """The fidelity for images of this size; CIFAR-10-C was published without compression."""
+        return self.fidelity or ("raw" if min(height, width) < SMALL_SIDE else "released")
 
     def problems(self) -> Iterator[Problem]:
         for name in () if isinstance(self.names, str) else self.names:

@@ -35,7 +35,7 @@ class Snow(SnowSettings):
         mean, deviation, zoom, threshold, radius, sigma, _ = self.constants(
             severity, *normal.shape[1:]
         )
-        layer = clipped_zoom((mean + deviation * normal)[:, None], zoom)[:, 0]
+        layer = clipped_zoom((mean + deviation * normal)[..., None], zoom)[..., 0]
         layer = torch.where(layer < threshold, 0, layer)
         whole = to_bytes(layer.mul_(255)).float()
         angles = draws["angle"].tolist()

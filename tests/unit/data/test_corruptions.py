@@ -108,6 +108,20 @@ def test_an_image_does_not_depend_on_its_batch(name, size, monkeypatch):
     assert np.array_equal(mixed, whole[order])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_image_does_not_depend_on_the_number_of_threads(name):
+    """Noise shows each change of rounding; torch's `interpolate` was found out by it."""
+    noise = np.random.default_rng(0).integers(0, 256, (1, 224, 224, 3), dtype=np.uint8)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 3):
+            torch.set_num_threads(number)
+            found.append(corrupt(noise, name=name, severity=3, seed=0, item_ids=["a"]))
+    finally:
+        torch.set_num_threads(threads)
+    assert np.array_equal(*found)
+
+
 @pytest.mark.parametrize("name", RANDOM)
 def test_draws_belong_to_seed_item_and_severity(name):
     image = np.repeat(photos(1, 32, 32), 2, axis=0)

@@ -129,6 +129,12 @@ def test_suite_settings_choose_variants_in_the_order_of_the_benchmark():
     )  # fmt: skip
 
 
+def test_fidelity_follows_the_published_files():
+    suite = CorruptionSuiteSettings()
+    assert [suite.fidelity_at(side, side) for side in (32, 224)] == ["raw", "released"]
+    assert CorruptionSuiteSettings(fidelity="raw").fidelity_at(224, 224) == "raw"
+
+
 @pytest.mark.parametrize(
     ("values", "field", "remedy"),
     [
