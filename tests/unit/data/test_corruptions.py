@@ -52,18 +52,24 @@ def ids(count: int) -> list[str]:
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_vectors(name, side, tmp_path):
-    """Within one gray level of ImageMagick, OpenCV, scikit-image and scipy on the same draws."""
+    """Within one gray level of ImageMagick, OpenCV, scikit-image and scipy on the same draws.
+
+    And nearly always equal: rounding in place of truncation would move half of the pixels.
+    """
     write_textures(tmp_path)
     operator = corruption(name, textures=str(tmp_path))
     image = torch.from_numpy(golden_image(side))[None]
     rows, columns = positions(side)
     with np.load(VECTORS) as vectors:
         expected = vectors[f"{name}-{side}"]
+    changed = []
     for severity in SEVERITIES:
         draws = {k: v[None] for k, v in golden_draws(operator, side, severity).items()}
         found = operator.apply(image, draws, severity)[0].numpy()[rows, columns]
         distance = np.abs(found.astype(int) - expected[severity - 1])
         assert distance.max() <= 1, f"severity {severity}: {distance.max()} gray levels"
+        changed.append((distance > 0).mean())
+    assert np.mean(changed) < 0.1
 
 
 def test_random_streams_do_not_move():
