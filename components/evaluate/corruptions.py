@@ -66,7 +66,7 @@ def groups() -> dict[str, tuple[str, ...]]:
 def not_comparable(flags: Collection[str], *, imagenet: bool) -> str | None:
     """Why errors may not be divided by AlexNet's; None if they may.
 
-    `flags` are those of `components.data.corruptions.generate.flags_of`.
+    `flags` are those of `components.data.corruptions.settings.flags_of`.
     """
     if not imagenet:
         return "AlexNet's errors are those of the 1000 classes of ImageNet"

@@ -1,7 +1,7 @@
 """Corrupted copies of images: all randomness belongs to (seed, item, corruption, severity)."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 import torch
@@ -13,8 +13,9 @@ from components.data.corruptions.encoding import as_released
 from components.data.corruptions.interface import Corruption, Draws
 from components.data.corruptions.settings import (
     CORRUPTIONS,
-    PUBLISHED_SIZES,
     Fidelity,
+    options_of,
+    unit_of,
 )
 from components.data.sources.names import SEVERITIES
 
@@ -35,9 +36,8 @@ def corrupt(
     on the batch. `fidelity="released"` adds the JPEG files of the released ImageNet-C. `textures`
     is the folder of the photographs for frost; None: procedural ones.
     """
-    pixels = (
-        images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
-    )
+    writable = images if isinstance(images, Tensor) else np.require(images, requirements=["C", "W"])
+    pixels = torch.as_tensor(writable)
     _check(pixels, name, severity, item_ids, fidelity)
     operator = corruption(name, textures=textures)
     unit = unit_of(name, severity)
@@ -55,20 +55,8 @@ def corrupt(
 
 def corruption(name: str, *, textures: str | None = None) -> Corruption:
     """The corruption of this name."""
-    options: dict[str, Any] = {"textures": textures} if name == "frost" else {}
-    made: Corruption = CORRUPTIONS[name].load()(**options)
+    made: Corruption = CORRUPTIONS[name].load()(**options_of(name, textures=textures))
     return made
-
-
-def unit_of(name: str, severity: int) -> int:
-    """Number of the variant: 5 times the corruption's place among the 19, plus severity - 1."""
-    return list(CORRUPTIONS).index(name) * len(SEVERITIES) + severity - 1
-
-
-def flags_of(name: str, *, height: int, width: int, textures: str | None = None) -> list[str]:
-    """Why accuracies on these images are not comparable with published ones; sorted."""
-    flags = [] if (height, width) in PUBLISHED_SIZES else ["nonstandard_resolution"]
-    return sorted(flags + ["procedural_frost"] * (name == "frost" and textures is None))
 
 
 def _check(

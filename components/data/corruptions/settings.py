@@ -7,12 +7,14 @@ class names its columns. The order of the classes numbers the corruptions and th
 so a new one goes to the end. Each is implemented in the module that its entry names.
 """
 
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
 from components.core.registry import Registry
 from components.core.settings import Settings, settings
+from components.data.sources.names import SEVERITIES
 
 Group = Literal["noise", "blur", "weather", "digital", "extra"]
 Fidelity = Literal["raw", "released"]
@@ -43,6 +45,27 @@ class CorruptionSettings(Settings):
         """Constants of a severity for images of this size."""
         table = self.at_32 if min(height, width) < SMALL_SIDE else self.at_224
         return table[severity - 1]
+
+    def flags(self, height: int, width: int) -> list[str]:
+        """Why accuracies on such images are not comparable with published ones; sorted."""
+        return [] if (height, width) in PUBLISHED_SIZES else ["nonstandard_resolution"]
+
+
+def unit_of(name: str, severity: int) -> int:
+    """Number of the variant: 5 times the corruption's place among the 19, plus severity - 1."""
+    return list(CORRUPTIONS).index(name) * len(SEVERITIES) + severity - 1
+
+
+def options_of(name: str, *, textures: str | None) -> dict[str, Any]:
+    """Those of the options of a suite that the corruption has."""
+    own = {field.name for field in fields(CORRUPTIONS[name].settings)}
+    return {"textures": textures} if "textures" in own else {}
+
+
+def flags_of(name: str, *, height: int, width: int, textures: str | None = None) -> list[str]:
+    """The flags of a corruption by name."""
+    made: CorruptionSettings = CORRUPTIONS[name].settings(**options_of(name, textures=textures))
+    return made.flags(height, width)
 
 
 @CORRUPTIONS.register("components.data.corruptions.noise:GaussianNoise")
@@ -156,6 +179,10 @@ class FrostSettings(CorruptionSettings):
     at_32 = ((1, 0.2), (1, 0.3), (0.9, 0.4), (0.85, 0.4), (0.75, 0.45))
     textures: str | None = None
     """Folder with the published photographs frost1 to frost5; None: procedural textures."""
+
+    def flags(self, height: int, width: int) -> list[str]:
+        procedural = ["procedural_frost"] if self.textures is None else []
+        return sorted(CorruptionSettings.flags(self, height, width) + procedural)
 
 
 @CORRUPTIONS.register("components.data.corruptions.fog:Fog")

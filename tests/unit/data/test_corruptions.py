@@ -4,6 +4,7 @@ import hashlib
 import io
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from scipy import stats
 from components.core.errors import CasemateError
 from components.data.corruptions import corrupt, encoding, generate
 from components.data.corruptions import settings as corruption_settings
-from components.data.corruptions.generate import corruption, flags_of, unit_of
-from components.data.corruptions.settings import CORRUPTIONS
+from components.data.corruptions.generate import corruption
+from components.data.corruptions.settings import CORRUPTIONS, flags_of, unit_of
 from components.data.corruptions.stored import open_variant, stored_variants
 from components.data.corruptions.textures import NUM_TEXTURES, load_textures
 from components.data.sources.names import BENCHMARK_CORRUPTIONS, SEVERITIES, imagenet_synsets
@@ -156,6 +157,10 @@ def test_tensors_and_arrays_give_the_same(name):
     assert np.array_equal(images, before)
     views = np.ascontiguousarray(images.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
     assert np.array_equal(corrupt(views, **settings), array)
+    images.flags.writeable = False  # as read from a table
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(corrupt(images, **settings), array)
     assert corrupt(images[:0], **{**settings, "item_ids": []}).shape == (0, 40, 37, 3)
 
 
