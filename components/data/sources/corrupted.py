@@ -16,10 +16,15 @@ from numpy.typing import NDArray
 from components.core.errors import CasemateError
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.labels import check_label_range, checked_labels
-from components.data.sources.names import BENCHMARK_CORRUPTIONS, CIFAR10, CIFAR100, CORRUPTIONS
+from components.data.sources.names import (
+    BENCHMARK_CORRUPTIONS,
+    CIFAR10,
+    CIFAR100,
+    CORRUPTIONS,
+    SEVERITIES,
+)
 from components.data.sources.versions import check_unchanged, file_version
 
-SEVERITIES = (1, 2, 3, 4, 5)
 Variant = tuple[str, int]  # (corruption, severity)
 
 
@@ -106,11 +111,16 @@ def open_cifar100_c(
 def _open(
     name: str, root: Path, classes: tuple[str, ...], variants: list[Variant]
 ) -> CorruptedCifarSource:
+    check_variants(root, variants, present=cifar_c_variants(root))
+    return CorruptedCifarSource(name, root, classes, tuple(variants))
+
+
+def cifar_c_variants(root: Path) -> list[Variant]:
+    """The variants of a folder of CIFAR-10-C or CIFAR-100-C that are there."""
     if not (root / "labels.npy").is_file():
         raise CasemateError("data.path", root, "lacks the file labels.npy")
-    present = [variant for variant in variants if (root / f"{variant[0]}.npy").is_file()]
-    check_variants(root, variants, present=present)
-    return CorruptedCifarSource(name, root, classes, tuple(variants))
+    names = [name for name in CORRUPTIONS if (root / f"{name}.npy").is_file()]
+    return [(name, level) for name in names for level in SEVERITIES]
 
 
 def _check_images(path: Path, images: NDArray[Any], *, num_items: int) -> None:

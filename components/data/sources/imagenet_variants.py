@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.data.sources.base import Entry, Pixels, SourceDefaults
-from components.data.sources.corrupted import check_variants, chosen_variants
+from components.data.sources.corrupted import Variant, check_variants, chosen_variants
 from components.data.sources.files import class_entries, decode_image_file, sub_folders
 from components.data.sources.imagenet import known_folders
 from components.data.sources.names import (
     CORRUPTIONS,
+    SEVERITIES,
     imagenet_a_synsets,
     imagenet_r_synsets,
     imagenet_synsets,
@@ -71,20 +72,26 @@ def open_imagenet_c(
 ) -> ImageNetTestSource:
     """ImageNet-C: `<corruption>/<severity>/<wnid>`, perhaps below a folder per group."""
     variants = chosen_variants(corruption, severity)
-    homes = _corruption_homes(root)
-    places = {
-        (name, level): f"{homes[name]}/{level}"
-        for name, level in variants
-        if name in homes and (root / homes[name] / str(level)).is_dir()
-    }
+    places = imagenet_c_places(root)
     check_variants(root, variants, present=places)
     labels = _labels_of(imagenet_synsets())
     folders = tuple(
-        (f"{place}/{wnid}", labels[wnid])
-        for place in places.values()
-        for wnid in known_folders(root / place, labels, subset=subset)
+        (f"{places[variant]}/{wnid}", labels[wnid])
+        for variant in variants
+        for wnid in known_folders(root / places[variant], labels, subset=subset)
     )
     return ImageNetTestSource("imagenet_c", root, imagenet_synsets(), folders)
+
+
+def imagenet_c_places(root: Path) -> dict[Variant, str]:
+    """The variants of an ImageNet-C folder that are there, each with its place below root."""
+    homes = _corruption_homes(root)
+    return {
+        (name, level): f"{homes[name]}/{level}"
+        for name in CORRUPTIONS
+        for level in SEVERITIES
+        if name in homes and (root / homes[name] / str(level)).is_dir()
+    }
 
 
 def _open(name: str, root: Path, labels: Mapping[str, int], subset: bool) -> ImageNetTestSource:

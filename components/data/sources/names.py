@@ -45,6 +45,7 @@ BENCHMARK_CORRUPTIONS = _words(
 )
 EXTRA_CORRUPTIONS = ("speckle_noise", "gaussian_blur", "spatter", "saturate")
 CORRUPTIONS = BENCHMARK_CORRUPTIONS + EXTRA_CORRUPTIONS
+SEVERITIES = (1, 2, 3, 4, 5)
 
 # ImageNet-100 of Debenedetti et al. 2023: 100 positions in the sorted list of the 1000 synsets.
 # Their code drew them with JAX's generator of that time, key 0; newer JAX draws others.

@@ -1,0 +1,1 @@
+"""What a model withstands, measured on corrupted, shifted and transformed images."""
