@@ -28,7 +28,8 @@ os.environ |= {
     "CASEMATE_USER_CODE": str(RAY_HOME / "user_code"),
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-os.environ.pop("RAY_ADDRESS", None)
+for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI"):  # of the user's own
+    os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,6 +36,7 @@ from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_crea
 from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
 from pipelines.runtime.tracking_uri import (
     check_driver,
+    check_port,
     credentials_in_environment,
     default_uri,
     is_server,
@@ -186,9 +187,7 @@ class Tracker:
         self.connection = Connection(redact(self.uri), max_outage=section.max_outage, say=say)
         location = None if is_server(self.uri) else (storage / "mlartifacts").as_uri()
         try:
-            with sorted_errors(self.uri), default_store(place):
-                self.client = MlflowClient(place)
-            self.experiment_id = self._first_contact(section.experiment, location, patience)
+            self.experiment_id = self._first_contact(place, section, location, patience)
         except BaseException as error:
             self.close()
             if isinstance(error, CasemateError) or not isinstance(error, Exception):
@@ -199,12 +198,17 @@ class Tracker:
         is_shared = self.uri != default_uri(storage)
         self.owner = {STORAGE_TAG: storage_id(storage)} if is_shared else {}
 
-    def _first_contact(self, experiment: str, location: str | None, patience: float) -> str:
+    def _first_contact(
+        self, place: str, section: TrackingSection, location: str | None, patience: float
+    ) -> str:
         """The experiment's id; a server that is away at the start is an error after `patience`."""
         deadline = time.monotonic() + max(patience, FIRST_CONTACT_SECONDS)
         while True:
             try:
-                return self._experiment(experiment, location)
+                with sorted_errors(self.uri), default_store(place):
+                    check_port(self.uri)  # MLflow itself tries a database for minutes
+                    self.client = MlflowClient(place)
+                return self._experiment(section.experiment, location)
             except UnavailableError as error:
                 if time.monotonic() > deadline:
                     remedy = f"does not answer ({error}); is the MLflow server up?"

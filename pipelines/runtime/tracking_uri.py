@@ -4,6 +4,7 @@ Light to import: a finished flow is shown without MLflow.
 """
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from uuid import uuid4
 from components.core.errors import CasemateError
 from pipelines.recipe.credentials import SERVER_ENV, TRACKING, credentials_of, keep_apart
 from pipelines.recipe.schema.place import TrackingSection
+from pipelines.runtime.outbox import UnavailableError
 
 URI_ENV = "MLFLOW_TRACKING_URI"
+PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to install
     "postgresql": ("psycopg", "pip install 'casemate[postgres]'"),
     "postgresql+psycopg": ("psycopg", "pip install 'casemate[postgres]'"),
@@ -54,6 +57,19 @@ def check_driver(uri: str) -> None:
     module, remedy = DRIVERS.get(urlsplit(uri).scheme, (None, ""))
     if module and find_spec(module) is None:
         raise CasemateError(TRACKING, uri, f"needs the Python package {module}: {remedy}")
+
+
+def check_port(uri: str) -> None:
+    """One quick TCP try of a database on the network; raises `UnavailableError`."""
+    parts = urlsplit(uri)
+    port = parts.port or PORTS.get(parts.scheme.partition("+")[0])
+    if is_server(uri) or not parts.hostname or not port:
+        return
+    try:
+        with socket.create_connection((parts.hostname, port), timeout=5):
+            pass
+    except OSError as error:
+        raise UnavailableError(error.strerror or str(error)) from error
 
 
 def flow_outbox(folder: Path, fingerprint: str, first_step: str) -> Path:

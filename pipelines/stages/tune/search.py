@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ray import tune
+from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
 from pipelines.recipe import build
@@ -22,6 +23,12 @@ from pipelines.stages.tune.schedulers import scheduler
 from pipelines.stages.tune.snapshot import Snapshots, unpack
 from pipelines.stages.tune.training import EPOCHS, MISTAKE, SCORE, TrialJob
 from pipelines.stages.tune.worker import trial
+
+# Ray Tune would put AWS credentials into arguments of processes and into its logs. Trials read and
+# write folders; workers of a local Ray inherit the environment anyway.
+class_cache.ENV_VARS_TO_PROPAGATE = {
+    name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")
+}
 
 
 class Ending(tune.Stopper):  # type: ignore[misc]
