@@ -1,5 +1,6 @@
 """Submission without a cluster: the controller's order and retries, lost requests, variables."""
 
+import socket
 import threading
 from collections import defaultdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ NEEDS = {
     "certify": {"prepare", "train"},
     "report": {"prepare", "train", "attack", "certify"},
 }
+HOST = socket.gethostname()
 END = {"ok": ("SUCCEEDED", 0), "refused": ("FAILED", REFUSED), "stopped": ("STOPPED", None)}
 
 
@@ -160,6 +162,25 @@ def test_other_names_are_refused_without_their_values(name, why):
     with pytest.raises(CasemateError, match=why) as error:
         jobs.forwarded_env([name])
     assert "hunter2" not in str(error.value)
+
+
+# -- whose disk
+
+
+@pytest.mark.parametrize(
+    ("names", "address", "here"),
+    [
+        ({HOST}, "http://127.0.0.1:8265", True),
+        ({HOST}, "http://10.0.0.5:8265", True),  # its own address
+        (set(), "http://localhost:8265", True),  # just started
+        (set(), "http://10.0.0.5:8265", False),
+        ({"ray-head-7f9"}, "http://127.0.0.1:8265", False),  # kubectl port-forward
+        ({HOST, "node-2"}, "http://127.0.0.1:8265", False),
+    ],
+)
+def test_paths_are_those_of_this_machine_if_it_is_the_whole_cluster(names, address, here):
+    client = SimpleNamespace(hostnames=lambda: names)
+    assert jobs.is_this_machine(client, address) is here
 
 
 # -- a dashboard that comes and goes
