@@ -38,6 +38,13 @@ def _remove_ray_home():
     shutil.rmtree(RAY_HOME, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def _no_store_of_another_test():
+    """`mlflow.set_tracking_uri` leaves its store in the environment, where flows would find it."""
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_local_gpus():
     """Warnings are those of a machine without GPUs, wherever the tests run."""
