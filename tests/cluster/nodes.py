@@ -130,7 +130,13 @@ def autoscaled(node_types: dict[str, Any], **config: Any) -> Iterator[Head]:
     first = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
     made = {
         "cluster_name": "fake_multinode",
-        "provider": {"type": "fake_multinode", "gcs_address": f"127.0.0.1:{port}"},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": f"127.0.0.1:{port}",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
         "head_node_type": "ray.head.default",
         "available_node_types": {**node_types, "ray.head.default": first},
         "max_workers": 8,

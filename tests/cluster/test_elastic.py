@@ -46,8 +46,7 @@ def test_a_cluster_scaled_to_zero_is_asked_for_nodes_and_work_starts_with_the_fi
     assert code == 0, err
     assert done(tmp_path / "w") == Counter(range(80))
     assert len(nodes_used(tmp_path / "w")) == 2  # grew to what was requested
-    assert "none ready: each needs 1 CPU; no node of the cluster has that, one must join" in err
-    assert "no autoscaler" not in err
+    assert "no autoscaler" not in err  # what is told while it waits depends on how long that is
 
 
 def test_workers_join_with_their_node(tmp_path):

@@ -286,3 +286,17 @@ def test_a_list_of_tiny_steps_is_suspect(run_attack):
     found = summary_of(out)["models"]["main"]["sanity"]
     assert found["verdict"] == "suspect"
     assert any("suite against attack list" in reason for reason in found["reasons"])
+
+
+def test_accuracies_so_far_lead_to_the_final_ones(finished, executor):
+    summary = summary_of(finished)["models"]
+    for model in ("main", "plain"):
+        shares = [told.shares.get(f"{model}/robust_accuracy") for told in executor.so_far]
+        shares = [share for share in shares if share is not None]
+        final = summary[model]["robust_accuracy"]["value"]
+        assert all(share.total == NUM_ITEMS and share.seen <= NUM_ITEMS for share in shares)
+        assert shares[-1].value == final
+        assert shares[-1].band() == (final, final)
+        clean = [told.shares.get(f"{model}/clean_accuracy") for told in executor.so_far]
+        last = [share for share in clean if share is not None][-1]
+        assert last.value == summary[model]["clean_accuracy"]["value"]

@@ -242,6 +242,13 @@ def test_units_and_their_order_change_nothing(run, finished):
     with mock.patch.object(voting, "VOTES_PER_UNIT", 30):
         other = run({"kind": "rows", **KINDS["rows"], "challenge": CHALLENGE}, executor=backwards)
     assert len([name for name in backwards.done if name.startswith("items-")]) == 4
+    (watched,) = {name for told in backwards.so_far for name in told.shares}
+    size = int(watched.removeprefix("accuracy_at_"))
+    (entry,) = [e for e in document_of(other)["summary"]["certified"] if e["patch_size"] == size]
+    votes = backwards.so_far[:4]  # then the challenge
+    assert not any(told.shares for told in votes[:3])  # the first items come last
+    assert votes[-1].shares[watched].value == entry["accuracy"]["value"]
+    assert votes[-1].shares[watched].band() == (entry["accuracy"]["value"],) * 2
     for name in ("votes.parquet", "certificates.parquet", "certificate.json", "challenge.json"):
         assert (other.path / name).read_bytes() == (finished["rows"].path / name).read_bytes()
 
