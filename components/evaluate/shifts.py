@@ -85,6 +85,30 @@ def imagenet_indices(name: str) -> tuple[int, ...]:
     return indices
 
 
+def class_map_of(
+    source: str,
+    dataset_classes: Sequence[str],
+    *,
+    num_classes: int,
+    model_classes: Sequence[str] | None,
+    class_map: Mapping[str, str | None],
+) -> ClassMap:
+    """The map of a prepared dataset: of the ImageNet sets by their source, of others by name.
+
+    `model_classes` are the names of the model's classes, None if it has none.
+    """
+    if source in IMAGENET_SETS:
+        if class_map:
+            remedy = f"would be ignored: {source} has the labels of ImageNet; remove it"
+            raise CasemateError("shifts.class_map", _listed(list(class_map)), remedy)
+        return imagenet_map(source, num_classes=num_classes, wnids=model_classes)
+    if model_classes is None:
+        remedy = f"classes of the model have no names, so those of {source} cannot be found"
+        raise CasemateError("shifts", num_classes, remedy)
+    _check_names(model_classes, num_classes)
+    return named_map(dataset_classes, model_classes, class_map=class_map)
+
+
 def imagenet_map(name: str, *, num_classes: int, wnids: Sequence[str] | None = None) -> ClassMap:
     """The map of ImageNet-R, -A, -V2 or -Sketch, whose labels are those of the 1000 classes.
 

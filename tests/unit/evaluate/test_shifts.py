@@ -14,6 +14,7 @@ from components.data.sources import open_source
 from components.data.sources.names import imagenet_synsets
 from components.evaluate.shifts import (
     ClassMap,
+    class_map_of,
     imagenet_indices,
     imagenet_map,
     measurements,
@@ -164,6 +165,23 @@ def test_wrong_labels_and_logits_are_named():
         shift_predictions(["i"], torch.tensor([0]), torch.zeros(1, 3), class_map)
     with pytest.raises(ValueError, match="some of the model's 2"):
         ClassMap({0: 2}, 2)
+
+
+def test_the_source_decides_how_classes_are_found():
+    def found(source, dataset, **model):
+        return class_map_of(source, dataset, **{"class_map": {}, "model_classes": None, **model})
+
+    known = found("imagenet_r", WNIDS, num_classes=1000)
+    assert known == imagenet_map("imagenet_r", num_classes=1000)
+    assert len(known.kept) == 200  # and not the 1000 names that the dataset lists
+    own = found("folder", ["b"], num_classes=2, model_classes=["a", "b"])
+    assert own == ClassMap({0: 1}, 2)
+    with pytest.raises(CasemateError, match="cat would be ignored"):
+        found("imagenet_a", WNIDS, num_classes=1000, class_map={"cat": "dog"})
+    with pytest.raises(CasemateError, match="10 classes of the model have no names"):
+        found("folder", ["b"], num_classes=10)
+    with pytest.raises(CasemateError, match="2 names of classes, but the model has 3"):
+        found("folder", ["b"], num_classes=3, model_classes=["a", "b"])
 
 
 def write_images(root, folders):
