@@ -62,6 +62,13 @@ def test_classes_keep_their_shares(case):
         assert {i for i in found if labels[int(i)] == label} == set(own[: counts[label]])
 
 
+def test_largest_remainders_get_the_rest():
+    """Shares 2.0, 1.2 and 0.8 of four items."""
+    labels = [0] * 5 + [1] * 3 + [2] * 2
+    found = stratified(IDS[:10], labels, num_items=4, seed=3)
+    assert Counter(labels[IDS.index(i)] for i in found) == {0: 2, 1: 1, 2: 1}
+
+
 def test_equal_classes_get_equal_counts():
     found = stratified(IDS[:48], LABELS[:48], num_items=12, seed=3)
     assert Counter(LABELS[IDS.index(i)] for i in found) == {0: 4, 1: 4, 2: 4}
