@@ -1,1 +1,1 @@
-"""What a model withstands, measured: per-item results and the metrics that follow from them."""
+"""What a model withstands, measured on corrupted, shifted and transformed images."""

@@ -1,7 +1,7 @@
 """The long table of results, `metrics.parquet`: one row per number.
 
-A suite yields measurements; `rows_of` adds whose numbers they are. A number that cannot be computed
-is null and one of its flags says why. Rows are sorted and all options of the file are fixed, so
+A suite yields measurements; `rows_of` adds model and dataset. A number that cannot be computed is
+null, with the reason as a flag. Rows are sorted and all options of the file are fixed, so
 equal rows give equal bytes.
 """
 
@@ -145,8 +145,8 @@ def null(
 
 def rows_of(subject: Subject, suite: str, found: Iterable[Measurement]) -> list[MetricRow]:
     """The measurements of one suite as rows."""
-    whose = asdict(subject)
-    return [MetricRow(**whose, **asdict(one), suite=suite) for one in found]
+    shared = asdict(subject)
+    return [MetricRow(**shared, **asdict(one), suite=suite) for one in found]
 
 
 def write_metrics(path: Path, rows: Iterable[MetricRow]) -> None:

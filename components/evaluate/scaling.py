@@ -119,5 +119,5 @@ def _why_not(points: tuple[ScalingPoint, ...]) -> str | None:
         return f"{len(points)} models; a line needs {FEWEST_MODELS}"
     if len({point.params_m for point in points}) < 2:
         return "all models have the same number of parameters"
-    faultless = [point.model for point in points if not 0 < point.error <= 1]
-    return f"{faultless[0]} has no error, which has no logarithm" if faultless else None
+    perfect = [point.model for point in points if not 0 < point.error <= 1]
+    return f"{perfect[0]} has no errors: the logarithm of 0 is undefined" if perfect else None

@@ -40,26 +40,29 @@ class CalibrationSettings(Settings):
 
 
 @settings
-class ShiftSettings(Settings):
+class ShiftSuiteSettings(Settings):
     """A shifted dataset against the clean one, on the classes that the two share."""
 
+    kind: Literal["shifts"] = "shifts"
     class_map: dict[str, str | None] = field(default_factory=dict)
     """Class of the shifted dataset -> class of the model, where their names differ; null leaves
     the class out."""
 
 
 @settings
-class ShapeBiasSettings(Settings):
+class ShapeBiasSuiteSettings(Settings):
     """Shape against texture on conflict stimuli (Geirhos et al. 2019)."""
 
+    kind: Literal["shape_bias"] = "shape_bias"
     pooling: Pooling = "mean"
     """Of the probabilities of a class's ImageNet indices; `sum` favours dog and bird."""
 
 
 @settings
-class TransferSettings(Settings):
+class TransferSuiteSettings(Settings):
     """Perturbations of each model, evaluated on all models."""
 
+    kind: Literal["transfer"] = "transfer"
     attacks: Annotated[tuple[TransferKind, ...], MinLen(1)] = ("fgsm", "pgd")
     eps: PositivePixels = 1 / 255
     """Pixels in l-inf: one gray level."""
@@ -77,6 +80,7 @@ class TransferSettings(Settings):
 class SpatialSuiteSettings(Settings):
     """All rotations and shifts of a grid on every item."""
 
+    kind: Literal["spatial"] = "spatial"
     grid: SpatialSettings | None = None
     """None: 9 x 9 shifts of up to 16 pixels, or the published 5 x 5 of up to 3 below 64 pixels."""
     chunk_size: Count = 81

@@ -26,7 +26,7 @@ from components.core.errors import CasemateError
 from components.core.statistics import paired_difference
 from components.core.types import Images, Labels, LogitsFn
 from components.evaluate.metrics import Measurement, null, share
-from components.evaluate.settings import TransferKind, TransferSettings
+from components.evaluate.settings import TransferKind, TransferSuiteSettings
 
 Shape = tuple[int, int, int]
 Verdicts = dict[tuple[str, str | None, str], NDArray[np.bool_]]  # by attack, source, target
@@ -90,7 +90,7 @@ class Perturbation:
 
 
 def craft(
-    logits_of: LogitsFn, x: Images, y: Labels, attack: TransferKind, how: TransferSettings
+    logits_of: LogitsFn, x: Images, y: Labels, attack: TransferKind, how: TransferSuiteSettings
 ) -> Perturbation:
     """The perturbation of one model: FGSM in one step of eps, PGD in equal parts of it.
 
@@ -104,7 +104,7 @@ def craft(
     return Perturbation.of(x, x_adv, unit=step_size, eps=how.eps)
 
 
-def conflict(source: Shape, target: Shape, how: TransferSettings) -> str | None:
+def conflict(source: Shape, target: Shape, how: TransferSuiteSettings) -> str | None:
     """Why a perturbation of one model does not fit another; None if it does."""
     if source == target or (how.resample and source[0] == target[0]):
         return None
@@ -116,7 +116,7 @@ def transfer_predictions(
     images: Mapping[Shape, Images],
     y: Labels,
     item_ids: Sequence[str],
-    how: TransferSettings,
+    how: TransferSuiteSettings,
 ) -> pa.Table:
     """Predictions of every model on clean images and on the perturbations of every model.
 
@@ -134,13 +134,13 @@ def transfer_predictions(
                 if conflict(source.shape, target.shape, how) is not None:
                     continue
                 same = source.shape == target.shape
-                posed = x_adv if same else found.resized(x, images[target.shape])
-                tables.append(_rows(item_ids, y, attack, source.name, target, posed))
+                inputs = x_adv if same else found.resized(x, images[target.shape])
+                tables.append(_rows(item_ids, y, attack, source.name, target, inputs))
     return pa.concat_tables(tables)
 
 
 def measurements(
-    results: pa.Table, shapes: Mapping[str, Shape], how: TransferSettings
+    results: pa.Table, shapes: Mapping[str, Shape], how: TransferSuiteSettings
 ) -> dict[str, list[Measurement]]:
     """Per target: clean accuracy; per attack and source (item `pgd/<source>`, level eps) the
     accuracy, its drop from clean and the transfer rate. The diagonal is the white-box attack.

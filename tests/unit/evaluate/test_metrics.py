@@ -114,7 +114,7 @@ def test_other_files_are_named(tmp_path):
         read_metrics(path)
 
 
-def test_numbers_explain_themselves():
+def test_null_needs_a_reason_and_numbers_are_finite():
     with pytest.raises(ValueError, match="a null value needs a reason"):
         Measurement(item="snow", metric="accuracy", value=None)
     for number in (float("nan"), float("inf")):

@@ -134,7 +134,7 @@ def test_groups_without_a_line_say_why():
     same = fit_line([replace(p, params_m=5.0) for p in points()], family="vit")
     assert same.why_not == "all models have the same number of parameters"
     perfect = fit_line([*points()[:2], ScalingPoint("best", 3.0, 0.0)], family="vit")
-    assert perfect.why_not == "best has no error, which has no logarithm"
+    assert perfect.why_not == "best has no errors: the logarithm of 0 is undefined"
 
 
 def test_other_rows_do_not_count_and_mixtures_are_refused():

@@ -10,7 +10,7 @@ from torch import nn
 
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
-from components.evaluate.settings import TransferSettings
+from components.evaluate.settings import TransferSuiteSettings
 from components.evaluate.transfer import (
     Perturbation,
     TransferModel,
@@ -72,7 +72,7 @@ def slow_attack(net, image, label, *, step, num_steps):
 def test_perturbations_are_the_published_steps(attack, num_steps):
     models, x, y, _ = problem()
     for model in models:
-        found = craft(model.logits_of, x, y, attack, TransferSettings()).applied(x)
+        found = craft(model.logits_of, x, y, attack, TransferSuiteSettings()).applied(x)
         for row in range(len(x)):
             expected = slow_attack(
                 model.logits_of, x[row], y[row], step=LEVEL / num_steps, num_steps=num_steps
@@ -85,7 +85,7 @@ def test_perturbations_are_the_published_steps(attack, num_steps):
 def test_budget_and_range_hold_and_the_loss_rises(attack, eps):
     _, x, y, _ = problem()
     net = network(5, scale=1.0)  # smooth enough for a step of the first order
-    x_adv = craft(net, x, y, attack, TransferSettings(eps=eps)).applied(x)
+    x_adv = craft(net, x, y, attack, TransferSuiteSettings(eps=eps)).applied(x)
     assert float((x_adv.double() - x.double()).abs().max()) <= eps
     assert 0 <= float(x_adv.min()) <= float(x_adv.max()) <= 1
     losses = [F.cross_entropy(net(z), y, reduction="none") for z in (x, x_adv)]
@@ -96,7 +96,7 @@ def test_budget_and_range_hold_and_the_loss_rises(attack, eps):
 
 def test_stored_images_have_perturbations_in_whole_eighths_of_a_level():
     models, x, y, _ = problem()
-    found = craft(models[0].logits_of, x, y, "pgd", TransferSettings())
+    found = craft(models[0].logits_of, x, y, "pgd", TransferSuiteSettings())
     assert found.kept.dtype == torch.int8  # also where black and white pixels clip the steps
     assert found.unit == LEVEL / 8
     assert found.kept.abs().max() == 8
@@ -113,12 +113,23 @@ def test_images_between_levels_are_kept_as_floats_where_steps_are_clipped():
     models, x, y, _ = problem()
     x = (x * 0.9983).clamp(0, 1)
     x[:, :, 0] = 0.3 * LEVEL  # less than a level from the edge, in thirds
-    how = TransferSettings()
+    how = TransferSuiteSettings()
     found = craft(models[1].logits_of, x, y, "fgsm", how)
     assert found.kept.dtype == torch.float32
     assert torch.equal(found.applied(x), found.kept)
     inner = x.clamp(0.1, 0.9)
     assert craft(models[1].logits_of, inner, y, "pgd", how).kept.dtype == torch.int8
+
+
+def test_more_steps_than_a_byte_counts_are_kept_as_floats():
+    _, x, y, _ = problem()
+    x = x.clamp(0.2, 0.8)
+    linear = network(3, scale=0.01)  # nearly
+    for num_steps, kind in ((127, torch.int8), (128, torch.float32)):
+        how = TransferSuiteSettings(eps=0.1, num_steps=num_steps)
+        found = craft(linear, x, y, "pgd", how)
+        assert found.kept.dtype == kind  # far from black and white, where steps would be clipped
+        assert float((found.applied(x).double() - x.double()).abs().max()) == pytest.approx(0.1)
 
 
 def slow_matrix(models, x, y, attack, how):
@@ -145,7 +156,7 @@ def slow_matrix(models, x, y, attack, how):
 
 def test_matrix_drop_and_rate_follow_their_definitions():
     models, x, y, ids = problem(num_items=24)
-    how = TransferSettings(eps=12 / 255)
+    how = TransferSuiteSettings(eps=12 / 255)
     table = transfer_predictions(models, {SHAPE: x}, y, ids, how)
     found = measurements(table, {m.name: m.shape for m in models}, how)
     rates = []
@@ -170,7 +181,7 @@ def test_matrix_drop_and_rate_follow_their_definitions():
 def test_a_copy_has_the_rows_of_its_original():
     models, x, y, ids = problem()
     models = [models[0], TransferModel("copy", network(0), SHAPE), models[1]]
-    how = TransferSettings()
+    how = TransferSuiteSettings()
     table = transfer_predictions(models, {SHAPE: x}, y, ids, how)
     found = measurements(table, {m.name: m.shape for m in models}, how)
     for target in found:
@@ -192,7 +203,7 @@ def test_every_perturbation_is_made_once_and_every_pair_evaluated_once():
 
         return TransferModel(model.name, logits_of, model.shape)
 
-    transfer_predictions([counted(m) for m in models], {SHAPE: x}, y, ids, TransferSettings())
+    transfer_predictions([counted(m) for m in models], {SHAPE: x}, y, ids, TransferSuiteSettings())
     for model in models:
         assert passes[model.name, True] == 9 * len(x)  # one step of FGSM, eight of PGD
         assert passes[model.name, False] == (1 + 2 * 3) * len(
@@ -202,7 +213,7 @@ def test_every_perturbation_is_made_once_and_every_pair_evaluated_once():
 
 def test_rows_may_come_in_any_order():
     models, x, y, ids = problem()
-    how = TransferSettings()
+    how = TransferSuiteSettings()
     shapes = {m.name: m.shape for m in models}
     table = transfer_predictions(models, {SHAPE: x}, y, ids, how)
     order = np.random.default_rng(0).permutation(len(table))
@@ -216,7 +227,7 @@ def test_other_sizes_have_no_result_or_a_flagged_one():
     small = (3, 6, 6)
     models.append(TransferModel("small", network(7, small), small))
     images = {SHAPE: x, small: stored_images(3, len(x), small)}
-    how = TransferSettings()
+    how = TransferSuiteSettings()
     shapes = {m.name: m.shape for m in models}
     found = measurements(transfer_predictions(models, images, y, ids, how), shapes, how)
     cells = [m for m in found["small"] if m.item == "pgd/m0"]
@@ -229,7 +240,7 @@ def test_other_sizes_have_no_result_or_a_flagged_one():
     own = {m.metric: m.value for m in found["small"] if m.item == "pgd/small"}
     assert own["accuracy"] is not None
     assert own["drop"] is not None
-    resized = TransferSettings(resample="bilinear")
+    resized = TransferSuiteSettings(resample="bilinear")
     found = measurements(transfer_predictions(models, images, y, ids, resized), shapes, resized)
     cell = next(m for m in found["small"] if m.item == "fgsm/m0")
     assert cell.value is not None
@@ -248,10 +259,10 @@ def test_other_sizes_have_no_result_or_a_flagged_one():
 def test_bad_input_is_named():
     models, _, y, ids = problem()
     with pytest.raises(CasemateError, match=r"transfer: m0 needs images of 3x8x8"):
-        transfer_predictions(models, {}, y, ids, TransferSettings())
+        transfer_predictions(models, {}, y, ids, TransferSuiteSettings())
     with pytest.raises(SettingError, match="names an attack twice"):
-        TransferSettings(attacks=("pgd", "pgd"))
+        TransferSuiteSettings(attacks=("pgd", "pgd"))
     with pytest.raises(SettingError, match="eps: 8 is outside"):
-        TransferSettings(eps=8)
+        TransferSuiteSettings(eps=8)
     with pytest.raises(SettingError, match="attacks"):
-        TransferSettings(attacks=())
+        TransferSuiteSettings(attacks=())
