@@ -1,7 +1,7 @@
 """Settings of the evaluation suites; defaults are those of Bhojanapalli et al. 2021."""
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Annotated, Literal
 
 from annotated_types import MinLen
@@ -44,7 +44,7 @@ class ShiftSuiteSettings(Settings):
     """A shifted dataset against the clean one, on the classes that the two share."""
 
     kind: Literal["shifts"] = "shifts"
-    class_map: dict[str, str | None] = field(default_factory=dict)
+    class_map: dict[str, str | None] = dataclasses.field(default_factory=dict)
     """Class of the shifted dataset -> class of the model, where their names differ; null leaves
     the class out."""
 
