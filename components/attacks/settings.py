@@ -4,6 +4,7 @@ An attack is called with these settings and a budget: a norm and an eps in pixel
 To add one, write its settings class here, registered with its implementation.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -299,6 +300,11 @@ class SpatialSettings(AttackSettings):
     max_angle: NonNegative = 30.0
     """Degrees."""
     num_angles: Count = 31
+
+    def problems(self) -> Iterator[Problem]:
+        for name in ("max_shift", "max_angle"):
+            if not math.isfinite(limit := getattr(self, name)):
+                yield Problem(name, limit, "is not a limit; write a number >= 0")
 
 
 Member = ApgdSettings | ApgdTargetedSettings | FabSettings | FabTargetedSettings | SquareSettings

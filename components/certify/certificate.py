@@ -16,10 +16,10 @@ from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import ClaimSettings
 from components.certify.vote_rows import VOTES_NAME, Votes
-from components.certify.votes import write_table
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import write_json
+from components.core.tables import write_table
 from components.core.threats import describe
 
 FORMAT_VERSION = 1

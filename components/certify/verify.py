@@ -21,10 +21,11 @@ from components.certify.certificate import (
 from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME, Row, StoredClaims
 from components.certify.registry import family_of
 from components.certify.vote_rows import VOTES_NAME
-from components.certify.votes import read_table, read_votes
+from components.certify.votes import read_votes
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
 from components.core.files import atomic
+from components.core.tables import read_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from components.certify.header import VotesHeader, check_fields
 from components.certify.registry import FAMILIES, family_of
 from components.certify.vote_rows import SCHEMA, VoteRow, Votes, rows_of
 from components.core.digests import canonical_json, digest_file
 from components.core.errors import CasemateError
-from components.core.files import atomic
+from components.core.tables import read_table, write_table
 
 HEADER_KEY = b"casemate"
 MOST_PREDICTIONS = 2**31  # in one file: lists have 32-bit offsets
@@ -68,29 +67,6 @@ def read_votes(path: Path) -> Votes:
         raise _refusal(path, "has empty cells")
     _check_rows(rows_of(table), header, path)
     return Votes(header, table, digest_file(path))
-
-
-def read_table(path: Path) -> pa.Table:
-    """A Parquet table, or an error that names the file: missing, truncated, bad checksum."""
-    if not path.is_file():
-        raise CasemateError("file", path, "does not exist")
-    try:
-        return pq.ParquetFile(path, page_checksum_verification=True).read()
-    except (pa.ArrowException, OSError) as error:
-        raise CasemateError("file", path, f"is truncated or damaged: {error}") from error
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write a Parquet file; all options that affect the bytes are fixed here."""
-    with atomic(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            version="2.6",
-            compression="zstd",
-            row_group_size=65536,
-            write_page_checksum=True,
-        )
 
 
 def read_header(values: object, path: Path) -> VotesHeader:

@@ -309,7 +309,7 @@ def export_tsv(path: str | Path, out: str | Path | None = None) -> TsvFile:
     from components.certify.claim_rows import CERTIFICATES_NAME
     from components.certify.l2.cohen_tsv import rows_of_certificates, write_cohen_tsv
     from components.certify.verify import certificate_folder
-    from components.certify.votes import read_table
+    from components.core.tables import read_table
 
     folder = certificate_folder(Path(path))
     rows = rows_of_certificates(read_table(folder / CERTIFICATES_NAME))

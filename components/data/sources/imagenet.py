@@ -6,7 +6,7 @@ items for tuning are held out from train. Their ids are the same in both layouts
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +22,7 @@ from components.data.sources.imagenet_val import read_val_map
 from components.data.sources.names import imagenet100_synsets, imagenet_synsets
 from components.data.sources.registry import ROBUSTBENCH
 
+NUM_NAMED = 5  # folders that an error lists
 ROBUSTBENCH_FILE = Path(__file__).with_name("robustbench_imagenet.txt")
 # SHA-256 of the 5000 names, sorted, one per line (the list of RobustBench, Croce et al. 2021)
 ROBUSTBENCH_SHA256 = "1f7d0bdb93c332b850911832011aaa2ce1512c406b44d81e7d4a6877c78502a0"
@@ -187,14 +188,22 @@ def _place(path: str) -> Path:
 def known_folders(folder: Path, labels: Mapping[str, int], *, subset: bool) -> list[str]:
     """Class folders in label order; rejects unknown ones, and missing ones unless `subset`."""
     present = sub_folders(folder)
-    for name in present:
-        if name not in labels:
-            raise CasemateError("data.path", folder / name, "is not a class of this dataset")
+    _check_known(folder, [name for name in present if name not in labels])
     if not present:
         raise CasemateError("data.path", folder, "has no class folder")
     if not subset:
         _check_present(folder, labels)
     return sorted(present, key=labels.__getitem__)
+
+
+def _check_known(folder: Path, unknown: Sequence[str]) -> None:
+    if len(unknown) == 1:
+        raise CasemateError("data.path", folder / unknown[0], "is not a class of this dataset")
+    if unknown:
+        names = ", ".join(unknown[:NUM_NAMED])
+        more = f" and {len(unknown) - NUM_NAMED} more" if len(unknown) > NUM_NAMED else ""
+        remedy = f"has folders that are not classes of this dataset: {names}{more}"
+        raise CasemateError("data.path", folder, remedy)
 
 
 def _check_present(folder: Path, names: Iterable[str]) -> None:

@@ -12,8 +12,9 @@ from components.certify.family import CertificateFamily
 from components.certify.header import VotesHeader
 from components.certify.registry import FAMILIES, family_of
 from components.certify.vote_rows import VoteRow
-from components.certify.votes import HEADER_KEY, read_table, read_votes, write_votes
+from components.certify.votes import HEADER_KEY, read_votes, write_votes
 from components.core.digests import canonical_json
+from components.core.tables import read_table
 
 PATCH_ENTRY = {"patch_size": 5, "accuracy": {"value": 0.5}}
 L2_ENTRY = {"radius": 0.5, "accuracy": {"value": 0.5}}

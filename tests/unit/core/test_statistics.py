@@ -1,14 +1,20 @@
-"""Accuracy with its exact interval."""
+"""Accuracy with its intervals, and the paired test."""
 
 from fractions import Fraction
-from math import comb
+from itertools import product
+from math import comb, sqrt
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.statistics import accuracy, clopper_pearson_interval
+from components.core.statistics import (
+    accuracy,
+    clopper_pearson_interval,
+    mcnemar_p_value,
+    wilson_interval,
+)
 
 
 def upper_tail(k, n, p):
@@ -47,3 +53,41 @@ def test_known_values():
 def test_anything_but_one_verdict_per_item_is_refused(wrong):
     with pytest.raises(ValueError, match=r"no items|expected"):
         accuracy(wrong)
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_ends_are_the_shares_that_the_score_test_just_accepts(case):
+    k, n = case
+    low, high = wilson_interval(k, n)
+    assert 0 <= low <= k / n <= high <= 1
+    for end in (low, high):
+        z = 1.959963984540054  # of the standard normal, 97.5 %
+        if 0 < end < 1:
+            assert abs(k / n - end) == pytest.approx(z * sqrt(end * (1 - end) / n), rel=1e-9)
+
+
+def test_wilson_at_known_values():
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)  # Newcombe 1998
+    assert wilson_interval(0, 20) == (0.0, pytest.approx(0.1611, abs=5e-5))
+    assert wilson_interval(20, 20) == (pytest.approx(0.8389, abs=5e-5), 1.0)
+    with pytest.raises(ValueError, match="k <= n"):
+        wilson_interval(3, 2)
+
+
+def test_mcnemar_counts_outcomes_of_fair_coins_that_are_as_uneven():
+    for won, lost in product(range(7), range(7)):
+        n = won + lost
+        extreme = sum(
+            comb(n, heads) for heads in range(n + 1) if abs(2 * heads - n) >= abs(won - lost)
+        )
+        one = np.array([True] * won + [False] * lost + [True, True, False])
+        two = np.array([False] * won + [True] * lost + [True, True, False])
+        assert mcnemar_p_value(one, two) == pytest.approx(extreme / 2**n)
+        assert mcnemar_p_value(two, one) == mcnemar_p_value(one, two)
+
+
+def test_mcnemar_needs_verdicts_of_the_same_items():
+    with pytest.raises(ValueError, match="two equal"):
+        mcnemar_p_value(np.array([True]), np.array([True, False]))
+    with pytest.raises(ValueError, match="at least one"):
+        mcnemar_p_value(np.zeros(0, bool), np.zeros(0, bool))

@@ -11,10 +11,11 @@ import torch
 from components.certify.tasks import VoteTask
 from components.certify.verify import verify
 from components.certify.vote_rows import VOTES_NAME
-from components.certify.votes import HEADER_KEY, read_votes, write_table
+from components.certify.votes import HEADER_KEY, read_votes
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.seeding import standard_normal
+from components.core.tables import write_table
 from components.data.prepared import PreparedDataset
 from components.denoising.diffusion import Diffusion
 from components.denoising.importing import denoiser_spec
