@@ -14,12 +14,12 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from components.attacks.gradients import check_logits
 from components.attacks.interface import AttackResult, Items, Search
 from components.attacks.losses import margin
 from components.attacks.settings import SpatialSettings
 from components.core.settings import Problem, settings
 from components.core.types import Images, LogitsFn
+from components.models.logits import check_logits
 
 
 @dataclass(frozen=True, slots=True)
