@@ -17,6 +17,8 @@ from components.certify.vote_rows import SCHEMA, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, Unit
 from components.data.ablation import Ablations
+from components.data.prepared import Split
+from components.models.logits import check_independent_rows
 from components.models.masked_votes import Masks, dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
@@ -110,12 +112,25 @@ def choose_backend(task: AblationTask) -> VotingBackend:
     return votes.backend if predictor.agrees_with_plain() else PLAIN
 
 
+def check_votes_alone(model: PixelModel, masks: Masks, items: Split) -> None:
+    """Reject a network that lets a vote depend on pixels which other votes see; on a few items."""
+    device = model.mean.device
+    shown = masks[torch.tensor([len(masks) // 2])][0].to(device)
+    check_independent_rows(
+        lambda images: model.forward_ablated(images, shown),
+        items.span(0, min(len(items), 2)).pixels().to(device),
+        network=model,
+        name=model.spec.architecture,
+    )
+
+
 class AblationVoter:
     """Votes over the ablations of some items, which share passes through the model."""
 
     def __init__(self, task: AblationTask) -> None:
         self.settings, self.items = task.votes, task.items()
         self.model, self.ablations = load_voting_model(task), voting_ablations(task)
+        check_votes_alone(self.model, self.ablations, self.items)
         self.predict = AblationPredictor(
             self.model,
             self.ablations,
@@ -135,24 +150,26 @@ class AblationVoter:
 
     def __call__(self, indices: Iterable[int]) -> pa.Table:
         items = [self.items.span(index, index + 1) for index in indices]
-        votes = self.votes(torch.cat([item.pixels() for item in items]))
+        images, ids = [item.pixels() for item in items], [item.item_ids[0] for item in items]
+        votes = self.votes(torch.cat(images), ids)
         rows = [vote_row(i, self.ablations.kind, 0, v) for i, v in zip(items, votes, strict=True)]
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def votes(self, images: Tensor) -> Array:
+    def votes(self, images: Tensor, item_ids: Sequence[str]) -> Array:
         """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped early."""
         if self.settings.stop is not None:
-            return self._until_decided(images, self.settings.stop)
-        return self.predict(images).numpy().astype(np.uint16)
+            return self._until_decided(images, item_ids, self.settings.stop)
+        return self.predict(images, item_ids=item_ids).numpy().astype(np.uint16)
 
-    def _until_decided(self, images: Tensor, stop: EarlyStop) -> Array:
+    def _until_decided(self, images: Tensor, item_ids: Sequence[str], stop: EarlyStop) -> Array:
         """Votes by micro-batch until the outstanding ones cannot change a prediction or verdict."""
         order, step = voting_order(len(self.ablations)), self.settings.micro_batch
         votes = np.full((len(images), len(order)), UNSEEN, dtype=np.uint16)
         open_rows = np.arange(len(images))
         for start in range(0, len(order), step):
             batch = order[start : start + step]
-            found = self.predict(images[open_rows], batch.tolist())
+            ids = [item_ids[row] for row in open_rows.tolist()]
+            found = self.predict(images[open_rows], batch.tolist(), item_ids=ids)
             votes[np.ix_(open_rows, batch)] = found.numpy()
             undecided = [self._undecided(votes[open_rows], stop, rule) for rule in stop.rules]
             open_rows = open_rows[np.any(undecided, axis=0)]
@@ -178,6 +195,7 @@ class PairVoter:
         self.items, self.mask_set = task.items(), voting_masks(task)
         self.model = load_voting_model(task)
         self.visible = self.mask_set.visible(self.mask_set.pairs())
+        check_votes_alone(self.model, self.visible, self.items)
         self.chunks = dense_chunks(self.model, self.visible, micro_batch=task.votes.micro_batch)
 
     @property
@@ -189,12 +207,15 @@ class PairVoter:
         rows = []
         for index in indices:
             item = self.items.span(index, index + 1)
-            rows.append(vote_row(item, "pairs", 0, self.votes(item.pixels())))
+            votes = self.votes(item.pixels(), item.item_ids)
+            rows.append(vote_row(item, "pairs", 0, votes))
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def votes(self, image: Tensor) -> Array:
+    def votes(self, image: Tensor, item_ids: Sequence[str] | None = None) -> Array:
         """(Q,) uint16 of one (1, C, H, W) image."""
-        votes = masked_predictions(self.model, image, self.visible, chunks=self.chunks)
+        votes = masked_predictions(
+            self.model, image, self.visible, chunks=self.chunks, item_ids=item_ids
+        )
         return votes[0].numpy().astype(np.uint16)
 
 
