@@ -18,6 +18,7 @@ from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.problems import Problems
 from components.core.settings import plain
+from components.core.user_code import is_reference, references
 from components.data.sources import find_source
 from components.data.sources.registry import check_options
 from components.denoising.settings import ARCHITECTURES, is_on_disk
@@ -158,6 +159,20 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
             with problems.at(above):
                 check_known(section.architecture, section.options)
+        if is_reference(section.architecture) and section.pretrained == TIMM:
+            remedy = f"has no weights for {section.architecture}; import some: "
+            key = _joined(above, "model.pretrained")
+            problems.add(key, TIMM, f"{remedy}casemate import-weights")
+
+
+def _user_code(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Sources, attacks and objectives of the user's that cannot be constructed."""
+    if references(recipe.resolved()):
+        from pipelines.recipe import user_code  # imports torch
+
+        user_code.check_sources(recipe, problems)
+        user_code.check_attacks(recipe, problems)
+        user_code.check_objectives(recipe, problems)
 
 
 def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -360,12 +375,21 @@ def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         return
     for above, section in _model_sections(recipe):
         drops = section.token_policy == "drop"
-        if not (drops or section.options or section.architecture in ARCHITECTURES):
+        own = is_reference(section.architecture)
+        if not (drops or (section.options and not own) or section.architecture in ARCHITECTURES):
             continue
         known = _known(section, facts)
         if known is None or (drops and not known.drops_tokens):
             with problems.at(above):
                 _check_network(section, facts)
+
+
+def _user_networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks of the user's that do not work on these images."""
+    if any(is_reference(section.architecture) for _, section in _model_sections(recipe)):
+        from pipelines.recipe import user_code
+
+        user_code.check_networks(recipe, facts, problems)
 
 
 def _known(section: ModelSettings, facts: Facts) -> Known | None:
@@ -410,10 +434,14 @@ def has_droppable_tokens(section: ModelSettings, facts: Facts) -> bool:
 
 
 def _network(model: ModelSettings, facts: Facts) -> "nn.Module":
-    """The network of a section on the meta device, to inspect its layers."""
+    """The network of a section on the meta device, to inspect its layers; user code as it is."""
+    assert facts.side is not None
+    if is_reference(model.architecture):
+        from pipelines.recipe.user_code import Trial
+
+        return Trial.of(model, facts).network()
     from pipelines.recipe import denoisers
 
-    assert facts.side is not None
     architecture, options = denoisers.network_of(model)
     channels = facts.channels or 3  # any number works here
     return _shapes(architecture, canonical_json(options), channels, model.upsample or facts.side)
@@ -538,9 +566,12 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 SECTIONS: list[Check] = [_trained_models, _batches, _rates]
-REGISTRIES: list[Check] = [_data, _architectures, _augmentation]
+REGISTRIES: list[Check] = [_data, _architectures, _augmentation, _user_code]
 IMAGES: list[Check] = [_source_images, _lengths, _inputs, _classes, _votes, _given_model]
-NETWORKS: list[Check] = [_denoisers, _networks, _attention, _starting_weights, _sharding]
+NETWORKS: list[Check] = [
+    *(_denoisers, _user_networks, _networks),
+    *(_attention, _starting_weights, _sharding),
+]
 PREPARED: list[Check] = [_prepared]
 GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)
 

@@ -130,3 +130,9 @@ def test_keys_and_urls():
     assert split_url("http://h:1/p") == ("http://h:1/p", None)
     assert has_secret_query("s3://b?token=x")
     assert not has_secret_query("http://h?page=1")
+
+
+def test_pinned_user_code_is_not_a_credential():
+    text = "my.yaml: model.architecture: python:nets.py@068fbd3199bc81f2:build fails"
+    assert redact(text, {}) == text
+    assert redact("python:hunter22@host.example", {}) == f"{HIDDEN}@host.example"
