@@ -223,16 +223,19 @@ def estimate(
     >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][0]
     'certify.patch'
     """
+    from components.core.problems import named
     from pipelines.recipe.check import check
+    from pipelines.recipe.schema.recipe import Recipe
     from pipelines.stages.certify.cost import estimates_of
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     check(loaded)
-    return estimates_of(
-        loaded,
-        accelerators=accelerators,
-        dtype=dtype,
-        num_workers=num_workers,
-        num_items=num_items,
-        passes_per_second=passes_per_second,
-    )
+    with named(loaded.source, Recipe.model_fields):
+        return estimates_of(
+            loaded,
+            accelerators=accelerators,
+            dtype=dtype,
+            num_workers=num_workers,
+            num_items=num_items,
+            passes_per_second=passes_per_second,
+        )

@@ -19,7 +19,7 @@ from components.core.errors import CasemateError
 from components.core.problems import Problems
 from components.core.settings import plain
 from components.core.user_code import is_reference, references
-from components.data.sources import find_source
+from components.data.sources import find_source, open_source
 from components.data.sources.registry import check_options
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.known import Known, known_network, starts_from_timm
@@ -139,6 +139,8 @@ def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     with problems.at(""):
         info = find_source(data.source)
         check_options(info, data.options)
+        if info.is_cheap:
+            open_source(data.source, path=data.path, options=data.options)
         if info.test_only and recipe.train:
             problems.add("data.source", data.source, "has test items only: it cannot be trained on")
     from components.data.fitting import Fitting  # imports numpy
@@ -193,6 +195,14 @@ def _source_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     if data.fit == "pad" and data.image_size and stored and data.image_size < stored:
         remedy = f"is smaller than the images ({stored}), and padding cannot shrink; set data.fit"
         problems.add("data.image_size", data.image_size, f"{remedy}: resize")
+
+
+def _limits(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Fewer training items than classes: preparation refuses a class without any."""
+    limit, least = recipe.data.limits.get("train"), facts.num_classes
+    if limit and least and limit < least and not find_source(recipe.data.source).test_only:
+        remedy = f"is below the number of classes ({least}): each needs a training item"
+        problems.add("data.limits.train", limit, remedy)
 
 
 def _lengths(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -567,7 +577,10 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 SECTIONS: list[Check] = [_trained_models, _batches, _rates]
 REGISTRIES: list[Check] = [_data, _architectures, _augmentation, _user_code]
-IMAGES: list[Check] = [_source_images, _lengths, _inputs, _classes, _votes, _given_model]
+IMAGES: list[Check] = [
+    *(_source_images, _limits, _lengths, _inputs),
+    *(_classes, _votes, _given_model),
+]
 NETWORKS: list[Check] = [
     *(_denoisers, _user_networks, _networks),
     *(_attention, _starting_weights, _sharding),
