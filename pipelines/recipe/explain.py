@@ -5,7 +5,7 @@ the type hints of the schema and the values of the file together, so that tags a
 from keys and every place has its valid keys and kinds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -22,7 +22,10 @@ WRONG_KIND = (
     *("union_tag_not_found", "union_tag_invalid"),
     *("model_attributes_type", "dataclass_type", "model_type"),
 )
-TYPES = {"int": int, "float": float, "string": str, "bool": bool, "list": tuple, "dict": dict}
+TYPES = {
+    **{"int": int, "float": float, "string": str, "bool": bool},
+    **{"list": tuple, "tuple": tuple, "dict": dict},
+}
 MOST_SHOWN = 200  # characters of a value in a message
 RANGES = {
     "greater_than": "above",
@@ -34,11 +37,19 @@ RANGES = {
 
 def explain(model: type[BaseModel], values: Any, error: ValidationError) -> list[Problem]:
     """All mistakes that `model` found in plain values."""
+    errors = error.errors(include_url=False)
+    places = [found["loc"] for found in errors]
     return [
         problem
-        for found in error.errors(include_url=False)
+        for found in errors
+        if not (found["type"] == "too_short" and _has_entry(places, found["loc"]))
         for problem in _problems(Place(model, values), found)
     ]
+
+
+def _has_entry(places: Sequence[tuple[Any, ...]], above: tuple[Any, ...]) -> bool:
+    """Whether an entry of the list at `above` is wrong: pydantic does not count it."""
+    return any(len(p) > len(above) and p[: len(above)] == above for p in places)
 
 
 def truth_values(model: type[BaseModel], values: Any) -> Iterator[Problem]:
@@ -137,7 +148,9 @@ def _translated(error: Any) -> str:
     if kind == "too_short":
         return f"needs {known['min_length']} or more entries"
     if kind == "string_pattern_mismatch":
-        return "is not a name: write small letters, digits, - and _, and begin with a letter or digit"
+        return (
+            "is not a name: write small letters, digits, - and _, and begin with a letter or digit"
+        )
     if kind == "literal_error":
         return f"is unknown; choose one of {known['expected'].replace(' or ', ', ')}"
     text: str = error["msg"]

@@ -15,6 +15,7 @@ from components.core.settings import MAX_SIDE
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.registry import find_source
 
+DEFAULTS = {option.name: option.default or 0 for option in find_source("made").options}
 SHIFT = 0.5  # largest shift of an item's wave, in radians
 NOISE = 16.0  # standard deviation, in grey levels
 
@@ -62,15 +63,17 @@ class MadeSource(SourceDefaults):
         return wave
 
 
-def open_made(**options: int) -> MadeSource:
-    """A generated dataset; each class has at least one training item."""
-    defaults = {option.name: option.default for option in find_source("made").options}
-    return _made(**{**defaults, **options})
-
-
-def _made(
-    *, classes: int, image_size: int, channels: int, train: int, val: int, test: int, seed: int
+def open_made(
+    *,
+    classes: int = DEFAULTS["classes"],
+    image_size: int = DEFAULTS["image_size"],
+    channels: int = DEFAULTS["channels"],
+    train: int = DEFAULTS["train"],
+    val: int = DEFAULTS["val"],
+    test: int = DEFAULTS["test"],
+    seed: int = DEFAULTS["seed"],
 ) -> MadeSource:
+    """A generated dataset; each class has at least one training item."""
     for key, value, least in (
         ("classes", classes, 2),
         ("image_size", image_size, 1),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from components.data.sources.base import Source
 
 HUB_PREFIX = "hf:"
+SPLITS = ("train", "val", "test")
 RECIPE, SCALING = "Debenedetti et al. 2023", "Jain & Dutta 2024"
 PATCHES, DENOISED = "Salman et al. 2022", "Carlini et al. 2023"
 SHIFTS = "Bhojanapalli et al. 2021"
@@ -70,9 +71,11 @@ class SourceInfo:
 
     def with_options(self, options: Mapping[str, Any]) -> "SourceInfo":
         """The source with the facts that its options determine."""
-        found = {o.fact: options.get(o.name, o.default) for o in self.options if o.fact}
-        splits = {name: found.pop(name) for name in ("train", "val", "test") if name in found}
-        return replace(self, **found, splits=splits or self.splits) if found else self
+        found: dict[str, Any] = {
+            o.fact: options.get(o.name, o.default) for o in self.options if o.fact
+        }
+        splits: dict[str, int] = {s: found.pop(s) for s in SPLITS if s in found}
+        return replace(self, **found, splits=splits or self.splits)
 
     @property
     def image_size(self) -> str:
