@@ -1,6 +1,6 @@
 """Problems of a recipe, collected and then raised together, one line each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from components.core.errors import CasemateError
@@ -18,6 +18,17 @@ class RecipeError(CasemateError):
 
     def __reduce__(self) -> tuple[type, tuple[str, list[Problem]]]:
         return RecipeError, (self.source, self.problems)
+
+
+@contextmanager
+def named(source: str, sections: Collection[str]) -> Iterator[None]:
+    """Errors of the block whose key is in one of the recipe's sections also name its file."""
+    try:
+        yield
+    except CasemateError as error:
+        if type(error) is not CasemateError or error.key.partition(".")[0] not in sections:
+            raise
+        raise CasemateError(f"{source}: {error.key}", error.value, error.remedy) from error
 
 
 class Problems:

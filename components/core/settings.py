@@ -7,6 +7,7 @@ import: reading a recipe needs no numerical library.
 """
 
 import operator
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from fractions import Fraction
@@ -57,17 +58,26 @@ class SettingError(ValueError):
 class Fractional:
     """Marks a number that a recipe may also write as a fraction, e.g. 8/255."""
 
-    @staticmethod
-    def read(value: object) -> float:
+    MAX_LENGTH = 40  # of the text
+    EXPONENT = re.compile(r"[eE][+-]?0*[0-9]{4,}")  # a Fraction would compute all its digits
+
+    @classmethod
+    def read(cls, value: object) -> float:
         """The number of a value or fraction in a recipe."""
         try:
             if isinstance(value, str):
-                return float(Fraction(value.replace(" ", "")))
+                return cls._of_text(value.replace(" ", ""))
             if isinstance(value, int | float) and not isinstance(value, bool):
                 return float(value)
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ZeroDivisionError, OverflowError):
             pass
         raise ValueError("is not a number or a fraction such as 8/255")
+
+    @classmethod
+    def _of_text(cls, text: str) -> float:
+        if len(text) > cls.MAX_LENGTH or cls.EXPONENT.search(text):
+            raise ValueError(text)
+        return float(Fraction(text))
 
 
 class ByKind:
@@ -86,7 +96,9 @@ class Hint(NamedTuple):
     remedy: str
 
 
+MAX_SIDE = 4096  # pixels: four times this side, and no accelerator holds the activations
 Count = Annotated[int, Ge(1)]
+Side = Annotated[int, Ge(1), Le(MAX_SIDE), Hint(f"is outside 1 to {MAX_SIDE} pixels")]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]

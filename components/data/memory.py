@@ -27,10 +27,8 @@ class MemoryDataset:
         images: Tensor, labels: Tensor, *, num_classes: int, item_ids: Sequence[str] | None = None
     ) -> "MemoryDataset":
         """(N, C, H, W) images, uint8 or floats on the 256 levels of [0, 1], with (N,) labels."""
-        stored, ids = as_levels(images), tuple(item_ids or numbered(len(images)))
+        stored, ids = as_levels(images), checked_ids(item_ids, len(images))
         test = ImageSplit(ids, stored, checked_labels(labels, stored, num_classes))
-        if len(set(ids)) < len(ids) or "" in ids:
-            raise CasemateError("item_ids", len(ids), "must be unique and not empty")
         classes = tuple(str(number) for number in range(num_classes))
         identity = {
             "classes": num_classes,
@@ -70,9 +68,23 @@ def numbered(count: int) -> tuple[str, ...]:
     return tuple(f"{number:08d}" for number in range(count))
 
 
+def checked_ids(item_ids: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    """The ids of `count` items: as given, or their positions."""
+    ids = numbered(count) if item_ids is None else tuple(map(str, item_ids))
+    if len(ids) != count:
+        raise CasemateError("item_ids", len(ids), f"ids for {count} images; give one per image")
+    if len(set(ids)) < len(ids) or "" in ids:
+        raise CasemateError("item_ids", len(ids), "must be unique and not empty")
+    return ids
+
+
 def checked_labels(labels: Tensor, images: Tensor, num_classes: int) -> Tensor:
     """(N,) int64 on the CPU, or an error that states the problem."""
-    found = torch.as_tensor(labels).detach().cpu()
+    try:
+        found = torch.as_tensor(labels).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        remedy = f"are not {len(images)} class numbers, one per image"
+        raise CasemateError("labels", repr(labels)[:80], remedy) from error
     if found.shape != (len(images),) or found.is_floating_point() or found.dtype == torch.bool:
         shape = "x".join(map(str, found.shape))
         remedy = f"are not {len(images)} class numbers, one per image"

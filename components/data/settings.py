@@ -9,7 +9,15 @@ from annotated_types import Ge, Gt, Le, Lt
 from components.core import user_code
 from components.core.errors import CasemateError
 from components.core.hints import did_you_mean
-from components.core.settings import Count, NonNegative, Problem, Settings, Share, settings
+from components.core.settings import (
+    Count,
+    NonNegative,
+    Problem,
+    Settings,
+    Share,
+    Side,
+    settings,
+)
 from components.data.sources.registry import SOURCE_NAMES, find_source
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
@@ -55,12 +63,12 @@ class DataSettings(Settings):
     """Folder, file or dataset root, as the source expects it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Options of the source, e.g. severity."""
-    image_size: Count | None = None
+    image_size: Side | None = None
     """Side in pixels; None: as stored, if all items have one size."""
     fit: Literal["pad", "resize", "crop"] = "pad"
-    resize: Count | None = None
+    resize: Side | None = None
     """Short side before `fit: crop`; None: image_size."""
-    train_size: Count | None = None
+    train_size: Side | None = None
     """Stored side of training images, for random crops."""
     channels: Literal[1, 3] | None = None
     """None: as in the source."""

@@ -1,10 +1,11 @@
 """Settings of a model: architecture, input adapter and the weights it starts from."""
 
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
 from components.core import user_code
-from components.core.settings import Count, Settings, settings
+from components.core.settings import Problem, Settings, Side, settings
 
 
 @settings
@@ -15,7 +16,7 @@ class ModelSettings(Settings):
     """A name of `casemate models`, any timm name, or python:FILE.py:FACTORY."""
     options: dict[str, Any] = field(default_factory=dict)
     """Arguments of the architecture, e.g. patch_size."""
-    upsample: Count | None = None
+    upsample: Side | None = None
     """Side of the image that the network sees; None: that of the data."""
     upsample_mode: Literal["nearest", "bilinear", "bicubic"] = "nearest"
     mean: tuple[float, ...] | None = None
@@ -30,3 +31,10 @@ class ModelSettings(Settings):
         pinned = user_code.pinned(self.architecture, field="architecture")
         object.__setattr__(self, "architecture", pinned)
         Settings.__post_init__(self)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.mean and not all(0 <= value <= 1 for value in self.mean):
+            remedy = "is outside [0, 1]; pixels are fractions of full scale"
+            yield Problem("mean", list(self.mean), remedy)
+        if self.std and not all(value > 0 for value in self.std):
+            yield Problem("std", list(self.std), "must be above 0: images are divided by it")

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 import timm
+import torch
 from timm.layers import PatchEmbed, to_2tuple
 from timm.models.xcit import ConvPatchEmbed
 from torch import nn
@@ -131,6 +132,8 @@ def _users_network(architecture: str, **arguments: Any) -> nn.Module:
     try:
         net = user_code.load(architecture, field="architecture")(**sizes, **options)
     except Exception as error:
+        if isinstance(error, RuntimeError) and torch.get_default_device().type == "meta":
+            raise  # it computes with values, which shapes do not have
         remedy = f"fails to build: {type(error).__name__}: {' '.join(str(error).split())}"
         raise CasemateError("model.architecture", architecture, remedy) from error
     if not isinstance(net, nn.Module):

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.core.errors import CasemateError
 from components.core.settings import RUN_SEED
+from pipelines.api.models import check_model, check_seed
 from pipelines.api.tables import Accuracy, accuracy_of, frame
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from components.models.pixels import PixelModel
     from pipelines.recipe.schema.attack import AttackSection
 
-    Attacks = str | AttackSettings | Sequence[AttackSettings | Mapping[str, Any]]
+    AttackEntry = str | AttackSettings | Mapping[str, Any]
+    Attacks = AttackEntry | Sequence[AttackEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ def attack(
 ) -> AttackReport:
     """Attack a model; each attack gets the items that are correct under all earlier ones.
 
-    `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`, or
-    entries as in a recipe. `norm` (None: linf) and `micro_batch`, the rows of every forward
+    `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`,
+    entries as in a recipe, or a list of these. `norm` (None: linf) and `micro_batch`, the rows of every forward
     pass, default to those of recipes. Random numbers depend on `seed` and the item ids alone.
     Weak attacks also issue a `UserWarning`.
 
@@ -84,15 +87,18 @@ def attack(
     from components.attacks.interface import Items
     from components.attacks.listing import attack_list, check_class_count
     from components.core.arithmetic import EXACT, using
-    from components.data.memory import as_pixels, checked_labels, numbered
+    from components.data.memory import as_pixels, checked_ids, checked_labels
     from pipelines.runtime import progress
 
+    check_model(model)
+    check_seed(seed)
     section = _attack_section(attacks, norm=norm, eps=eps, micro_batch=micro_batch)
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     check_class_count([x.settings for x in listed], num_classes=model.spec.num_classes)
     pixels, device = as_pixels(images), model.mean.device
     known = checked_labels(labels, pixels, model.spec.num_classes)
-    ids = tuple(item_ids or numbered(len(pixels)))
+    model.spec.check_image(pixels.shape[1:])
+    ids = checked_ids(item_ids, len(pixels))
     items = Items(pixels.to(device), known.to(device), ids, seed)
     total = len(items) * len(listed)
     with using(EXACT), progress.bar("attack", total=total, unit="items") as bar:
@@ -136,12 +142,18 @@ def _attack_section(
     from pipelines.recipe.explain import explain
     from pipelines.recipe.schema.attack import AttackSection
 
-    if isinstance(attacks, str):
-        attacks = read_attack_list(attacks, key="attacks")
-    entries = [attacks] if isinstance(attacks, AttackSettings) else attacks
+    single = isinstance(attacks, str | AttackSettings | Mapping)
+    listed: Any = [attacks] if single else attacks
+    if not isinstance(listed, Sequence):
+        remedy = 'is not a list of attacks; write e.g. "pgd-20,apgd-ce"'
+        raise CasemateError("attacks", repr(attacks), remedy)
+    entries: list[Any] = []
+    for entry in listed:
+        short = isinstance(entry, str)
+        entries += read_attack_list(entry, key="attacks") if short else [entry]
     values: dict[str, Any] = {
         "eps": eps,
-        "attacks": [plain(e) if isinstance(e, AttackSettings) else dict(e) for e in entries],
+        "attacks": [plain(e) if isinstance(e, AttackSettings) else e for e in entries],
         "sanity": None,  # only in recipes
     }
     given = {"norm": norm, "micro_batch": micro_batch}

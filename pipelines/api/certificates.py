@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.core.errors import CasemateError
 from components.core.settings import RUN_SEED
+from pipelines.api.models import check_model, check_seed
 from pipelines.api.tables import Accuracy, frame
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from components.certify.certificate import CertificateDocument
+    from components.certify.settings import CertificateSettings
     from components.certify.tasks import DataSource
     from components.certify.verify import VerifyReport
     from components.models.pixels import PixelModel
@@ -116,7 +118,7 @@ def certify_patch(
     >>> api.verify(certificate.folder).ok
     True
     """
-    given = dict(settings, patch_sizes=tuple(patch_sizes), kind=kind)
+    given = dict(settings, patch_sizes=patch_sizes, kind=kind)
     if band is not None:
         given["band"] = band
     return _certify(model, images, labels, given, out=out, item_ids=item_ids, seed=RUN_SEED)
@@ -127,7 +129,7 @@ def certify_l2(
     images: "Tensor | str | Path",
     labels: "Tensor | None" = None,
     *,
-    sigma: float,
+    sigma: float | str,
     out: str | Path | None = None,
     item_ids: Sequence[str] | None = None,
     seed: int = RUN_SEED,
@@ -155,8 +157,6 @@ def certify_l2(
     True
     """
     given = dict(settings, sigma=sigma, kind="gaussian")
-    if "radii" in given:
-        given["radii"] = tuple(given["radii"])
     if denoiser is not None:
         given["denoiser"] = _denoiser_source(denoiser)
     return _certify(model, images, labels, given, out=out, item_ids=item_ids, seed=seed)
@@ -183,14 +183,17 @@ def _certify(
 
     from components.attacks.gradients import attack_mode
     from components.certify.family import VoteRequest
-    from components.certify.registry import FAMILIES
     from pipelines.stages.certify.in_process import certify
 
+    check_model(model)
     for key, remedy in NOT_HERE.items():
         if key in settings:
             raise CasemateError(key, settings[key], remedy)
-    checked = FAMILIES[settings["kind"]].settings(**settings)
+    checked = _checked(settings)
+    check_seed(seed)
     folder = Path(tempfile.mkdtemp(prefix="casemate-") if out is None else out)
+    if folder.exists() and not folder.is_dir():
+        raise CasemateError("out", folder, "is a file; name a folder")
     data = _data_source(model, images, labels, item_ids)
     request = VoteRequest(
         settings=checked,
@@ -203,6 +206,37 @@ def _certify(
     )
     with attack_mode(model):
         return Certificate(folder, certify(request, folder), data)
+
+
+def _checked(settings: dict[str, Any]) -> "CertificateSettings":
+    """The settings, read as a recipe reads them."""
+    from pydantic import ValidationError
+
+    from components.core.problems import RecipeError
+    from pipelines.recipe.explain import explain, truth_values
+    from pipelines.recipe.schema.base import Section
+    from pipelines.recipe.schema.recipe import CertifySettings
+
+    class Call(Section):
+        certify: CertifySettings
+
+    values = {"certify": {key: _as_list(value) for key, value in settings.items()}}
+    try:
+        problems = list(truth_values(Call, values))
+        found: CertificateSettings = Call.model_validate(values).certify
+    except ValidationError as error:
+        problems = explain(Call, values, error)
+    if problems:
+        short = [p._replace(field=p.field.removeprefix("certify.")) for p in problems]
+        raise RecipeError("certify", short) from None
+    return found
+
+
+def _as_list(value: Any) -> Any:
+    """Ranges, arrays and tensors as lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, range | tuple) else value
 
 
 def _data_source(
@@ -247,6 +281,11 @@ def verify(
     from components.certify.verify import verify as check
     from pipelines.runtime.artifacts import changed_files
 
+    if not isinstance(path, str | Path):
+        raise CasemateError("path", repr(path), "is not the path of a certificate")
+    if data is not None and not (isinstance(data, str | Path) or hasattr(data, "open_split")):
+        remedy = "is not a dataset; give the folder of a prepared one, or Certificate.data"
+        raise CasemateError("data", type(data).__name__, remedy)
     place = Path(path)
     report = check(place)
     folder = place if place.is_dir() else place.parent

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
+from components.core.settings import MAX_SIDE
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +37,10 @@ def load_model(
     >>> model.spec.num_classes
     10
     """
+    from torch import nn
+
     options = {"num_classes": num_classes, "image_size": image_size, "channels": channels}
+    _check_device(device)
     if isinstance(model, str | Path):
         from components.models import checkpoint
 
@@ -45,15 +49,59 @@ def load_model(
             if value is not None:
                 raise CasemateError(key, value, "does not apply to a folder: model.json defines it")
         folder = Path(model).expanduser()
+        if folder.is_file():
+            raise CasemateError("model", folder, "is a file; name the model folder")
         inside = folder / "model"  # `folder` may be that of a training
         return checkpoint.load_model(
             inside if (inside / "model.json").is_file() else folder, device=device
         )
+    if not isinstance(model, nn.Module):
+        remedy = "is neither an nn.Module nor the path of a model folder"
+        raise CasemateError("model", repr(model), remedy)
     if image_size is None:
         raise CasemateError("image_size", None, "is missing: the side of the images in pixels")
-    return _own_model(
-        model, num_classes, image_size, channels or 3, mean=mean, std=std, device=device
-    )
+    channels = 3 if channels is None else channels
+    for key, value, most in (("image_size", image_size, MAX_SIDE), ("channels", channels, None)):
+        if type(value) is not int or value < 1 or (most and value > most):
+            wanted = f"from 1 to {most}" if most else "above 0"
+            raise CasemateError(key, repr(value), f"is not a whole number {wanted}")
+    for key, values in (("mean", mean), ("std", std)):
+        _check_normalisation(key, values, channels)
+    return _own_model(model, num_classes, image_size, channels, mean=mean, std=std, device=device)
+
+
+def check_model(model: object) -> None:
+    """Raise an error for anything but a loaded model."""
+    from components.models.pixels import PixelModel
+
+    if not isinstance(model, PixelModel):
+        remedy = "is not a loaded model; use api.load_model(network, image_size=...) or its folder"
+        raise CasemateError("model", type(model).__name__, remedy)
+
+
+def check_seed(seed: object) -> None:
+    """Raise an error for anything but a whole number from 0."""
+    if type(seed) is not int or seed < 0:
+        raise CasemateError("seed", repr(seed), "is not a whole number of at least 0")
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        remedy = f"is not usable here: {first_line(error)}"
+        raise CasemateError("device", repr(device), remedy) from error
+
+
+def _check_normalisation(key: str, values: Sequence[float] | None, channels: int) -> None:
+    if values is None:
+        return
+    if not isinstance(values, Sequence) or len(values) != channels:
+        raise CasemateError(key, repr(values), f"needs {channels} numbers, one per channel")
+    if key == "std" and not all(value > 0 for value in values):
+        raise CasemateError(key, list(values), "must be above 0: images are divided by it")
 
 
 def _own_model(
@@ -73,8 +121,13 @@ def _own_model(
 
     net = net.to(device).eval()
     zeros = torch.zeros(1, channels, image_size, image_size, device=device)
-    with torch.no_grad():
-        logits = net(zeros)
+    try:
+        with torch.no_grad():
+            logits = net(zeros)
+    except Exception as error:
+        size = f"{channels}x{image_size}x{image_size}"
+        remedy = f"fails on an image of {size}: {first_line(error)}; check image_size and channels"
+        raise CasemateError("model", type(net).__name__, remedy) from error
     shape = tuple(getattr(logits, "shape", ()))
     if len(shape) != 2 or shape[0] != 1 or num_classes not in (None, shape[1]):
         expected = f"(1, {num_classes or 'classes'})"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from components.core.secrets import redact
 from pipelines.api.tables import frame
 
@@ -41,11 +41,27 @@ def load_recipe(
         if not overrides and not smoke:
             return recipe
         text, source = recipe.to_yaml(), recipe.source
-    else:
+    elif isinstance(recipe, Mapping):
         import yaml
 
-        text, source = yaml.safe_dump(dict(recipe)), "recipe"
+        try:
+            text, source = yaml.safe_dump(_plain(recipe)), "recipe"
+        except yaml.YAMLError as error:
+            remedy = f"holds a value that YAML cannot write: {first_line(error)}"
+            raise CasemateError("recipe", "", remedy) from error
+    else:
+        remedy = "is neither the name or path of a recipe nor a mapping of its values"
+        raise CasemateError("recipe", repr(recipe), remedy)
     return load.loads(text, source=source, overrides=overrides, smoke=smoke)
+
+
+def _plain(values: Any) -> Any:
+    """Nested values with paths as text."""
+    if isinstance(values, Mapping):
+        return {key: _plain(inner) for key, inner in values.items()}
+    if isinstance(values, list | tuple):
+        return [_plain(inner) for inner in values]
+    return str(values) if isinstance(values, Path) else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +241,19 @@ def estimate(
     >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][0]
     'certify.patch'
     """
+    from components.core.problems import named
     from pipelines.recipe.check import check
+    from pipelines.recipe.schema.recipe import Recipe
     from pipelines.stages.certify.cost import estimates_of
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     check(loaded)
-    return estimates_of(
-        loaded,
-        accelerators=accelerators,
-        dtype=dtype,
-        num_workers=num_workers,
-        num_items=num_items,
-        passes_per_second=passes_per_second,
-    )
+    with named(loaded.source, Recipe.model_fields):
+        return estimates_of(
+            loaded,
+            accelerators=accelerators,
+            dtype=dtype,
+            num_workers=num_workers,
+            num_items=num_items,
+            passes_per_second=passes_per_second,
+        )

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.core.problems import named
 from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep
 from pipelines.recipe.gpus import unused_gpus
@@ -213,7 +214,8 @@ class _Runner:
             run.tags({"casemate.folder": planned.folder.name})
             if DATASET in inputs:
                 self._log_dataset(run, stage.context, inputs[DATASET])
-            stage.load().run(self.recipe, inputs, out)
+            with named(self.recipe.source, Recipe.model_fields):
+                stage.load().run(self.recipe, inputs, out)
             run.artifacts(*(planned.folder / name for name in stage.logged))
             if DATASET not in inputs:
                 self._log_dataset(run, stage.context, planned.folder)

@@ -18,7 +18,8 @@ from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.problems import Problems
 from components.core.settings import plain
-from components.data.sources import find_source
+from components.core.user_code import is_reference, references
+from components.data.sources import find_source, open_source
 from components.data.sources.registry import check_options
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.known import Known, known_network, starts_from_timm
@@ -138,6 +139,8 @@ def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     with problems.at(""):
         info = find_source(data.source)
         check_options(info, data.options)
+        if info.is_cheap:
+            open_source(data.source, path=data.path, options=data.options)
         if info.test_only and recipe.train:
             problems.add("data.source", data.source, "has test items only: it cannot be trained on")
     from components.data.fitting import Fitting  # imports numpy
@@ -158,6 +161,20 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
             with problems.at(above):
                 check_known(section.architecture, section.options)
+        if is_reference(section.architecture) and section.pretrained == TIMM:
+            remedy = f"has no weights for {section.architecture}; import some: "
+            key = _joined(above, "model.pretrained")
+            problems.add(key, TIMM, f"{remedy}casemate import-weights")
+
+
+def _user_code(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Sources, attacks and objectives of the user's that cannot be constructed."""
+    if references(recipe.resolved()):
+        from pipelines.recipe import user_code  # imports torch
+
+        user_code.check_sources(recipe, problems)
+        user_code.check_attacks(recipe, problems)
+        user_code.check_objectives(recipe, problems)
 
 
 def _augmentation(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -178,6 +195,14 @@ def _source_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     if data.fit == "pad" and data.image_size and stored and data.image_size < stored:
         remedy = f"is smaller than the images ({stored}), and padding cannot shrink; set data.fit"
         problems.add("data.image_size", data.image_size, f"{remedy}: resize")
+
+
+def _limits(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Fewer training items than classes: preparation refuses a class without any."""
+    limit, least = recipe.data.limits.get("train"), facts.num_classes
+    if limit and least and limit < least and not find_source(recipe.data.source).test_only:
+        remedy = f"is below the number of classes ({least}): each needs a training item"
+        problems.add("data.limits.train", limit, remedy)
 
 
 def _lengths(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -360,12 +385,21 @@ def _networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         return
     for above, section in _model_sections(recipe):
         drops = section.token_policy == "drop"
-        if not (drops or section.options or section.architecture in ARCHITECTURES):
+        own = is_reference(section.architecture)
+        if not (drops or (section.options and not own) or section.architecture in ARCHITECTURES):
             continue
         known = _known(section, facts)
         if known is None or (drops and not known.drops_tokens):
             with problems.at(above):
                 _check_network(section, facts)
+
+
+def _user_networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks of the user's that do not work on these images."""
+    if any(is_reference(section.architecture) for _, section in _model_sections(recipe)):
+        from pipelines.recipe import user_code
+
+        user_code.check_networks(recipe, facts, problems)
 
 
 def _known(section: ModelSettings, facts: Facts) -> Known | None:
@@ -410,10 +444,14 @@ def has_droppable_tokens(section: ModelSettings, facts: Facts) -> bool:
 
 
 def _network(model: ModelSettings, facts: Facts) -> "nn.Module":
-    """The network of a section on the meta device, to inspect its layers."""
+    """The network of a section on the meta device, to inspect its layers; user code as it is."""
+    assert facts.side is not None
+    if is_reference(model.architecture):
+        from pipelines.recipe.user_code import Trial
+
+        return Trial.of(model, facts).network()
     from pipelines.recipe import denoisers
 
-    assert facts.side is not None
     architecture, options = denoisers.network_of(model)
     channels = facts.channels or 3  # any number works here
     return _shapes(architecture, canonical_json(options), channels, model.upsample or facts.side)
@@ -538,9 +576,15 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 SECTIONS: list[Check] = [_trained_models, _batches, _rates]
-REGISTRIES: list[Check] = [_data, _architectures, _augmentation]
-IMAGES: list[Check] = [_source_images, _lengths, _inputs, _classes, _votes, _given_model]
-NETWORKS: list[Check] = [_denoisers, _networks, _attention, _starting_weights, _sharding]
+REGISTRIES: list[Check] = [_data, _architectures, _augmentation, _user_code]
+IMAGES: list[Check] = [
+    *(_source_images, _limits, _lengths, _inputs),
+    *(_classes, _votes, _given_model),
+]
+NETWORKS: list[Check] = [
+    *(_denoisers, _user_networks, _networks),
+    *(_attention, _starting_weights, _sharding),
+]
 PREPARED: list[Check] = [_prepared]
 GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)
 

@@ -5,7 +5,7 @@ the type hints of the schema and the values of the file together, so that tags a
 from keys and every place has its valid keys and kinds.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
@@ -15,24 +15,65 @@ from pydantic import BaseModel, ValidationError
 from components.core import user_code
 from components.core.hints import did_you_mean
 from components.core.registry import KIND
-from components.core.settings import Hint, Problem, SettingError, hints_of
+from components.core.settings import WORDS, Hint, Problem, SettingError, hints_of
 
 UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
 WRONG_KIND = (
     *("union_tag_not_found", "union_tag_invalid"),
     *("model_attributes_type", "dataclass_type", "model_type"),
 )
+TYPES = {
+    **{"int": int, "float": float, "string": str, "bool": bool},
+    **{"list": tuple, "tuple": tuple, "dict": dict},
+}
 MOST_SHOWN = 200  # characters of a value in a message
-RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+RANGES = {
+    "greater_than": "above",
+    "greater_than_equal": "at least",
+    "less_than": "below",
+    "less_than_equal": "at most",
+}
 
 
 def explain(model: type[BaseModel], values: Any, error: ValidationError) -> list[Problem]:
     """All mistakes that `model` found in plain values."""
+    errors = error.errors(include_url=False)
+    places = [found["loc"] for found in errors]
     return [
         problem
-        for found in error.errors(include_url=False)
+        for found in errors
+        if not (found["type"] == "too_short" and _has_entry(places, found["loc"]))
         for problem in _problems(Place(model, values), found)
     ]
+
+
+def _has_entry(places: Sequence[tuple[Any, ...]], above: tuple[Any, ...]) -> bool:
+    """Whether an entry of the list at `above` is wrong: pydantic does not count it."""
+    return any(len(p) > len(above) and p[: len(above)] == above for p in places)
+
+
+def truth_values(model: type[BaseModel], values: Any) -> Iterator[Problem]:
+    """`true` and `false` in place of numbers, which pydantic would read as 1 and 0."""
+    for path in _paths_of_truth_values(values):
+        place = Place(model, values)
+        for part in path:
+            kind = place.value.get(KIND) if isinstance(place.value, Mapping) else None
+            place = (place.of_kind(kind) if isinstance(kind, str) else place).below(part)
+        members = place.members()
+        if bool not in members and (number := {int, float}.intersection(members)):
+            remedy = f"is not {WORDS[int if int in number else float]}"
+            yield Problem(".".join(map(str, path)), str(place.value).lower(), remedy)
+
+
+def _paths_of_truth_values(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(values, bool):
+        yield path
+    elif isinstance(values, Mapping):
+        for key, inner in values.items():
+            yield from _paths_of_truth_values(inner, (*path, key))
+    elif isinstance(values, list | tuple):
+        for number, inner in enumerate(values):
+            yield from _paths_of_truth_values(inner, (*path, number))
 
 
 def _problems(place: "Place", error: Any) -> Iterator[Problem]:
@@ -89,9 +130,31 @@ def _wrong_section(place: "Place", key: str, given: Any) -> Problem:
 
 def _in_words(place: "Place", error: Any, cause: Exception | None) -> str:
     """The message of pydantic, or the hint of the settings for values out of range."""
-    text = str(cause) if cause else error["msg"][0].lower() + error["msg"][1:]
+    text = str(cause) if cause else _translated(error)
     text = (error["type"] in RANGES and place.remedy()) or text
-    return text if text.startswith(("is ", "names ", "lists ")) else f"is wrong: {text}"
+    starts = ("is ", "names ", "lists ", "must ", "needs ")
+    return text if text.startswith(starts) else f"is wrong: {text}"
+
+
+def _translated(error: Any) -> str:
+    """The message of pydantic, or the words of the settings for the same mistake."""
+    kind, known = error["type"], error.get("ctx", {})
+    if kind in RANGES:
+        limit = known[next(iter(known))]
+        return f"must be {RANGES[kind]} {limit:g}"
+    word, _, why = kind.partition("_")
+    if word in TYPES and why in ("type", "parsing", "from_float"):
+        return f"is not {WORDS[TYPES[word]]}"
+    if kind == "too_short":
+        return f"needs {known['min_length']} or more entries"
+    if kind == "string_pattern_mismatch":
+        return (
+            "is not a name: write small letters, digits, - and _, and begin with a letter or digit"
+        )
+    if kind == "literal_error":
+        return f"is unknown; choose one of {known['expected'].replace(' or ', ', ')}"
+    text: str = error["msg"]
+    return text[0].lower() + text[1:]
 
 
 class Place(NamedTuple):

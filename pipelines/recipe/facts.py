@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from components.certify.settings import CertificateSettings, TrainedModel
 from components.core.settings import plain
 from components.data.settings import DataSettings
-from components.data.sources import find_source
+from components.data.sources import SourceInfo, find_source
 from pipelines.recipe.schema.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -43,15 +43,13 @@ class Facts:
 
 def facts_of(recipe: Recipe) -> Facts:
     """The facts of the dataset from the recipe and the registry of sources."""
-    data, info = recipe.data, find_source(recipe.data.source)
+    data, info = recipe.data, source_info(recipe.data)
     side = known_side(data)
     return Facts(
         height=side,
         width=side,
         channels=known_channels(data),
-        num_classes=data.options.get("classes", info.num_classes)
-        if info.name == "made"
-        else info.num_classes,
+        num_classes=info.num_classes,
         splits=_limited(info.splits, data.limits) if info.splits else None,
     )
 
@@ -71,9 +69,14 @@ def facts_of_prepared(dataset: "PreparedDataset") -> Facts:
     )
 
 
+def source_info(data: DataSettings) -> SourceInfo:
+    """The source with what its options say about the images."""
+    return find_source(data.source).with_options(data.options)
+
+
 def source_side(data: DataSettings) -> int | None:
     """The image side of a source whose images are all squares of one size."""
-    return find_source(data.source).side
+    return source_info(data).side
 
 
 def known_side(data: DataSettings) -> int | None:
@@ -83,7 +86,7 @@ def known_side(data: DataSettings) -> int | None:
 
 def known_channels(data: DataSettings) -> int | None:
     """The channels set in the recipe, else those of a source with one number of channels."""
-    return data.channels or find_source(data.source).channels
+    return data.channels or source_info(data).channels
 
 
 def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
@@ -50,6 +51,9 @@ def _absent(recipe: Recipe) -> Iterator[LintWarning]:
     given = recipe.given_model()
     if given and not given.is_dir():
         yield LintWarning("model.pretrained", f"{recipe.model.pretrained} {ABSENT}")
+    for name, table in recipe.report.compare.items():
+        if not Path(table.path).expanduser().is_file():
+            yield LintWarning(f"report.compare.{name}.path", f"{table.path} {ABSENT}")
     for key, source in denoisers_on_disk(recipe):
         if not is_here(source):
             yield LintWarning(key, f"{source} {ABSENT}")

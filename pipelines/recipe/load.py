@@ -16,7 +16,7 @@ from components.core.user_code import reading, references, with_absolute_files
 from pipelines.recipe import smoke as smoking
 from pipelines.recipe.consistency import consistency_problems
 from pipelines.recipe.credentials import without_credentials
-from pipelines.recipe.explain import explain
+from pipelines.recipe.explain import explain, truth_values
 from pipelines.recipe.schema.base import keys_with_off
 from pipelines.recipe.schema.recipe import EXTENDS, Recipe
 
@@ -226,6 +226,8 @@ def parse(
             recipe = Recipe.model_validate(values)
         except ValidationError as error:
             raise RecipeError(source, explain(Recipe, values, error)) from None
+        if problems := list(truth_values(Recipe, values)):
+            raise RecipeError(source, problems)
         if problems := list(consistency_problems(recipe)):
             raise RecipeError(source, problems)
     recipe.__dict__["source"] = source  # frozen fields aside: see `Recipe.source`

@@ -56,6 +56,12 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
         ),
         (["data.image_size=6"], "data.image_size: 6 is smaller than the images (8), and padding "),
         (["data.options={size: 3}"], "data.options.size: 3 is "),
+        (["data={source: made, image_size: 16}"], "data.image_size: 16 is smaller than the im"),
+        (
+            ["data={source: made, options: {classes: 1}}"],
+            "data.options.classes: 1 must be at least 2",
+        ),
+        (["data.limits={train: 1}"], "data.limits.train: 1 is below the number of classes (10)"),
         (["data.fit=crop", "data.image_size=null"], "data.fit: crop needs data.image_size"),
         (
             ["data.synthetic={path: a.npz, ratio: 0.001}"],
@@ -77,6 +83,29 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
 )
 def test_late_refusals_come_early(overrides, line):
     (found,) = refusal(*overrides)
+    assert found.startswith(f"my.yaml: {line}")
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("seed=true", "seed: true is not a whole number"),
+        ("train.epochs=true", "train.epochs: true is not a whole number"),
+        ("train.objective={kind: pgd, eps: true}", "train.objective.eps: True is not a number or"),
+        ("model.std=[0]", "model.std: [0.0] must be above 0: images are divided by it"),
+        ("model.mean=[5]", "model.mean: [5.0] is outside [0, 1]; pixels are fractions"),
+        ("model.upsample=100000", "model.upsample: 100000 is outside 1 to 4096 pixels"),
+        ("data.image_size=100000", "data.image_size: 100000 is outside 1 to 4096 pixels"),
+        ("attack={l: {eps: 1e99999999, attacks: [{kind: pgd}]}}", "attack.l.eps: '1e99999999' is"),
+        ("attack={l: {eps: 0.1, attacks: []}}", "attack.l.attacks: [] needs 1 or more entries"),
+        ("name=A b", "name: 'A b' is not a name: write small letters, digits, - and _"),
+        ("train.epochs=0", "train.epochs: 0 must be at least 1"),
+    ],
+)
+def test_values_are_refused_in_plain_words(override, line):
+    with pytest.raises(RecipeError) as caught:
+        loads(BASE, source="my.yaml", overrides=[override])
+    (found,) = str(caught.value).splitlines()
     assert found.startswith(f"my.yaml: {line}")
 
 
@@ -189,7 +218,7 @@ AXIS = "train.{}: [{}]"
         (
             BASE + "tune: {space: {train.epochs: {kind: integers, low: 1, high: 9}}, "
             "search: {kind: random, num_trials: 1000000000}}",
-            "less than or equal to 10000",
+            "must be at most 10000",
         ),
     ],
 )

@@ -31,13 +31,17 @@ def mistake(text: str, **options) -> str:
             "my.yaml: certfy: {} is unknown; did you mean 'certify'? allowed: attack, certify, ",
             "tune",
         ),
-        ("train.epochs=many", "my.yaml: train.epochs: 'many' is wrong: ", "integer"),
-        ("train.epochs=0", "my.yaml: train.epochs: 0 is wrong: ", "1"),
+        ("train.epochs=many", "my.yaml: train.epochs: 'many' is not ", "a whole number"),
+        ("train.epochs=0", "my.yaml: train.epochs: 0 must be at least ", "1"),
         ("data=5", "my.yaml: data: 5 is not a section; ", "write e.g. {source: ...}"),
-        ("name=A b", "my.yaml: name: 'A b' is wrong: ", "'"),
-        ("seed=-1", "my.yaml: seed: -1 is wrong: ", "0"),
+        ("name=A b", "my.yaml: name: 'A b' is not a name: ", "digits"),
+        ("seed=-1", "my.yaml: seed: -1 must be at least ", "0"),
         ("data.source=mnist5", "my.yaml: data.source: 'mnist5' is unknown; did you ", "cifar100"),
-        ("data.limits.trian=3", "my.yaml: data.limits.trian: 3 is wrong: ", "'synthetic'"),
+        (
+            "data.limits.trian=3",
+            "my.yaml: data.limits.trian: 3 is unknown; choose one of ",
+            "'synthetic'",
+        ),
         (
             "train.objective={kind: fgsm, eps: 8}",
             "my.yaml: train.objective.eps: 8 is outside [0, 1]; ",
@@ -81,8 +85,8 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "cluster.gpus_per_train_worker=0.5",
-            "my.yaml: cluster.gpus_per_train_worker: 0.5 is wrong: ",
-            "fractional part",
+            "my.yaml: cluster.gpus_per_train_worker: 0.5 is not a whole ",
+            "number",
         ),
         ("extend=demo", "my.yaml: extend: 'demo' is unknown; did you mean 'extends'? ", "tune"),
         (
@@ -255,10 +259,10 @@ def test_fractions_are_pixels():
 
 def test_two_mistakes_are_two_lines():
     message = mistake("name: x\nseed: -1\ntrain: {epochs: 0}\n")
-    assert [line.split(" is ")[0] for line in message.splitlines()] == [
-        "my.yaml: seed: -1",
-        "my.yaml: data:",
-        "my.yaml: train.epochs: 0",
+    assert message.splitlines() == [
+        "my.yaml: seed: -1 must be at least 0",
+        "my.yaml: data: is missing; write it",
+        "my.yaml: train.epochs: 0 must be at least 1",
     ]
 
 

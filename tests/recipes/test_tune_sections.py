@@ -84,7 +84,7 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
         ),
         (
             "space: {train.weight_decay: {kind: loguniform, low: 0, high: 1}}",
-            "tune.space.train.weight_decay.low: 0 is wrong: ",
+            "tune.space.train.weight_decay.low: 0 must be above 0",
         ),
         (
             "space: {train.weight_decay: {kind: uniform, low: 0, high: 1}}",

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
 from components.core.seeding import stream_key
+from components.core.settings import MAX_SIDE
 from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.registry import find_source
 
+DEFAULTS = {option.name: option.default or 0 for option in find_source("made").options}
 SHIFT = 0.5  # largest shift of an item's wave, in radians
 NOISE = 16.0  # standard deviation, in grey levels
 
@@ -62,13 +65,13 @@ class MadeSource(SourceDefaults):
 
 def open_made(
     *,
-    classes: int = 10,
-    image_size: int = 32,
-    channels: int = 3,
-    train: int = 80,
-    val: int = 20,
-    test: int = 20,
-    seed: int = 0,
+    classes: int = DEFAULTS["classes"],
+    image_size: int = DEFAULTS["image_size"],
+    channels: int = DEFAULTS["channels"],
+    train: int = DEFAULTS["train"],
+    val: int = DEFAULTS["val"],
+    test: int = DEFAULTS["test"],
+    seed: int = DEFAULTS["seed"],
 ) -> MadeSource:
     """A generated dataset; each class has at least one training item."""
     for key, value, least in (
@@ -81,6 +84,8 @@ def open_made(
     ):
         if value < least:
             raise CasemateError(f"data.options.{key}", value, f"must be at least {least}")
+    if image_size > MAX_SIDE:
+        raise CasemateError("data.options.image_size", image_size, f"must be at most {MAX_SIDE}")
     if channels not in (1, 3):
         raise CasemateError("data.options.channels", channels, "is neither 1 nor 3")
     counts = (("train", train), ("val", val), ("test", test))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from components.data.sources.base import Source
 
 HUB_PREFIX = "hf:"
+SPLITS = ("train", "val", "test")
 RECIPE, SCALING = "Debenedetti et al. 2023", "Jain & Dutta 2024"
 PATCHES, DENOISED = "Salman et al. 2022", "Carlini et al. 2023"
 SHIFTS = "Bhojanapalli et al. 2021"
@@ -33,6 +34,8 @@ class Option:
     required: bool = False
     is_file: bool = False  # its content is part of the data's identity
     built_in: tuple[str, ...] = ()  # words that never name a file
+    default: int | None = None
+    fact: str | None = None  # the field or split of the source that it determines
 
 
 def _load(name: str) -> Any:
@@ -59,11 +62,20 @@ class SourceInfo:
     test_only: bool = False
     by_name: bool = False  # one entry for many names: its opener gets the name
     checks: str | None = None  # "module:function" that checks options which are not listed here
+    is_cheap: bool = False  # opening reads nothing, so that the gate does it
 
     def opener(self) -> "Callable[..., Source]":
         """The function that opens it."""
         found: Callable[..., Source] = _load(self.open)
         return found
+
+    def with_options(self, options: Mapping[str, Any]) -> "SourceInfo":
+        """The source with the facts that its options determine."""
+        found: dict[str, Any] = {
+            o.fact: options.get(o.name, o.default) for o in self.options if o.fact
+        }
+        splits: dict[str, int] = {s: found.pop(s) for s in SPLITS if s in found}
+        return replace(self, **found, splits=splits or self.splits)
 
     @property
     def image_size(self) -> str:
@@ -129,15 +141,22 @@ _COLUMNS = (
     Option("label_column", (str,), "column of labels (default: label)"),
     _SPLITS,
 )
-_MADE = {
-    "classes": "how many (default: 10)",
-    "image_size": "side in pixels (default: 32)",
-    "channels": "1 or 3 (default: 3)",
-    "train": "training items (default: 80)",
-    "val": "validation items (default: 20)",
-    "test": "test items (default: 20)",
-    "seed": "other items of the same classes (default: 0)",
-}
+
+
+def _made(name: str, help_: str, default: int, fact: str | None = None) -> Option:
+    text = f"{help_} (default: {default})"
+    return Option(name, (int,), text, default=default, fact=fact)
+
+
+_MADE = (
+    _made("classes", "how many", 10, "num_classes"),
+    _made("image_size", "side in pixels", 32, "side"),
+    _made("channels", "1 or 3", 3, "channels"),
+    _made("train", "training items", 80, "train"),
+    _made("val", "validation items", 20, "val"),
+    _made("test", "test items", 20, "test"),
+    _made("seed", "other items of the same classes", 0),
+)
 _IMAGENET_TREE = "folder with train/<wnid>/*.JPEG and val, in class folders or flat"
 _WNID_TREE = "folder with <wnid>/*"
 
@@ -234,8 +253,9 @@ _SOURCES = (
         "Generated waves, to test a pipeline without data",
         "made:open_made",
         None,
-        options=tuple(Option(name, (int,), help_) for name, help_ in _MADE.items()),
+        options=_MADE,
         path="none",
+        is_cheap=True,
     ),
     SourceInfo(
         "folder",

@@ -19,7 +19,10 @@ def user_objective(entry: UserEntry, *, label_smoothing: float) -> Objective:
     except Exception as error:
         remedy = f"fails to start: {type(error).__name__}: {' '.join(str(error).split())}"
         raise CasemateError("train.objective.kind", entry.kind, remedy) from error
-    if missing := [name for name in NEEDED if not hasattr(made, name)]:
+    missing = [name for name in NEEDED if not hasattr(made, name)]
+    if getattr(type(made), "loss", None) is Objective.loss:  # inherited, raises
+        missing.append("loss")
+    if missing:
         remedy = f"is not an objective: it lacks {', '.join(missing)}; derive it from Objective"
         raise CasemateError("train.objective.kind", entry.kind, remedy)
     return made

@@ -22,9 +22,9 @@ from components.certify.family import AnyFamily
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
-from components.data.sources import find_source
 from components.models.costs import Costs, costs_of_shapes, network_of_shapes
 from pipelines.recipe import denoisers
+from pipelines.recipe.facts import known_channels, known_side, source_info
 from pipelines.recipe.schema.recipe import Recipe
 
 NUM_CLASSES = 1000  # while the files are not read; the head is a small share of all FLOPs
@@ -101,16 +101,20 @@ class _AtOneLevel(nn.Module):
 def _model(recipe: Recipe, settings: CertificateSettings, *, key: str) -> CostedModel:
     """The networks of a certificate, as shapes."""
     section, side = recipe.model_of(settings.model), _image_side(recipe)
-    source = find_source(recipe.data.source)
-    channels = recipe.data.channels or source.channels or 3
+    source = source_info(recipe.data)
+    channels = known_channels(recipe.data) or 3
     seen, num_classes = section.upsample or side, source.num_classes or NUM_CLASSES
-    net = network_of_shapes(
-        section.architecture,
-        image_size=seen,
-        channels=channels,
-        num_classes=num_classes,
-        options=section.options,
-    )
+    try:
+        net = network_of_shapes(
+            section.architecture,
+            image_size=seen,
+            channels=channels,
+            num_classes=num_classes,
+            options=section.options,
+        )
+    except RuntimeError as error:  # raised by user code on the meta device
+        remedy = f"needs values to be built, costs are counted from shapes alone: {error}"
+        raise CasemateError("model.architecture", section.architecture, remedy) from error
     behind, calls = _denoiser(recipe, settings, key=key, channels=channels, side=side)
     return CostedModel(
         key=key,
@@ -203,7 +207,7 @@ def _rates(
 
 
 def _image_side(recipe: Recipe) -> int:
-    side = recipe.data.image_size or find_source(recipe.data.source).side
+    side = known_side(recipe.data)
     if side is None:
         raise CasemateError("data.image_size", None, "is open; add --set data.image_size=224")
     return side
@@ -212,7 +216,7 @@ def _image_side(recipe: Recipe) -> int:
 def _num_items(
     recipe: Recipe, settings: CertificateSettings, given: int | None, *, key: str
 ) -> int:
-    published = find_source(recipe.data.source).splits or {}
+    published = source_info(recipe.data).splits or {}
     known = [n for n in (settings.num_items, given, recipe.data.limits.get("test")) if n]
     if not known and not published.get("test"):
         raise CasemateError(f"{key}.num_items", None, "is open; give --items N")

@@ -129,7 +129,7 @@ def _places(
         raise CasemateError(
             "verify",
             folder,
-            "does not name the model and data of its votes; use --model and --data",
+            "does not name the model and data of its votes; name both (--model, --data)",
         )
     return model, data
 

@@ -144,7 +144,10 @@ def test_fractions_read_as_their_quotient(top, bottom):
     assert Fractional.read(f" {top} / {bottom} ") == Fractional.read(f"{top}/{bottom}")
 
 
-@pytest.mark.parametrize("wrong", ["8/0", "x", "", True, None, [1], "1/2/3"])
+TOO_LARGE = ["1e99999999", "1e-99999999", "1e400", "1/1e0099999", "9" * 5000, 10**400]
+
+
+@pytest.mark.parametrize("wrong", ["8/0", "x", "", True, None, [1], "1/2/3", *TOO_LARGE])
 def test_other_words_are_not_numbers(wrong):
     with pytest.raises(ValueError, match="is not a number or a fraction such as 8/255"):
         Fractional.read(wrong)

@@ -19,7 +19,6 @@ from torch import nn
 from components.attacks.settings import FgsmSettings, PgdSettings
 from components.certify.votes import read_votes
 from components.core.errors import CasemateError
-from components.core.settings import SettingError
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import weights_digest
 from pipelines import api
@@ -315,9 +314,14 @@ def test_certificates_are_derived_again_and_exported(own, test_split, tmp_path):
         ({"labels": None}, CasemateError, "labels: None is missing"),
         ({"band": 9}, CasemateError, "is larger than the image"),
         ({"band": None}, CasemateError, "certify.band: None is needed"),
-        ({"patch_sizes": []}, SettingError, "patch_sizes"),
+        ({"patch_sizes": []}, CasemateError, "certify: patch_sizes: .. needs 1 or more entries"),
         ({"challenge": {}}, CasemateError, "challenge: {} belongs to recipes"),
-        ({"stridde": 2}, TypeError, "stridde"),
+        ({"stridde": 2}, CasemateError, "certify: stridde: 2 is unknown; did you mean 'stride'"),
+        ({"patch_sizes": 2}, CasemateError, "certify: patch_sizes: 2 is not a list"),
+        ({"patch_sizes": [0]}, CasemateError, r"^certify: patch_sizes.0: 0 must be at least 1$"),
+        ({"kind": "hexagon"}, CasemateError, "certify: kind: 'hexagon' is unknown; "),
+        ({"out": __file__}, CasemateError, "out: .* is a file; name a folder"),
+        ({"labels": ["a", "b"]}, CasemateError, "labels: .* are not 2 class numbers"),
         ({"item_ids": ["a", "a"]}, CasemateError, "item_ids: 2 must be unique"),
         ({"images": torch.zeros(2, 3, 8, 8)}, CasemateError, "3x8x8"),
     ],
@@ -375,3 +379,62 @@ def test_run_says_where_everything_is(tmp_path):
     assert ran.call_args.kwargs["until"] == "train"
     assert done.tracking_uri == f"sqlite:///{tmp_path}/mlflow.db"
     assert (done.steps, done.summary, done.report) == ({}, [], None)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (3, {}, "model: 3 is neither an nn.Module nor the path of a model folder"),
+        (Own(), {"image_size": 9}, "model: Own fails on an image of 1x9x9: mat1 and mat2"),
+        (Own(), {"image_size": 0}, "image_size: 0 is not a whole number from 1 to 4096"),
+        (Own(), {"channels": 0}, "channels: 0 is not a whole number above 0"),
+        (Own(), {"mean": 0.5}, "mean: 0.5 needs 1 numbers, one per channel"),
+        (Own(), {"std": [0]}, "std: .0. must be above 0: images are divided by it"),
+        (Own(), {"device": "abacus"}, "device: 'abacus' is not usable here: "),
+    ],
+)
+def test_wrong_models_are_refused(model, options, message):
+    with pytest.raises(CasemateError, match=message):
+        api.load_model(model, **{"image_size": 8, "channels": 1, **options})
+
+
+def test_bare_networks_and_files_are_not_models(own):
+    images, labels = torch.zeros(2, 1, 8, 8), torch.tensor([1, 2])
+    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use api.load_mode"):
+        api.attack(own.net, images, labels, eps=0.1)
+    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use api.load_mode"):
+        api.certify_patch(own.net, images, labels, patch_sizes=[1], band=4)
+    with pytest.raises(CasemateError, match="is a file; name the model folder"):
+        api.load_model(__file__)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attacks": 3}, "attacks: 3 is not a list of attacks"),
+        ({"attacks": ["pdg-20"]}, "attacks: pdg-20 is not an attack"),
+        ({"item_ids": ["a", "a"]}, "item_ids: 2 must be unique"),
+        ({"item_ids": ["a"]}, "item_ids: 1 ids for 2 images; give one per image"),
+        ({"seed": -1}, "seed: -1 is not a whole number of at least 0"),
+    ],
+)
+def test_wrong_attacks_are_refused(own, options, message):
+    images, labels = torch.zeros(2, 1, 8, 8), torch.tensor([1, 2])
+    with pytest.raises(CasemateError, match=message):
+        api.attack(own, images, labels, **{"eps": 0.1, "attacks": "pgd-2", **options})
+
+
+def test_arguments_may_be_written_as_in_recipes(own):
+    images, labels = torch.zeros(2, 1, 8, 8), own(torch.zeros(2, 1, 8, 8)).argmax(dim=1)
+    named = api.attack(own, images, labels, eps=0.1, attacks=["fgsm", {"kind": "pgd"}])
+    assert list(named.attacks["attack"]) == ["fgsm", "pgd-20"]
+    numbers = {"num_select": 10, "num_estimate": 100, "radii": (0.1,)}
+    written = api.certify_l2(
+        own, images, labels, sigma="1/4", sampler={"kind": "one-shot"}, **numbers
+    )
+    same = api.certify_l2(own, images, labels, sigma=0.25, **numbers)
+    assert written.document.claim == same.document.claim
+    data = {"source": "folder", "path": Path("images")}
+    assert api.load_recipe({"name": "x", "data": data}).data.path == "images"
+    with pytest.raises(CasemateError, match="recipe: 3 is neither the name or path of a recipe"):
+        api.load_recipe(3)

@@ -151,11 +151,11 @@ def test_a_step_aside_is_a_factor_or_a_neighbour():
         ),
         (
             "space: {train.batch_size: {kind: integers, low: -2, high: 8}}, search: {kind: optuna}",
-            "^x: tune.space.train.batch_size: -2 is wrong",
+            "^x: tune.space.train.batch_size: -2 must be",
         ),
         (
             "changes: [{name: a, set: {train.weight_decay: 1}}, {name: b, set: {train.epochs: 0}}]",
-            "^x: tune.changes.1.set.train.epochs: 0 is wrong",
+            "^x: tune.changes.1.set.train.epochs: 0 must be",
         ),
         (
             "space: {train.objective: [{kind: denoiser, full: true}], model.architecture: [vit]}",
