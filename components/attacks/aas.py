@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from components.attacks.bpda import with_gradient_of
-from components.attacks.gradients import check_logits
 from components.attacks.interface import Attack, AttackResult, Items
 from components.attacks.scales import Scales
 from components.attacks.settings import Surrogate
@@ -27,6 +26,7 @@ from components.core.settings import Positive, Problem, Settings, settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 from components.models.attention.discover import attention_of
 from components.models.attention.scaling import scaled_attention
+from components.models.logits import check_logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import check_logits, input_gradient, is_zero
+from components.attacks.gradients import input_gradient, is_zero
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, targeted_dlr
 from components.attacks.projections import Ball, ball_around
@@ -25,6 +25,7 @@ from components.attacks.settings import ApgdSettings, ApgdTargetedSettings
 from components.attacks.starts import random_point, restart_stream
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
+from components.models.logits import check_logits
 
 MOMENTUM = 0.75  # alpha: weight of the new step; the rest is the previous one
 LOSSES: dict[str, LossFn] = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}

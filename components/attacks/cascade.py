@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import check_logits
 from components.attacks.interface import Attack, AttackResult, Items
 from components.core.errors import CasemateError
 from components.core.types import Images, Labels, LogitsFn
+from components.models.logits import check_logits
 
 UNBROKEN = -1
 

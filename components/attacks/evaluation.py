@@ -14,14 +14,15 @@ from components.attacks.cascade import (
     before_attacks,
 )
 from components.attacks.gradient import in_fixed_batches
-from components.attacks.gradients import attack_mode, check_logits
+from components.attacks.gradients import attack_mode
 from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.sanity.outcomes import cascade_findings
 from components.attacks.settings import AttackSettings
-from components.core.types import LogitsFn
+from components.core.types import Images, LogitsFn
 from components.models.fast import fast_forward
+from components.models.logits import check_independent_rows, check_logits
 from components.models.pixels import PixelModel
 
 ROWS = 100  # rows per call of an attack; results do not depend on it
@@ -45,6 +46,7 @@ def attack_model(
         with torch.no_grad():
             logits = check_logits(fixed(items.x), items.item_ids)
         refuse_probabilities(logits, model=model.spec.architecture)
+        check_attackable(model, items.x, name=model.spec.architecture)
         state, x_adv = before_attacks(items.y, logits.argmax(dim=1)), items.x.clone()
         for listed in attacks:
             rows = state.robust_rows
@@ -59,6 +61,14 @@ def attack_model(
                 on_progress(len(part), listed.name)
             state = after_attack(state, listed.name, _joined(found, empty=rows))
     return CascadeResult(state, x_adv)
+
+
+def check_attackable(model: PixelModel, x: Images, *, name: str) -> None:
+    """Reject a network that mixes the images of a batch: attacks on one would change others.
+
+    Random networks are allowed; the attacks of `rand` are for them.
+    """
+    check_independent_rows(model, x, network=model, name=name, may_be_random=True)
 
 
 def weaknesses(

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from components.attacks.apgd import rank_rivals
-from components.attacks.gradients import check_finite, check_logits, is_zero
+from components.attacks.gradients import check_finite, is_zero
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import margin
 from components.attacks.projections import Ball, ball_around
 from components.attacks.settings import FabSettings, FabTargetedSettings
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
+from components.models.logits import check_logits
 
 SHORTEST = 1e-8  # minimum of |delta1| and |delta2|, as released: rows with w = 0 drift back to x
 SLOWEST = 1e-300  # far below the slowest pixel of a float32 gradient; pixels with w = 0 never move

@@ -23,7 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import check_logits, input_gradient, is_zero
+from components.attacks.gradients import input_gradient, is_zero
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, kl_divergence, margin
 from components.attacks.projections import Ball, ball_around, linf_bounds
@@ -37,6 +37,7 @@ from components.attacks.settings import (
 from components.attacks.starts import random_corner, random_point, restart_stream
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
+from components.models.logits import check_logits
 
 START_OFFSET = 1e-5  # added to random starts before projection, as in the FGSM code
 LOSSES: dict[str, LossFn] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}

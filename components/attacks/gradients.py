@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from components.attacks.losses import LossFn, cross_entropy
-from components.core.errors import CasemateError
 from components.core.types import Images, Labels, Logits, LogitsFn
+from components.models.logits import check_logits, first_not_finite, row_name
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -67,35 +67,14 @@ def input_gradient(
     return InputGradient(check_finite(gradient, item_ids), losses.detach(), logits.detach())
 
 
-def check_logits(logits: Logits, item_ids: Sequence[str] | None = None) -> Logits:
-    """`logits`, or an error that names the first item whose logits are not finite.
-
-    argmax of NaN is some class, so the item would count as broken.
-    """
-    if (row := _first_not_finite(logits)) is not None:
-        remedy = "gets logits that are not finite; look for NaN or overflow in the weights"
-        raise CasemateError("model", _name(row, item_ids), remedy)
-    return logits
-
-
 def check_finite(gradient: Tensor, item_ids: Sequence[str] | None = None) -> Tensor:
     """`gradient`, or an error: a NaN would spread to all later iterates and count as a success."""
-    if (row := _first_not_finite(gradient)) is not None:
+    if (row := first_not_finite(gradient)) is not None:
         raise FloatingPointError(
-            f"the model's input gradient at {_name(row, item_ids)} is not finite; "
+            f"the model's input gradient at {row_name(row, item_ids)} is not finite; "
             "an attack cannot use it"
         )
     return gradient
-
-
-def _first_not_finite(values: Tensor) -> int | None:
-    if bool(values.isfinite().all()):
-        return None
-    return int(values.isfinite().flatten(1).all(dim=1).int().argmin())
-
-
-def _name(row: int, item_ids: Sequence[str] | None) -> str:
-    return f"row {row}" if item_ids is None else f"item {item_ids[row]!r}"
 
 
 def is_zero(gradient: Images) -> Tensor:

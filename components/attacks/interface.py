@@ -14,11 +14,11 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import check_logits
 from components.attacks.settings import AttackSettings, Norm
 from components.core.seeding import generator_for
 from components.core.settings import NonNegative, Problem
 from components.core.types import Images, Labels, Logits, LogitsFn
+from components.models.logits import check_logits
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from components.attacks.gradients import check_logits
 from components.attacks.interface import AttackResult, Items, Search
 from components.attacks.losses import margin
 from components.attacks.settings import SpatialSettings
 from components.core.settings import Problem, settings
 from components.core.types import Images, LogitsFn
+from components.models.logits import check_logits
 
 NUM_CANVASES = 2  # kept at a time: the search order alternates between an angle and its negative
 

@@ -23,13 +23,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import check_logits
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import margin
 from components.attacks.projections import linf_bounds, project_l2
 from components.attacks.settings import SquareSettings
 from components.core.settings import settings
 from components.core.types import Images, LogitsFn
+from components.models.logits import check_logits
 
 # p is halved when the query number passes each of these (released AutoAttack, not rescaled)
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)

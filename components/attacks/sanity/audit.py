@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from components.attacks.cascade import CascadeState, run_cascade
 from components.attacks.gradient import Pgd
-from components.attacks.gradients import attack_mode, check_logits, l2_direction
+from components.attacks.gradients import attack_mode, l2_direction
 from components.attacks.interface import Attack, Items
 from components.attacks.projections import project_l2, project_linf
 from components.attacks.sanity import model as checks
@@ -31,6 +31,7 @@ from components.attacks.settings import Norm
 from components.attacks.square import Square
 from components.core.types import Images, LogitsFn
 from components.models.attention.gaps import GapHistogram
+from components.models.logits import check_logits
 
 STEPS = (10, 20, 40)
 NUM_QUERIES = 200

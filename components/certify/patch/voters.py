@@ -17,6 +17,8 @@ from components.certify.vote_rows import SCHEMA, VoteRow
 from components.core.types import Array
 from components.core.units import LoadPart, Unit
 from components.data.ablation import Ablations
+from components.data.prepared import Split
+from components.models.logits import check_independent_rows
 from components.models.masked_votes import Masks, dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
@@ -110,12 +112,25 @@ def choose_backend(task: AblationTask) -> VotingBackend:
     return votes.backend if predictor.agrees_with_plain() else PLAIN
 
 
+def check_votes_alone(model: PixelModel, masks: Masks, items: Split) -> None:
+    """Reject a network that lets a vote depend on pixels which other votes see; on a few items."""
+    device = model.mean.device
+    shown = masks[torch.tensor([len(masks) // 2])][0].to(device)
+    check_independent_rows(
+        lambda images: model.forward_ablated(images, shown),
+        items.span(0, min(len(items), 2)).pixels().to(device),
+        network=model,
+        name=model.spec.architecture,
+    )
+
+
 class AblationVoter:
     """Votes over the ablations of some items, which share passes through the model."""
 
     def __init__(self, task: AblationTask) -> None:
         self.settings, self.items = task.votes, task.items()
         self.model, self.ablations = load_voting_model(task), voting_ablations(task)
+        check_votes_alone(self.model, self.ablations, self.items)
         self.predict = AblationPredictor(
             self.model,
             self.ablations,
@@ -178,6 +193,7 @@ class PairVoter:
         self.items, self.mask_set = task.items(), voting_masks(task)
         self.model = load_voting_model(task)
         self.visible = self.mask_set.visible(self.mask_set.pairs())
+        check_votes_alone(self.model, self.visible, self.items)
         self.chunks = dense_chunks(self.model, self.visible, micro_batch=task.votes.micro_batch)
 
     @property

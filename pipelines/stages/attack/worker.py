@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from components.attacks.aas import ScaledReport
+from components.attacks.evaluation import check_attackable
 from components.attacks.gradient import in_fixed_batches
-from components.attacks.gradients import attack_mode, check_logits
+from components.attacks.gradients import attack_mode
 from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.sanity.model import refuse_probabilities
@@ -28,6 +29,7 @@ from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.fast import fast_forward
+from components.models.logits import check_logits
 from components.models.pixels import PixelModel
 from pipelines.runtime.devices import device_name, worker_device
 from pipelines.stages.attack import sanity
@@ -97,12 +99,13 @@ class AttackWorker:
 
     @torch.no_grad()
     def load(self, name: str) -> PixelModel:
-        """A model that returns logits, not probabilities, for the first items."""
+        """A model that returns logits of each image by itself, tried on the first items."""
         model = load_model(self.config.models[name], device=self.device)
         probed = self.items(range(min(NUM_PROBED, len(self.split))))
         with attack_mode(model):
             logits = check_logits(self.fixed(model)(probed.x), probed.item_ids)
-        refuse_probabilities(logits, model=name)
+            refuse_probabilities(logits, model=name)
+            check_attackable(model, probed.x, name=name)
         return model
 
     def items(self, places: Sequence[int]) -> Items:
