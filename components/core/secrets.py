@@ -21,7 +21,9 @@ ORDINARY = frozenset(
 _WORDS = r"password|passwd|passphrase|token|secret|signature|credential|api[_-]?key|access[_-]?key"
 _USER = re.compile(r"(?<=://)[^\s/?#'\"`<>\\]+@")
 _USER_IN_PATH = re.compile(r"(?<=:/)[^\s/:@'\"]+:[^\s/@'\"]+@")  # a Path has one slash only
-_USER_WITHOUT_SCHEME = re.compile(r"(?<![\w/:.+-])[\w.+-]+:[^\s/:@'\"]+@(?=[\w.-]+)")
+_USER_WITHOUT_SCHEME = re.compile(  # not a pinned reference to user code
+    r"(?<![\w/:.+-])(?!python:[^\s:@'\"]+@[0-9a-f]{16}:\w)[\w.+-]+:[^\s/:@'\"]+@(?=[\w.-]+)"
+)
 _QUERY = re.compile(
     rf"(?i)([?&;](?:[\w.%-]*(?:{_WORDS})[\w.%-]*|sig|key|pwd|auth|X-Amz-[\w-]+)=)[^&;\s#'\"<>]+"
 )

@@ -130,3 +130,9 @@ def test_keys_and_urls():
     assert split_url("http://h:1/p") == ("http://h:1/p", None)
     assert has_secret_query("s3://b?token=x")
     assert not has_secret_query("http://h?page=1")
+
+
+def test_references_to_user_code_are_not_credentials():
+    pinned = "attacks.kind: 'python:mine.py@0123456789abcdef:Attack' fails"
+    assert redact(pinned) == pinned
+    assert redact("python:hunter2@host.org") == "***@host.org"

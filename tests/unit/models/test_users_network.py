@@ -10,7 +10,7 @@ from components.core.user_code import UserEntry, pinned, reading, settings_class
 from components.models.zoo import build_network, check_known, is_known
 
 CODE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from torch import nn
 from components.attacks.interface import Search
 
@@ -45,6 +45,38 @@ class Shift:
 
 class Nameless(Shift):
     name = property()
+
+
+class Odd(Shift):
+    @dataclass(frozen=True)
+    class Settings:
+        mode: str
+        by: float = 0.0
+
+    def __init__(self, settings, *, norm, eps):
+        super().__init__(settings, norm=norm, eps=eps)
+        self.mode = settings.mode
+
+    def __call__(self, logits_of, items):
+        if self.mode == "raises":
+            raise RuntimeError("boom")
+        if self.mode == "in place":
+            items.x.zero_()
+            items.y.fill_(1)
+        result = super().__call__(logits_of, items)
+        changes = {
+            "says broken": {"adversarial_prediction": items.y + 1},
+            "says robust": {"adversarial_prediction": items.y, "clean_prediction": items.y},
+            "no class": {"adversarial_prediction": items.y - 1},
+            "floats": {"adversarial_prediction": None},
+            "one point": {"x_adv": result.x_adv[:1]},
+            "other shape": {"x_adv": result.x_adv[..., :1]},
+            "double": {"x_adv": result.x_adv.double()},
+            "one count": {"num_evaluations": result.num_evaluations[:1]},
+            "no count": {"num_gradients": None},
+            "negative": {"num_zero_gradients": result.num_zero_gradients - 1},
+        }
+        return replace(result, **changes.get(self.mode, {})) if self.mode != "none" else None
 """
 
 
@@ -85,3 +117,51 @@ def test_attacks_stay_in_their_budget(code):
             wrong(logits_of, items)
     with pytest.raises(CasemateError, match="is not an attack: it lacks name"):
         user_attack(entry(code("Nameless")), norm="linf", eps=0.1)
+
+
+def odd_attack(code, **values):
+    return user_attack(entry(code("Odd"), **values), norm="linf", eps=0.1)
+
+
+def dark_and_light():
+    """Two rows whose mean decides the class, above 0.55 it is 1, and their labels."""
+
+    def logits_of(x):
+        mean = x.flatten(1).mean(dim=1)
+        return torch.stack([0.55 - mean, mean - 0.55], dim=1)
+
+    return logits_of, Items(torch.full((2, 1, 2, 2), 0.5), torch.tensor([0, 0]), ("a", "b"), 0)
+
+
+@pytest.mark.parametrize("mode", ["says broken", "says robust", "no class", "floats"])
+def test_only_the_points_of_an_attack_are_believed(code, mode):
+    logits_of, items = dark_and_light()
+    for by, expected in ((0.0, 0), (0.1, 1)):
+        result = odd_attack(code, mode=mode, by=by)(logits_of, items)
+        assert result.adversarial_prediction.tolist() == [expected, expected]
+        assert result.clean_prediction.tolist() == [0, 0]
+
+
+def test_an_attack_cannot_move_the_items_that_its_budget_is_measured_from(code):
+    logits_of, items = dark_and_light()
+    with pytest.raises(CasemateError, match=r"leaves the budget of 0\.1 .* on item a"):
+        odd_attack(code, mode="in place")(logits_of, items)
+    assert items.x.unique().tolist() == [0.5]
+    assert items.y.tolist() == [0, 0]
+
+
+def test_results_of_another_form_name_the_attack(code):
+    logits_of, items = dark_and_light()
+    for mode, words in {
+        "raises": "fails on items a to b: RuntimeError: boom",
+        "none": "returns a NoneType, not an AttackResult",
+        "one point": r"returns x_adv as float32 \(1, 1, 2, 2\)",
+        "other shape": r"returns x_adv as float32 \(2, 1, 2, 1\)",
+        "double": "returns x_adv as float64",
+        "one count": r"returns num_evaluations as int64 \(1,\)",
+        "no count": "returns num_gradients as NoneType, not as int64",
+        "negative": "returns num_zero_gradients below 0",
+    }.items():
+        reference = r"^attacks\.kind: python:checked_code\.py@[0-9a-f]{16}:Odd "
+        with pytest.raises(CasemateError, match=reference + words):
+            odd_attack(code, mode=mode)(logits_of, items)
