@@ -1,11 +1,13 @@
 """Predictions of one image under many masks, for any model and any masks."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from components.core.types import Images
+from components.models.logits import check_logits
 from components.models.pixels import PixelModel
 
 MASKS_AT_ONCE = 64  # all masks at once would need too much memory
@@ -46,21 +48,27 @@ def dense_chunks(model: PixelModel, masks: Masks, *, micro_batch: int) -> list[T
 
 @torch.inference_mode()
 def masked_predictions(
-    model: PixelModel, images: Images, visible: Masks, *, chunks: list[Tensor]
+    model: PixelModel,
+    images: Images,
+    visible: Masks,
+    *,
+    chunks: list[Tensor],
+    item_ids: Sequence[str] | None = None,
 ) -> Tensor:
     """(B, Q) argmax under each of the Q masks, ties to the lowest class.
 
     Each image is processed by itself, in the given chunks: a prediction does not depend on the
-    other images of a worker.
+    other images of a worker. An error names the item if logits are not finite.
     """
     if model.training:
         raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")
     device = model.mean.device
     votes = torch.empty(images.shape[0], len(visible), dtype=torch.int64)
+    names = item_ids or [str(row) for row in range(len(images))]
     for row, image in enumerate(images.to(device)):
         for chunk in chunks:
             logits = model.forward_ablated(
                 image.expand(len(chunk), -1, -1, -1), visible[chunk].to(device)
             )
-            votes[row, chunk] = logits.argmax(dim=1).cpu()
+            votes[row, chunk] = check_logits(logits, [names[row]] * len(chunk)).argmax(dim=1).cpu()
     return votes

@@ -26,6 +26,7 @@ from components.core.types import Images, Logits
 from components.data.ablation import Ablations
 from components.models.attention.shadow import shadowed
 from components.models.fast import fast_forward
+from components.models.logits import check_logits
 from components.models.packed import pack, packed_blocks
 from components.models.partial_tokens import CutStem, PartialTokens
 from components.models.pixels import PixelModel
@@ -102,23 +103,33 @@ class AblationPredictor:
             self.stem = self._stem() if self.plan.patterns else None
             self.packed = pack(model.net) if self.stem and backend == FAST else None
 
-    def __call__(self, images: Images, order: Sequence[int] | None = None) -> Tensor:
+    def __call__(
+        self,
+        images: Images,
+        order: Sequence[int] | None = None,
+        *,
+        item_ids: Sequence[str] | None = None,
+    ) -> Tensor:
         """(B, K) int64: argmax of every ablation, ties to the lowest class.
 
-        `order` selects ablations: column j is then the vote of ablation `order[j]`.
+        `order` selects ablations: column j is then the vote of ablation `order[j]`. An error names
+        the item if logits are not finite: they are no vote.
         """
         self.model.spec.check_image(images.shape[1:])
         if self.model.training or self.versions != [part._version for part in self.weights]:
             raise ValueError("the model has changed; construct a new predictor")
         votes = torch.empty(len(images), len(self.ablations), dtype=torch.int64)
         requested, together = self._requested(order), self._images_together()
+        names = item_ids or [str(row) for row in range(len(images))]
         with torch.inference_mode():
             for first in range(0, len(images), together):
                 some = images[first : first + together].to(self.device)
+                ids = names[first : first + together]
                 found, nearly_tied = self._fast_votes(some, requested)
                 for row, number in nearly_tied.nonzero():
                     shown = self.ablations.masks(number[None])
-                    found[row, number] = self.model.forward_ablated(some[row, None], shown).argmax()
+                    alone = self.model.forward_ablated(some[row, None], shown)
+                    found[row, number] = check_logits(alone, ids[row : row + 1]).argmax()
                 votes[first : first + together] = found.cpu()
         return votes if order is None else votes[:, list(order)]
 
@@ -141,8 +152,11 @@ class AblationPredictor:
                     found = self._pass(self._seen(image), rows)
                 shown = self.ablations.masks(group.numbers[member])
                 expected = self.model.forward_ablated(image.expand(count, -1, -1, -1), shown)
-                gap = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
-                worst = max(worst, float(torch.nan_to_num(gap, nan=torch.inf)))
+                known = expected.isfinite().all(dim=1)  # others are refused where votes are counted
+                if known.any():
+                    found, expected = found[known], expected[known]
+                    gap = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
+                    worst = max(worst, float(torch.nan_to_num(gap, nan=torch.inf)))
         return worst
 
     def agrees_with_plain(self) -> bool:
@@ -310,10 +324,10 @@ def _filled(rows: Rows, count: int) -> Rows:
 
 
 def _is_close(logits: Logits, share: float) -> Tensor:
-    """(B,) whether the two best logits are nearly equal; True for NaN."""
+    """(B,) whether the two best logits are nearly equal; True if any is not finite."""
     best = logits.topk(min(2, logits.shape[1]), dim=1).values
     doubt = (share * logits.abs().amax(dim=1)).clamp(min=MIN_TIE_TOLERANCE)
-    return ~(best[:, 0] - best[:, -1] >= doubt)
+    return ~(best[:, 0] - best[:, -1] >= doubt) | ~logits.isfinite().all(dim=1)
 
 
 @contextmanager

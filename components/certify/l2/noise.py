@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.core.errors import CasemateError
 from components.core.seeding import standard_normals
 from components.core.types import Images, Logits, LogitsFn
 from components.denoising.classifier import DenoisedClassifier
@@ -66,13 +67,15 @@ def predict_block(
             rows = noisy_draws(image, sigma=sigma, **span)
             logits = _logits(logits_of, _padded(rows, micro_batch).to(device), span)
             predictions.append(logits.argmax(dim=1))  # first maximum
-            broken.append(logits.isnan().any())
+            broken.append(~logits.isfinite().all())
         found = torch.cat(predictions)[: stop - start].cpu().numpy()  # drop the padding
         bad = torch.stack(broken).cpu().numpy()
     if bad.any():
         low = start + micro_batch * int(bad.argmax())
         high = min(low + micro_batch, stop) - 1
-        raise ValueError(f"the model returned nan for item {item_id}, draws {low} to {high}")
+        remedy = f"gets logits that are not finite for draws {low} to {high}; look for NaN or "
+        remedy += "overflow in the weights"
+        raise CasemateError("model", f"item {item_id!r}", remedy)
     return found.astype(np.uint16)
 
 

@@ -150,24 +150,26 @@ class AblationVoter:
 
     def __call__(self, indices: Iterable[int]) -> pa.Table:
         items = [self.items.span(index, index + 1) for index in indices]
-        votes = self.votes(torch.cat([item.pixels() for item in items]))
+        images, ids = [item.pixels() for item in items], [item.item_ids[0] for item in items]
+        votes = self.votes(torch.cat(images), ids)
         rows = [vote_row(i, self.ablations.kind, 0, v) for i, v in zip(items, votes, strict=True)]
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def votes(self, images: Tensor) -> Array:
+    def votes(self, images: Tensor, item_ids: Sequence[str]) -> Array:
         """(B, K) uint16 of (B, C, H, W) images, UNSEEN where voting stopped early."""
         if self.settings.stop is not None:
-            return self._until_decided(images, self.settings.stop)
-        return self.predict(images).numpy().astype(np.uint16)
+            return self._until_decided(images, item_ids, self.settings.stop)
+        return self.predict(images, item_ids=item_ids).numpy().astype(np.uint16)
 
-    def _until_decided(self, images: Tensor, stop: EarlyStop) -> Array:
+    def _until_decided(self, images: Tensor, item_ids: Sequence[str], stop: EarlyStop) -> Array:
         """Votes by micro-batch until the outstanding ones cannot change a prediction or verdict."""
         order, step = voting_order(len(self.ablations)), self.settings.micro_batch
         votes = np.full((len(images), len(order)), UNSEEN, dtype=np.uint16)
         open_rows = np.arange(len(images))
         for start in range(0, len(order), step):
             batch = order[start : start + step]
-            found = self.predict(images[open_rows], batch.tolist())
+            ids = [item_ids[row] for row in open_rows]
+            found = self.predict(images[open_rows], batch.tolist(), item_ids=ids)
             votes[np.ix_(open_rows, batch)] = found.numpy()
             undecided = [self._undecided(votes[open_rows], stop, rule) for rule in stop.rules]
             open_rows = open_rows[np.any(undecided, axis=0)]
@@ -205,12 +207,15 @@ class PairVoter:
         rows = []
         for index in indices:
             item = self.items.span(index, index + 1)
-            rows.append(vote_row(item, "pairs", 0, self.votes(item.pixels())))
+            votes = self.votes(item.pixels(), item.item_ids)
+            rows.append(vote_row(item, "pairs", 0, votes))
         return pa.Table.from_pylist(rows, schema=SCHEMA)
 
-    def votes(self, image: Tensor) -> Array:
+    def votes(self, image: Tensor, item_ids: Sequence[str] | None = None) -> Array:
         """(Q,) uint16 of one (1, C, H, W) image."""
-        votes = masked_predictions(self.model, image, self.visible, chunks=self.chunks)
+        votes = masked_predictions(
+            self.model, image, self.visible, chunks=self.chunks, item_ids=item_ids
+        )
         return votes[0].numpy().astype(np.uint16)
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from components.certify.l2.noise import noisy_draws, predict_block
+from components.core.errors import CasemateError
 from components.core.seeding import standard_normal
 
 ADDRESS = {"run_seed": 3, "stream": "estimate", "item_id": "digit-7"}
@@ -94,14 +95,15 @@ def test_a_block_off_the_grid_is_refused():
         predict(Recorder(), 2, 6)
 
 
-def test_nan_logits_are_not_votes():
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_logits_that_are_not_finite_are_not_votes(value):
     model = Recorder()
 
     def broken_from_the_second_call(images):
         logits = model(images)
-        return logits if len(model.batches) == 1 else logits * torch.nan
+        return logits if len(model.batches) == 1 else logits + value
 
-    with pytest.raises(ValueError, match="nan for item digit-7, draws 4 to 5"):
+    with pytest.raises(CasemateError, match=r"item 'digit-7' gets logits .* for draws 4 to 5"):
         predict(broken_from_the_second_call, 0, 6)
 
 

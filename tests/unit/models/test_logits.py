@@ -172,3 +172,35 @@ def test_no_attack_on_networks_that_mix_images():
     model = api.load_model(made(MIXING["batch statistics"]), image_size=SIDE)
     with pytest.raises(CasemateError, match="Head gives an image other logits"):
         api.attack(model, IMAGES / 255, LABELS, eps="8/255", attacks="pgd-5")
+
+
+def nan_where_black(x):
+    """0 / 0 where an ablation leaves nothing to see; other images are rescaled by their mean."""
+    return x / x.mean(dim=(1, 2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize("kind", PATCHES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, None])
+def test_logits_that_are_not_finite_are_not_votes(kind, value):
+    change = nan_where_black if value is None else lambda x: x + value
+    model = api.load_model(made(change), image_size=SIDE)
+    dark = IMAGES.clone()
+    dark[1, :, : SIDE // 2] = dark[1, :, :, SIDE // 2 :] = 0  # seen nowhere by some ablations
+    if kind == "double_masking":
+        dark[1] = 0
+    with pytest.raises(CasemateError) as e:
+        api.certify_patch(
+            model, dark, LABELS, patch_sizes=[1], kind=kind, item_ids="abc", **PATCHES[kind]
+        )
+    item = "b" if value is None else "a"
+    assert str(e.value).startswith(f"model: item {item!r} gets logits that are not finite")
+
+
+def test_votes_that_stop_early_name_their_item():
+    model = api.load_model(made(nan_where_black), image_size=SIDE)
+    dark = IMAGES.clone()
+    dark[2] = 0
+    with pytest.raises(CasemateError, match="item 'c' gets logits"):
+        api.certify_patch(
+            model, dark, LABELS, patch_sizes=[1], band=2, stop_early=True, item_ids="abc"
+        )
