@@ -3,7 +3,8 @@
 A reference is pinned before it is used: the file and all that it imports from its own folder are
 found by parsing (`ast`, nothing is run), copied to a folder `casemate_user_<digest>` and named by
 their content: `python:file.py@<digest>:Name`. Code is imported from such a copy only, also on this
-machine: a file that was not copied is an error before the run, not on a worker. Resolved recipes,
+machine: a file that was not copied is an error before the run, not on a worker. Each copy is a
+package of its own (`copy_imports.py`), so copies do not see each other's modules. Resolved recipes,
 fingerprints, model folders and workers hold the pinned form: they depend on the content of the
 code, not on its location, and a changed file has a different digest.
 
@@ -15,7 +16,6 @@ import importlib
 import inspect
 import pickle
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,8 +33,8 @@ from components.core.code_copies import (
     copy_to_cache,
     digest_of,
     locate,
-    top_names,
 )
+from components.core.copy_imports import import_from
 from components.core.hints import did_you_mean
 from components.core.settings import Problem, SettingError, Settings, hints_of, plain, refusals
 
@@ -312,38 +312,16 @@ def _imported(reference: Reference, folder: Path | None, *, field: str) -> Any:
     key = (reference.digest, reference.module)
     if key not in _modules:
         try:
-            if folder:
-                _use_only(folder)
             importlib.invalidate_caches()
-            with _without_bytecode():
-                _modules[key] = importlib.import_module(reference.module)
+            _modules[key] = (
+                import_from(folder, reference.module)
+                if folder
+                else importlib.import_module(reference.module)
+            )
         except (Exception, SystemExit) as error:
             remedy = f"fails to import: {type(error).__name__}: {' '.join(str(error).split())}"
             raise _refusal(field, reference, remedy) from error
     return _modules[key]
-
-
-@contextmanager
-def _without_bytecode() -> Iterator[None]:
-    """Keep copies unchanged: no `__pycache__` beside the weights of a model."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = before
-
-
-def _use_only(folder: Path) -> None:
-    """Make a copy importable and drop loaded modules of the same names from other versions.
-
-    The copy stays on the path, for imports inside functions.
-    """
-    names = top_names(code_files(folder), folder)
-    for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        if name.partition(".")[0] in names and not (place and Path(place).is_relative_to(folder)):
-            del sys.modules[name]
-    sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]
 
 
 def _refusal(field: str, reference: object, remedy: str) -> SettingError:

@@ -1,6 +1,8 @@
 """Code of the user's own: pinned by content, imported from a copy, refused in one line."""
 
+import os
 import pickle
+import py_compile
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,14 @@ import pytest
 from components.core import user_code
 from components.core.code_copies import code_files, copy_of
 from components.core.settings import SettingError, plain
-from components.core.user_code import UserEntry, checked_options, load, pinned, reading
+from components.core.user_code import (
+    UserEntry,
+    checked_options,
+    load,
+    pinned,
+    reading,
+    settings_class,
+)
 
 MAIN = """
 from dataclasses import dataclass
@@ -193,3 +202,94 @@ def test_an_entry_travels_as_reference_and_settings(mine):
         [sys.executable, "-c", code], input=pickle.dumps(entry), capture_output=True, check=True
     )
     assert found.stdout.decode().strip() == "Thing.Settings(size=5)"
+
+
+SIBLING = """
+from dataclasses import dataclass
+import {helper}.part as part
+
+
+class Thing:
+    @dataclass(frozen=True)
+    class Settings:
+        size: int = 3
+
+    def where(self):
+        from {helper} import X
+        import {helper}.part
+
+        return X, {helper}.part.Y, part.Y
+"""
+
+
+@pytest.fixture
+def twins(tmp_path):
+    """Two references to files of one name, each beside a package `helper` of its own."""
+    number = next(names)
+    references = []
+    for value, folder in enumerate((tmp_path / "a", tmp_path / "b")):
+        helper = folder / f"helper_{number}"
+        helper.mkdir(parents=True)
+        (helper / "__init__.py").write_text(f"X = {value}")
+        (helper / "part.py").write_text(f"from . import X\nY = {value}")
+        (folder / f"same_{number}.py").write_text(SIBLING.format(helper=helper.name))
+        with reading(base=folder, trusted=True):
+            references.append(pinned(f"python:same_{number}.py:Thing", field="kind"))
+    return references
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_every_copy_imports_its_own_modules_at_any_time(twins, order):
+    things = {value: load(twins[value], field="kind") for value in order}
+    for value in (*order, *reversed(order)):  # imports inside functions come after both loads
+        assert things[value]().where() == (value, value, value)
+
+
+def test_settings_of_files_of_one_name_travel_together(twins):
+    made = [settings_class(kind, field="kind")(size=n) for n, kind in enumerate(twins)]
+    entries = [UserEntry(kind=k, settings=s) for k, s in zip(twins, made, strict=True)]
+    code = "import pickle, sys; print([(x.settings.size, x.load()().where()) for x in "
+    code += "pickle.load(sys.stdin.buffer)])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(entries), capture_output=True, check=True
+    )
+    assert found.stdout.decode().strip() == "[(0, (0, 0, 0)), (1, (1, 1, 1))]"
+
+
+def test_code_outside_the_digest_is_refused(tmp_path, monkeypatch):
+    number = next(names)
+    library, folder = tmp_path / "lib", tmp_path / "mine"
+    (library / f"spread_{number}").mkdir(parents=True)  # a namespace package
+    folder.mkdir()
+    (library / f"ext_{number}.py").write_text("SCALE = 1")
+    (library / f"spread_{number}" / "part.py").write_text("SCALE = 1")
+    monkeypatch.syspath_prepend(str(library))
+    (folder / f"early_{number}.py").write_text(f"import ext_{number}\nclass Thing: pass")
+    (folder / f"inner_{number}.py").write_text(f"import early_{number}\nclass Thing: pass")
+    (folder / f"space_{number}.py").write_text(f"from spread_{number} import part")
+    (folder / f"late_ext_{number}.py").write_text(
+        f"import json, sys, torch, components.core\ndef build():\n    import ext_{number}"
+    )
+    with reading(base=folder, trusted=True):
+        for file in ("early", "inner", "space"):
+            with pytest.raises(SettingError, match="is not part of the code's digest; put it"):
+                load(f"python:{file}_{number}.py:Thing", field="kind")
+        build = load(f"python:late_ext_{number}.py:build", field="kind")
+        with pytest.raises(ImportError, match=f"module ext_{number} is imported from"):
+            build()
+
+
+def test_only_sources_are_run_and_copies_stay_as_they_are(mine):
+    _, main, helper, _ = mine
+    reference = pinned(f"python:{main}.py:Thing", field="kind")
+    copy = copy_of(reference.partition("@")[2].partition(":")[0])
+    source = copy / f"{helper}.py"
+    kept = source.read_bytes(), source.stat()
+    source.write_text("X = 9")
+    bytecode = Path(py_compile.compile(str(source)))  # of another source, but of its size and time
+    source.write_bytes(kept[0])
+    os.utime(source, ns=(kept[1].st_atime_ns, kept[1].st_mtime_ns))
+    stamp = int(kept[1].st_mtime).to_bytes(4, "little")
+    bytecode.write_bytes(bytecode.read_bytes()[:8] + stamp + bytecode.read_bytes()[12:])
+    assert load(reference, field="kind")().where() == (1, 1)
+    assert [path.name for path in copy.rglob("*.pyc")] == [bytecode.name]
