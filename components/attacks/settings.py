@@ -28,6 +28,8 @@ from components.core.user_code import UserEntry
 
 Norm = Literal["linf", "l2"]
 Surrogate = Literal["network", "gradient"]
+ScaleObjective = Literal["lpips", "ce", "margin", "gama"]
+FeatureDistance = Literal["unit", "eq3_squared", "eq3_literal"]
 AutoAttackVersion = Literal["standard", "plus", "rand"]
 ATTACKS = Registry("attack")
 
@@ -375,8 +377,8 @@ InnerSettings = Annotated[
 class ScaleAscentSettings(Settings):
     """Factors on attention logits found by gradient ascent (Jain & Dutta, Algorithm 1)."""
 
-    objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
-    distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
+    objective: ScaleObjective = "lpips"
+    distance: FeatureDistance = "unit"
     """Feature distance of objective `lpips`; eq. 3 as printed decreases when features grow."""
     num_draws: Count = 3
     """Random starts; each gives one candidate."""

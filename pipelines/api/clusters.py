@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from components.core.errors import CasemateError
 from pipelines.api.runs import load_recipe
+from pipelines.runtime.node_probe import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from pipelines.api.runs import RecipeSource
@@ -79,7 +80,7 @@ def doctor(
     smoke: bool = False,
     env: Sequence[str] = (),
     python: str | None = None,
-    timeout: float = 40,
+    timeout: float = ANSWER_SECONDS,
 ) -> "Iterator[Finding]":
     """Check a cluster, by default this machine: what would fail there, each with its remedy.
 

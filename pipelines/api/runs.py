@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     RecipeSource = str | Path | Mapping[str, Any] | Recipe
 
+DTYPE = "fp32"  # that an estimate assumes
+
 
 def load_recipe(
     recipe: "RecipeSource", *, overrides: Sequence[str] = (), smoke: bool = False
@@ -212,7 +214,7 @@ def estimate(
     overrides: Sequence[str] = (),
     smoke: bool = False,
     accelerators: Sequence[str] = (),
-    dtype: str = "fp32",
+    dtype: str = DTYPE,
     num_workers: int = 1,
     num_items: int | None = None,
     passes_per_second: float | None = None,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines import api
+from pipelines.api.runs import DTYPE
 from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt
 
 commands = typer.Typer()
@@ -20,7 +21,7 @@ def estimate(
     accelerator: Annotated[
         list[str] | None, typer.Option(help="One per worker, e.g. A100; default: all known.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help="fp32, tf32, fp16 or bf16.")] = DTYPE,
     workers: Annotated[int, typer.Option(help="Number of workers.", min=1)] = 1,
     items: Annotated[
         int | None, typer.Option(help="Test items, if the recipe does not set them.", min=1)

@@ -9,6 +9,7 @@ import typer
 from pipelines import api
 from pipelines.cli.jobs import EnvOpt, in_job, recipe_of_job
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt, StorageOpt
+from pipelines.runtime.node_probe import ANSWER_SECONDS
 
 commands = typer.Typer()
 TimeoutOpt = Annotated[
@@ -38,7 +39,7 @@ def doctor(
     smoke: SmokeOpt = False,
     env: EnvOpt = None,
     python: Annotated[str | None, typer.Option(help="Interpreter on the cluster.")] = None,
-    timeout: TimeoutOpt = 40,
+    timeout: TimeoutOpt = ANSWER_SECONDS,
     as_json: JsonOpt = False,
 ) -> None:
     """Check every node: versions, code, GPUs, storage, clock, disk, memory; and MLflow."""
@@ -63,7 +64,7 @@ def doctor(
 
 
 @commands.command("doctor-job", hidden=True)
-def doctor_job(timeout: TimeoutOpt = 40) -> None:
+def doctor_job(timeout: TimeoutOpt = ANSWER_SECONDS) -> None:
     """The checks inside a job of the cluster."""
 
     def work() -> None:

@@ -31,8 +31,8 @@ from pipelines.runtime import findings, node_probe
 from pipelines.runtime.artifacts import prepare_storage, software
 from pipelines.runtime.cluster import check_reachable, host_and_port, ray_cluster
 from pipelines.runtime.findings import Finding
+from pipelines.runtime.node_probe import ANSWER_SECONDS
 
-ANSWER_SECONDS = 40.0  # for a machine, its first Python process included; and for MLflow
 CLOCK_TRIES = 3
 MAX_SHOWN = 5
 TRACKING_ENV = "MLFLOW_TRACKING_URI"

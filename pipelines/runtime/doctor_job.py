@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from components.core.user_code import digests
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import findings
-from pipelines.runtime.doctor import ANSWER_SECONDS
 from pipelines.runtime.findings import CODE_ENV, Finding
 from pipelines.runtime.jobs import job_env, settled, submit_job
+from pipelines.runtime.node_probe import ANSWER_SECONDS
 from pipelines.runtime.shipping import code_digest
 
 FINDING = "finding: "  # a line of the job's log; JSON follows

@@ -11,8 +11,16 @@ A field of a section is a duplicate where a settings or plain place has a defaul
 and value (1 is 1.0) and stands for the same thing: the two places share two or more names of fields
 or parameters, `kind` not counted, inherited ones counted. A field of a settings class is compared
 with plain places only, so that a pair of places is counted from one side. However many places
-repeat a field, it counts once. Two sections or two settings classes are not compared: two attacks
-may both take 100 steps.
+repeat a field, it counts once.
+
+Three further rules find twins that this misses:
+
+- a plain place in the folder of a settings class repeats a default of the same name and value, even
+  if they share no other name: a room has one meaning for a name;
+- two settings classes, neither derived from the other, write `MIN_TWINS` or more defaults of the
+  same names and values. Fewer are chance: two attacks may both take 100 steps;
+- a command (`pipelines.cli`) and a function of its name elsewhere write the same default; switches,
+  0 and 1 do not count.
 """
 
 import ast
@@ -24,6 +32,7 @@ from typing import NamedTuple
 from tests.benchmarks.plumbing_source import Function, Module, Names, last_name
 
 Key = tuple[str, object]  # name and value of a default
+MIN_TWINS = 3
 
 
 @dataclass
@@ -33,6 +42,7 @@ class Place:
     title: str
     kind: str
     names: set[str]
+    parents: frozenset[str] = frozenset()  # titles of all classes above
     defaults: dict[str, object] = field(default_factory=dict)
 
 
@@ -54,16 +64,45 @@ def duplicated_defaults(modules: list[Module]) -> list[Duplicate]:
             holders[_comparable(key)].append(place)
     found = []
     for place in places:
-        other_kinds = {"section": ("settings", "plain"), "settings": ("plain",)}.get(place.kind, ())
         for name, value in place.defaults.items():
             others = tuple(
                 other.title
                 for other in holders[_comparable((name, value))]
-                if other.kind in other_kinds and _same_thing(place, other)
+                if name != "kind" and _repeats(place, other, value)
             )
             if others:
                 found.append(Duplicate(place.title, name, repr(value), others))
     return sorted(found)
+
+
+def _repeats(place: Place, other: Place, value: object) -> bool:
+    """Whether a default of the same name and value in the other place is a repetition."""
+    match place.kind, other.kind:
+        case ("section", "settings" | "plain") | ("settings", "plain"):
+            alike = place.kind == "settings" and _folder(place) == _folder(other)
+            return alike or _same_thing(place, other)
+        case "settings", "settings":
+            return place.title < other.title and _are_twins(place, other)
+        case "plain", "plain":
+            commands = [x.title.startswith("pipelines.cli.") for x in (place, other)]
+            return commands == [False, True] and value not in (0, 1) and _same_name(place, other)
+    return False
+
+
+def _are_twins(one: Place, other: Place) -> bool:
+    if one.title in other.parents or other.title in one.parents:
+        return False
+    mine, theirs = ({_comparable(key) for key in x.defaults.items()} for x in (one, other))
+    return len({key for key in mine & theirs if key[0] != "kind"}) >= MIN_TWINS
+
+
+def _folder(place: Place) -> str:
+    return place.title.rsplit(".", 2)[0]
+
+
+def _same_name(one: Place, other: Place) -> bool:
+    mine, theirs = (place.title.rpartition(".")[2] for place in (one, other))
+    return mine == theirs
 
 
 def _same_thing(one: Place, other: Place) -> bool:
@@ -97,7 +136,8 @@ def _class_places(modules: list[Module]) -> Iterator[Place]:
         defaults = dict(_literals(_fields(node)))
         decorators = {last_name(decorator) for decorator in node.decorator_list}
         kind = _kind({name for _, name in known}, decorators)
-        yield Place(f"{place[0]}.{place[1]}", kind, taken, defaults)
+        above = frozenset(".".join(parent) for parent in ancestors(place))
+        yield Place(f"{place[0]}.{place[1]}", kind, taken, above, defaults)
 
 
 def _kind(known: set[str], decorators: set[str]) -> str:
@@ -111,7 +151,7 @@ def _function_places(modules: list[Module]) -> Iterator[Place]:
         for node in module.functions():
             taken = {arg.arg for arg in _parameters(node)}
             title = f"{module.name}.{node.name}()"
-            yield Place(title, "plain", taken, dict(_literals(_signature(node))))
+            yield Place(title, "plain", taken, defaults=dict(_literals(_signature(node))))
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr | None]]:

@@ -189,7 +189,7 @@ def choose_class(
     predictions: NDArray[np.integer],
     *,
     num_classes: int,
-    num_select: int = 100,
+    num_select: int = default_of(GaussianSettings, "num_select"),
     step: int = SELECT_STEP,
     lead: int = SELECT_LEAD,
 ) -> Selection | None:

@@ -20,7 +20,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from components.certify.patch.settings import AblationSettings
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.core.types import Array, FloatArray
 from components.data.ablation import Ablations, column_mask, column_starts
 
@@ -77,7 +79,12 @@ def patch_sides(patch: Patch, image_size: tuple[int, int]) -> tuple[int, int]:
     return sides
 
 
-def num_touched(ablations: Ablations, patch: Patch, *, delta_rule: str = "exact") -> int:
+def num_touched(
+    ablations: Ablations,
+    patch: Patch,
+    *,
+    delta_rule: str = default_of(AblationSettings, "delta_rule"),
+) -> int:
     """Delta of a whole set of ablations: the most that one patch, anywhere, can touch.
 
     A block shows the patch where its rows and its columns both do, so the sides multiply;

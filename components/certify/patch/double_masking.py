@@ -16,7 +16,9 @@ from torch import Tensor
 
 from components.certify.patch.ablations import Patch, patch_sides
 from components.certify.patch.rules import check_votes
+from components.certify.patch.settings import DoubleMaskingSettings
 from components.core.errors import CasemateError
+from components.core.settings import default_of
 from components.core.types import Array, IntArray
 
 PredictPairs = Callable[[IntArray], Array]  # (Q, 2) masks -> (Q,) classes
@@ -28,7 +30,8 @@ class MaskSet:
 
     image_size: tuple[int, int]  # height, width
     patch: Patch
-    num_masks: int = 6  # per side, at most; more masks are smaller
+    num_masks: int = default_of(DoubleMaskingSettings, "num_masks")
+    """Per side, at most; more masks are smaller."""
 
     def __post_init__(self) -> None:
         patch_sides(self.patch, self.image_size)

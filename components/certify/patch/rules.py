@@ -99,7 +99,9 @@ def check_votes(votes: Array, *, num_classes: int, num_ablations: int) -> None:
         raise ValueError(f"votes must be classes in [0, {num_classes})")
 
 
-def check_rules(rules: Iterable[object], *, delta_rule: str = "exact") -> None:
+def check_rules(
+    rules: Iterable[object], *, delta_rule: str = default_of(AblationSettings, "delta_rule")
+) -> None:
     """Reject unknown rules, and a rule for Delta that would be ignored."""
     for rule in rules:
         if rule not in RULES:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, Union
 
 from annotated_types import Ge, Le
 
+from components.attacks.settings import FeatureDistance, ScaleAscentSettings, ScaleObjective
 from components.core.registry import Registry
 from components.core.settings import (
     ByKind,
@@ -19,6 +20,7 @@ from components.core.settings import (
     PositivePixels,
     Problem,
     Settings,
+    default_of,
     settings,
 )
 from components.core.user_code import UserEntry
@@ -121,12 +123,12 @@ class AasTrainingSettings(Settings):
     """`augment`: the weights are also trained in epochs with a search."""
     max_batches: Count | None = None
     """Batches of a search; None: all of the epoch."""
-    objective: Literal["lpips", "ce", "margin", "gama"] = "lpips"
-    distance: Literal["unit", "eq3_squared", "eq3_literal"] = "unit"
-    num_steps: Count = 10
-    step_size: Positive = 1.0
-    noise: Positive = 1.0
-    batch_size: Count = 64
+    objective: ScaleObjective = default_of(ScaleAscentSettings, "objective")
+    distance: FeatureDistance = default_of(ScaleAscentSettings, "distance")
+    num_steps: Count = default_of(ScaleAscentSettings, "num_steps")
+    step_size: Positive = default_of(ScaleAscentSettings, "step_size")
+    noise: Positive = default_of(ScaleAscentSettings, "noise")
+    batch_size: Count = default_of(ScaleAscentSettings, "batch_size")
     """Items of each batch that a search uses."""
 
 
