@@ -168,7 +168,7 @@ class AblationVoter:
         open_rows = np.arange(len(images))
         for start in range(0, len(order), step):
             batch = order[start : start + step]
-            ids = [item_ids[row] for row in open_rows]
+            ids = [item_ids[row] for row in open_rows.tolist()]
             found = self.predict(images[open_rows], batch.tolist(), item_ids=ids)
             votes[np.ix_(open_rows, batch)] = found.numpy()
             undecided = [self._undecided(votes[open_rows], stop, rule) for rule in stop.rules]
