@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from components.attacks.gradient import in_fixed_batches
-from components.attacks.gradients import check_logits
 from components.attacks.interface import Items
 from components.attacks.losses import cross_entropy
 from components.attacks.settings import SpatialSettings
@@ -29,6 +28,7 @@ from components.attacks.spatial import (
 )
 from components.core.types import FloatArray, IntArray, Logits, LogitsFn
 from components.evaluate.metrics import Measurement, null, share
+from components.models.logits import check_logits
 
 Verdicts = NDArray[np.bool_]
 NO_CELL = -1

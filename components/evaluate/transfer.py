@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.attacks.gradient import sign_ascent
-from components.attacks.gradients import check_logits
 from components.attacks.projections import project_linf
 from components.core.errors import CasemateError
 from components.core.statistics import paired_difference
 from components.core.types import Images, Labels, LogitsFn
 from components.evaluate.metrics import Measurement, null, share
 from components.evaluate.settings import TransferKind, TransferSuiteSettings
+from components.models.logits import check_logits
 
 Shape = tuple[int, int, int]
 Verdicts = dict[tuple[str, str | None, str], NDArray[np.bool_]]  # by attack, source, target
