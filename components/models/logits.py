@@ -55,27 +55,29 @@ def check_independent_rows(
 ) -> None:
     """Reject a network whose logits of an image depend on the other images that it is given.
 
-    Compared are the logits of an image and of dim noise in a batch of `NUM_ROWS`, alone, and beside
-    black, white and checkered images, which reach `beyond` the range [0, 1]; and those of the same
-    batch before and after all this. A network that `may_be_random` passes if equal batches give it
-    different logits. The probe leaves random streams and buffers as they were.
+    Compared are the logits of an image and of dim noise, each beside black images, beside white and
+    checkered ones, which reach `beyond` the range [0, 1], and alone; and those of one batch before
+    and after all this. A network that `may_be_random` passes if equal batches give it different
+    logits. The probe leaves random streams and buffers as they were.
 
     It is a probe, not a proof: it misses dependence that needs larger batches or certain images, or
-    is below `SAME_LOGITS` at these ones, and code that recognises the probe. It takes 14 rows.
+    is below `SAME_LOGITS` at these ones, and code that recognises the probe. It takes 20 rows.
     """
-    rows, others = _probe_rows(images), _other_rows(images, beyond)
+    dark, bright = _other_rows(images, beyond)
+    image, noise = _probe_rows(images)
     with _random_streams_kept(images.device), _buffers_kept(network):
-        together = logits_of(rows)
+        first = _beside(logits_of, dark, image, at=0)
         moved = [
             where
-            for kept in (0, NUM_ROWS - 1)
+            for row, at in ((image, 0), (noise, NUM_ROWS - 1))
+            for expected in [_beside(logits_of, dark, row, at=at)]
             for where, found, share in (
-                ("beside other images", _beside(logits_of, rows, others, kept), SAME_LOGITS),
-                ("alone", logits_of(rows[kept, None])[0], SAME_ALONE),
+                ("beside bright images", _beside(logits_of, bright, row, at=at), SAME_LOGITS),
+                ("alone", logits_of(row[None])[0], SAME_ALONE),
             )
-            if not _agree(found, together[kept], share)
+            if not _agree(found, expected, share)
         ]
-        constant = _agree(logits_of(rows), together, SAME_LOGITS)
+        constant = _agree(_beside(logits_of, dark, image, at=0), first, SAME_LOGITS)
     if not constant and may_be_random:
         return
     if not constant:
@@ -83,37 +85,36 @@ def check_independent_rows(
         remedy += "state, so its votes are not those of a function; make it deterministic"
         raise CasemateError("model", name, remedy)
     if moved:
-        remedy = f"gives an image other logits {moved[0]} than in its batch: batch statistics or "
-        remedy += "operations across the batch make predictions depend on other images; "
+        remedy = f"gives an image other logits {moved[0]} than beside black ones: batch statistics "
+        remedy += "or operations across the batch make predictions depend on other images; "
         remedy += "normalise each image by itself, or by running statistics"
         raise CasemateError("model", name, remedy)
 
 
-def _beside(
-    logits_of: Callable[[Images], Logits], rows: Images, others: Images, kept: int
-) -> Logits:
-    """Logits of one of the rows in its place among the others."""
-    mixed = others.clone()
-    mixed[kept] = rows[kept]
-    return logits_of(mixed)[kept]
+def _probe_rows(images: Images) -> tuple[Tensor, Tensor]:
+    """The first of the images, if there is one, and dim noise; float32 in [0, 1]."""
+    shape = (2, *images.shape[1:])
+    noise = DIM * torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(images)
+    return (images[0] if len(images) else noise[1]), noise[0]
 
 
-def _probe_rows(images: Images) -> Images:
-    """Up to NUM_ROWS - 1 of the images, then dim noise; float32 in [0, 1]."""
-    some = images[: NUM_ROWS - 1]
-    shape = (NUM_ROWS - len(some), *images.shape[1:])
-    noise = DIM * torch.rand(shape, generator=torch.Generator().manual_seed(0))
-    return torch.cat([some, noise.to(images)])
-
-
-def _other_rows(images: Images, beyond: float) -> Images:
-    """Black, a checkerboard, white: the first or the last makes room for the row that is kept."""
+def _other_rows(images: Images, beyond: float) -> tuple[Images, Images]:
+    """NUM_ROWS black images, and as many that are checkered, white, checkered."""
     height, width = images.shape[-2:]
     device = images.device
-    odd = torch.arange(height, device=device)[:, None] + torch.arange(width, device=device)
-    levels = torch.stack([torch.zeros_like(odd), odd % 2, torch.ones_like(odd)])[:, None].to(images)
-    stretched = levels * (1 + 2 * beyond) - beyond
-    return stretched.expand(-1, images.shape[1], -1, -1).clone()
+    odd = (torch.arange(height, device=device)[:, None] + torch.arange(width, device=device)) % 2
+    levels = torch.stack([odd, torch.ones_like(odd), odd])[:, None].to(images)
+    bright = (levels * (1 + 2 * beyond) - beyond).expand(-1, images.shape[1], -1, -1)
+    return torch.full_like(bright, -beyond), bright
+
+
+def _beside(
+    logits_of: Callable[[Images], Logits], others: Images, row: Tensor, *, at: int
+) -> Logits:
+    """Logits of a row that takes the place `at` among the others."""
+    batch = others.clone()
+    batch[at] = row
+    return logits_of(batch)[at]
 
 
 def _agree(found: Logits, expected: Logits, share: float) -> bool:

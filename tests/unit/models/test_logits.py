@@ -100,7 +100,7 @@ def test_transformers_pass(by):
 def test_noise_beyond_the_range_can_reveal_a_network():
     net = made(divide_if_bytes)
     check(net)  # pixels in [0, 1] alone do not
-    with pytest.raises(CasemateError, match="beside other images"):
+    with pytest.raises(CasemateError, match="beside bright images"):
         check(net, beyond=1.0)
 
 
@@ -112,7 +112,7 @@ def test_random_and_stateful_networks_are_no_functions():
 
 
 def test_a_neighbour_must_not_spread_nan():
-    with pytest.raises(CasemateError, match="beside other images"):
+    with pytest.raises(CasemateError, match="beside bright images"):
         check(made(lambda x: x + 0 / x.sum(dim=(1, 2, 3)).min()))  # a black image divides by 0
     check(made(lambda x: x * torch.nan))  # left to the votes, which name the item
 
