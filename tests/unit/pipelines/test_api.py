@@ -400,9 +400,9 @@ def test_wrong_models_are_refused(model, options, message):
 
 def test_bare_networks_and_files_are_not_models(own):
     images, labels = torch.zeros(2, 1, 8, 8), torch.tensor([1, 2])
-    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use api.load_mode"):
+    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use"):
         api.attack(own.net, images, labels, eps=0.1)
-    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use api.load_mode"):
+    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use"):
         api.certify_patch(own.net, images, labels, patch_sizes=[1], band=4)
     with pytest.raises(CasemateError, match="is a file; name the model folder"):
         api.load_model(__file__)
