@@ -427,7 +427,7 @@ def test_wrong_attacks_are_refused(own, options, message):
 def test_arguments_may_be_written_as_in_recipes(own):
     images, labels = torch.zeros(2, 1, 8, 8), own(torch.zeros(2, 1, 8, 8)).argmax(dim=1)
     named = api.attack(own, images, labels, eps=0.1, attacks=["fgsm", {"kind": "pgd"}])
-    assert list(named.attacks["attack"]) == ["fgsm", "pgd-20"]
+    assert list(named.attacks["attack"]) == ["fgsm", "pgd-20-ce"]
     numbers = {"num_select": 10, "num_estimate": 100, "radii": (0.1,)}
     written = api.certify_l2(
         own, images, labels, sigma="1/4", sampler={"kind": "one-shot"}, **numbers
