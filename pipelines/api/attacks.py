@@ -64,9 +64,9 @@ def attack(
     """Attack a model; each attack gets the items that are correct under all earlier ones.
 
     `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`,
-    entries as in a recipe, or a list of these. `norm` (None: linf) and `micro_batch`, the rows of every forward
-    pass, default to those of recipes. Random numbers depend on `seed` and the item ids alone.
-    Weak attacks also issue a `UserWarning`.
+    entries as in a recipe, or a list of these. `norm` (None: linf) and `micro_batch`, the rows of
+    every forward pass, default to those of recipes. Random numbers depend on `seed` and the item
+    ids alone. Weak attacks also issue a `UserWarning`.
 
     >>> from pipelines import api
     >>> import torch

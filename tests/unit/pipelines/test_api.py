@@ -400,9 +400,9 @@ def test_wrong_models_are_refused(model, options, message):
 
 def test_bare_networks_and_files_are_not_models(own):
     images, labels = torch.zeros(2, 1, 8, 8), torch.tensor([1, 2])
-    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use api.load_mode"):
+    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use"):
         api.attack(own.net, images, labels, eps=0.1)
-    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use api.load_mode"):
+    with pytest.raises(CasemateError, match="model: Own is not a loaded model; use"):
         api.certify_patch(own.net, images, labels, patch_sizes=[1], band=4)
     with pytest.raises(CasemateError, match="is a file; name the model folder"):
         api.load_model(__file__)
@@ -427,7 +427,7 @@ def test_wrong_attacks_are_refused(own, options, message):
 def test_arguments_may_be_written_as_in_recipes(own):
     images, labels = torch.zeros(2, 1, 8, 8), own(torch.zeros(2, 1, 8, 8)).argmax(dim=1)
     named = api.attack(own, images, labels, eps=0.1, attacks=["fgsm", {"kind": "pgd"}])
-    assert list(named.attacks["attack"]) == ["fgsm", "pgd-20"]
+    assert list(named.attacks["attack"]) == ["fgsm", "pgd-20-ce"]
     numbers = {"num_select": 10, "num_estimate": 100, "radii": (0.1,)}
     written = api.certify_l2(
         own, images, labels, sigma="1/4", sampler={"kind": "one-shot"}, **numbers
