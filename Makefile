@@ -4,8 +4,9 @@ UV := .boot/bin/uv
 BIN := .venv/bin
 STORAGE ?= runs
 STAMP := .venv/.installed
-# Half of the tests with Ray: they run beside those of the command line, which take as long.
-BESIDE := tests/e2e/test_submit.py tests/ray
+# Tests with Ray that need no finished flow: they run beside the others, which take as long.
+BESIDE := tests/e2e/test_additions.py tests/e2e/test_own_code.py tests/e2e/test_replications.py \
+  tests/e2e/test_import_weights.py tests/ray
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-fast test-cluster check fix lock bench ui clean browser postgres
@@ -36,7 +37,7 @@ smoke: setup ## run every ready recipe, shrunk, on images made on the spot
 	@$(BIN)/python -m tests.benchmarks.smoke
 
 test: setup browser ## run every test (unit, ray, e2e)
-	@echo "test: the command line; beside it jobs and stages on Ray, and unit tests, both shown at the end"
+	@echo "test: the command line; beside it stages on Ray and unit tests, both shown at the end"
 	@logs=$$(mktemp -d); export OMP_NUM_THREADS=1; \
 	  $(BIN)/python -m pytest -q $(BESIDE) -m "not cluster" >$$logs/ray 2>&1 & ray=$$!; \
 	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e and not cluster" >$$logs/unit 2>&1 & unit=$$!; \
