@@ -125,7 +125,7 @@ def test_an_attack_and_an_objective_are_a_settings_class_and_a_file_each(copy, t
 
     wrong = cli("lint", recipe, "--set", "attack.linf.attacks.0.num_corners=0", env=env)
     assert wrong.code == 2
-    assert "attacks.0.num_corners: 0 is wrong" in wrong.err.splitlines()[-1]
+    assert "attacks.0.num_corners: 0 must be at least 1" in wrong.err.splitlines()[-1]
 
     storage = tmp_path / "runs"
     result = cli("run", recipe, "--smoke", "--storage", storage, env=env)

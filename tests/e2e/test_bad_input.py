@@ -54,7 +54,7 @@ def recipe(tmp_path):
         ("data.colour=red", ["data.colour: 'red' is unknown", "allowed: channels, "]),
         ("train.epoch=3", ["train.epoch: 3 is unknown", "did you mean 'epochs'?"]),
         ("certfy={}", ["certfy: {} is unknown", "did you mean 'certify'?"]),
-        ("train.epochs=many", ["train.epochs: 'many'", "valid integer"]),
+        ("train.epochs=many", ["train.epochs: 'many'", "is not a whole number"]),
         ("data=5", ["data: 5", "is not a section"]),
         ("attack.linf.eps=8", ["attack.linf.eps: 8 is outside [0, 1]", "write e.g. 8/255"]),
         ("attack.linf.models=[mian]", ["attack.linf.models: mian", "did you mean 'main'?"]),
@@ -63,7 +63,7 @@ def recipe(tmp_path):
             "certify.l2={kind: gaussian, sigma: 0.25, num_estimate: 400, failure_prob: 1e-140}",
             ["failure_prob 1e-140", "never certify", "raise "],
         ),
-        ("certify.l2.failure_prob=1", ["certify.l2.failure_prob: 1", "less than 1"]),
+        ("certify.l2.failure_prob=1", ["certify.l2.failure_prob: 1", "must be below 1"]),
     ],
 )
 def test_recipe_mistakes_name_file_key_and_value(cli, tmp_path, recipe, override, words):
