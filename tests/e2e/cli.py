@@ -142,7 +142,7 @@ class Cli:
 
     def __call__(self, *arguments: object, env: dict[str, str] | None = None) -> Result:
         process = self.start(*arguments, env=env)
-        out, err = process.communicate(timeout=280)
+        out, err = process.communicate(timeout=800)
         return Result(process.returncode, out, err)
 
     def kill_when(self, ready: Callable[[], bool], *arguments: object) -> None:
@@ -161,7 +161,7 @@ class Cli:
         try:
             wait_until(lambda: ready() or process.poll() is not None)
             next(actors_of(process.pid, "ShardWorker")).kill()
-            out, err = process.communicate(timeout=280)
+            out, err = process.communicate(timeout=800)
         finally:
             process.kill()
         return Result(process.returncode, out, err)
@@ -189,7 +189,7 @@ def call(*arguments: object) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 200) -> None:
+def wait_until(condition: Callable[[], bool], *, seconds: float = 400) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

@@ -34,7 +34,7 @@ def from_checkout(tmp_path) -> Cli:
     return Cli(checkout)
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_stop_and_resubmit_finish_with_the_same_certificates(
     from_checkout, tmp_path, head, finished_flow
 ):
@@ -86,7 +86,7 @@ def test_a_driver_joins_a_cluster_by_its_address(cli, tmp_path, head, finished_f
         assert (ours / name).read_bytes() == (theirs / name).read_bytes()
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 def test_code_of_the_users_own_travels_with_drivers_and_jobs(cli, tmp_path, head):
     recipe = write_things(tmp_path / "mine", train=None, attack={}, certify={})
     here = {"CASEMATE_USER_CODE": str(tmp_path / "cache")}  # which the cluster does not look into

@@ -63,7 +63,7 @@ def kill_rank_0_inside_an_epoch(storage: Path, seen: list[dict]) -> None:
     wait_until(back)
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_killed_worker_of_two_restarts_and_ends_like_one(ray_session, tmp_path):
     storage = tmp_path / "storage"
     path = str(tiny_recipe(tmp_path / "tiny.yaml"))

@@ -66,7 +66,7 @@ def trial_runs(storage) -> dict[str, list[float]]:
     return found
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_killed_optuna_search_goes_on_and_its_winner_runs(ray_session, cli, tmp_path):
     search = {"space": AXES, "search": {"kind": "optuna", "num_trials": 3}, "epochs": 5}
     path = tiny_recipe(tmp_path / "tiny.yaml", tune=search | SMALL)
@@ -102,7 +102,7 @@ def test_a_killed_optuna_search_goes_on_and_its_winner_runs(ray_session, cli, tm
     assert before & {seconds for run in logged.values() for seconds in run}  # not done again
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(600)
 def test_a_population_larger_than_the_machine_is_one_population(ray_session, tmp_path):
     """Four trials on two CPUs, two of one kind and two of another: the better kind takes over."""
     scheduler = {"kind": "pbt", "interval": 1, "quantile": 0.5, "resample_prob": 0}
