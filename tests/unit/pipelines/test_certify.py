@@ -268,7 +268,9 @@ def test_a_coarser_stride_takes_finer_votes_and_repeats_them(run, model, prepare
     asked = []
     honest = voting.AblationVoter.votes
     spy = mock.patch.object(
-        voting.AblationVoter, "votes", lambda s, x: asked.append(len(s.ablations)) or honest(s, x)
+        voting.AblationVoter,
+        "votes",
+        lambda s, *args: asked.append(len(s.ablations)) or honest(s, *args),
     )
     with mock.patch.object(PreparedDataset, "open_split", first_items), spy:
         assert resample(coarse.path, count=2, model=model / "model", data=prepared) == []
