@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 MACHINE = "machine.jsonl"  # one sample per line
-FIRST_SECONDS = 0.1  # a load is measured since the last look
+FIRST_SECONDS = 0.01  # a load is measured since the last look; the shortest training has one
 INTERVAL_ENV = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
 MEGABYTE = 1e6
 
