@@ -31,7 +31,7 @@ EnvOpt = Annotated[
     typer.Option(
         "--env",
         metavar="NAME",
-        help="Forward this variable of yours to the flow's jobs. Ray shows the values to whoever "
+        help="Forward this variable to the flow's jobs. Ray shows its value to anyone who "
         "may open the dashboard: on Kubernetes use Secrets for credentials.",
     ),
 ]

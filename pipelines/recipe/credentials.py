@@ -40,7 +40,7 @@ def keep_apart(uri: str, *, key: str) -> str:
     bare, found = split_url(uri)
     if found is None:
         return uri
-    if not bare.startswith(("http://", "https://")):  # a database: its user is no secret
+    if not bare.startswith(("http://", "https://")):  # the user of a database is not secret
         if found.password is None:
             return uri
         bare = bare.replace("://", f"://{quote(found.user, safe='')}@", 1)

@@ -80,7 +80,7 @@ def fit(
 def trial_resources(cluster: ClusterSection) -> dict[str, float] | tune.PlacementGroupFactory:
     """What a trial holds: one worker's resources, or those of all its workers and none itself.
 
-    Ray Tune places them together and frees them together, whoever ends the trial.
+    Ray Tune places them together and frees them together, however the trial ends.
     """
     if cluster.train_workers == 1:
         return {"cpu": cluster.cpus_per_train_worker, "gpu": cluster.gpus_per_train_worker}
