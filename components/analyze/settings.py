@@ -1,0 +1,59 @@
+"""Settings of the analyses; defaults are those of Bhojanapalli et al. 2021 unless said otherwise."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from annotated_types import Ge, MinLen
+
+from components.core.settings import Problem, Settings, settings
+from components.evaluate.settings import SubsetSettings
+
+Tokens = Literal["all", "cls"]
+Measure = Literal["pearson", "cka"]
+
+
+@settings
+class BlockSettings(Settings):
+    """The blocks of a network; needed for user modules only."""
+
+    names: Annotated[tuple[str, ...], MinLen(1)] | None = None
+    """Module paths in the order of execution, `*` for one part: `encoder.layers.*`. None: those of
+    a known family."""
+    num_prefix_tokens: Annotated[int, Ge(0)] | None = None
+    """Tokens before the patches, the class token first. None: those of a known family, else 0."""
+
+    def problems(self) -> Iterator[Problem]:
+        if len(set(self.names or ())) < len(self.names or ()):
+            yield Problem("names", ", ".join(self.names or ()), "names a block twice")
+        if self.num_prefix_tokens is not None and self.names is None:
+            remedy = "would be ignored: the family of the network determines it; remove it"
+            yield Problem("num_prefix_tokens", self.num_prefix_tokens, remedy)
+
+
+@settings
+class CorrelationSettings(Settings):
+    """Similarity of the outputs of all pairs of blocks."""
+
+    kind: Literal["correlation"] = "correlation"
+    measure: Measure | None = None
+    """Absolute Pearson correlation or linear CKA. None: CKA where outputs of blocks differ in
+    shape (ResNet, Swin, LeViT), else Pearson."""
+    mode: Literal["flat", "per_sample", "per_feature"] = "flat"
+    """Of Pearson. `flat`: all entries of all images are one sample; `per_sample`: mean over images;
+    `per_feature`: mean over channels."""
+    tokens: Annotated[tuple[Tokens, ...], MinLen(1)] = ("all", "cls")
+    """`cls` is left out for networks without a class token."""
+    estimator: Literal["exact", "minibatch"] | None = None
+    """Of CKA. None: exact for at most `cka_batch` images, else minibatches."""
+    cka_batch: Annotated[int, Ge(4)] = 256
+    """Images whose similarities are computed at once: one forward pass."""
+    subset: SubsetSettings = SubsetSettings(num_items=4096)
+
+    def problems(self) -> Iterator[Problem]:
+        if len(set(self.tokens)) < len(self.tokens):
+            yield Problem("tokens", ", ".join(self.tokens), "names one kind twice")
+        if self.measure == "cka" and self.mode != "flat":
+            yield Problem("mode", self.mode, "would be ignored: measure is cka; remove it")
+        if self.measure == "pearson" and self.estimator is not None:
+            remedy = "would be ignored: measure is pearson; remove it"
+            yield Problem("estimator", self.estimator, remedy)
