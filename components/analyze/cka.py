@@ -12,6 +12,7 @@ Symbols: n = images of a batch, B = number of blocks.
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def even_batches(item_ids: Sequence[str], how: CorrelationSettings) -> list[tupl
         return [tuple(item_ids)]
     num_batches = max(1, min(-(-count // how.cka_batch), count // FEWEST))
     edges = [count * place // num_batches for place in range(num_batches + 1)]
-    return [tuple(item_ids[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [tuple(item_ids[a:b]) for a, b in pairwise(edges)]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,15 +1,16 @@
-"""Settings of the analyses; defaults are those of Bhojanapalli et al. 2021 unless said otherwise."""
+"""Settings of the analyses; defaults follow Bhojanapalli et al. 2021 or the paper that is named."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
-from components.core.settings import Problem, Settings, settings
+from components.core.settings import Count, Problem, Settings, settings
 from components.evaluate.settings import SubsetSettings
 
 Tokens = Literal["all", "cls"]
 Measure = Literal["pearson", "cka"]
+Part = Literal["block", "attn", "mlp", "local"]
 
 
 @settings
@@ -57,3 +58,23 @@ class CorrelationSettings(Settings):
         if self.measure == "pearson" and self.estimator is not None:
             remedy = "would be ignored: measure is pearson; remove it"
             yield Problem("estimator", self.estimator, remedy)
+
+
+@settings
+class LesionSettings(Settings):
+    """Accuracy after the removal of single parts, and of several at once; inference only."""
+
+    kind: Literal["lesions"] = "lesions"
+    parts: Annotated[tuple[Part, ...], MinLen(1)] | None = None
+    """`local` is XCiT's patch interaction. None: all that the network has."""
+    counts: tuple[Annotated[int, Ge(2)], ...] | None = None
+    """How many blocks are affected at once. None: 2 to all but the first; an empty list: none."""
+    num_samples: Count = 25
+    """Different sets per count, fewer where there are not so many; the first block is kept."""
+    subset: SubsetSettings = SubsetSettings(num_items=1000)
+
+    def problems(self) -> Iterator[Problem]:
+        for field in ("parts", "counts"):
+            values = getattr(self, field) or ()
+            if len(set(values)) < len(values):
+                yield Problem(field, ", ".join(map(str, values)), "names one twice")
