@@ -19,23 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.analyze.blocks import LAST_PARTS, Blocks
-from components.analyze.prefixes import Variant, variant_predictions
+from components.analyze.prefixes import Variant, variant_predictions, verdicts_of
 from components.analyze.settings import LesionSettings, Part
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
-from components.core.types import Images, IntArray, Labels, LogitsFn
+from components.core.types import Images, IntArray, LogitsFn
 from components.evaluate.metrics import Measurement, share
 from components.models.attention.discover import LAYOUTS, BlockSite
 from components.models.attention.lesions import removable_parts, without
 
 PARTS: tuple[Part, ...] = ("block", "attn", "mlp", "local")
-SCHEMA = pa.schema(
-    [
-        ("item_id", pa.string()),
-        ("label", pa.int32()),
-        ("predictions", pa.list_(pa.int32())),  # in the order of the lesions; -1: not finite
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +134,11 @@ def lesion_predictions(
     return variant_predictions(logits_of, blocks, x, [one.variant(depth) for one in lesions])
 
 
-def lesion_table(item_ids: Sequence[str], labels: Labels, predictions: IntArray) -> pa.Table:
-    """One row per item (`SCHEMA`) from (S, B) predictions: the durable result of a unit."""
-    columns = [list(item_ids), labels.cpu().numpy(), predictions.T.tolist()]
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
-
-
 def measurements(results: pa.Table, lesions: Sequence[Lesion]) -> list[Measurement]:
     """Clean accuracy; per part and block the accuracy without it (`single_accuracy`, level: block);
     per part and count n (level) the mean over sets, its standard error, lowest and highest.
     """
-    correct = _verdicts(results)
+    correct = verdicts_of(results)
     if correct.shape[1] != len(lesions):
         raise ValueError(f"{correct.shape[1]} predictions per item, {len(lesions)} lesions")
     groups: dict[tuple[str, int], list[int]] = {}
@@ -188,14 +174,6 @@ def _summary(
         Measurement(item=part, level=count, metric=name, value=float(value), n=num_items)
         for name, value in values.items()
     ]
-
-
-def _verdicts(results: pa.Table) -> NDArray[np.bool_]:
-    """(N, S)."""
-    predictions = np.array(results.column("predictions").to_pylist(), dtype=np.int64)
-    labels = np.asarray(results.column("label"), dtype=np.int64)
-    verdicts: NDArray[np.bool_] = predictions == labels[:, None]
-    return verdicts
 
 
 def _is_users(site: BlockSite) -> bool:

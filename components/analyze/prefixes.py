@@ -9,16 +9,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
+import numpy as np
+import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from components.analyze.blocks import Blocks
 from components.core.errors import CasemateError
-from components.core.types import Images, IntArray, Logits, LogitsFn
+from components.core.types import Images, IntArray, Labels, Logits, LogitsFn
 from components.models.attention.discover import BlockSite
 from components.models.attention.shadow import shadowed
 
 NOT_FINITE = -1  # prediction of an item whose logits are not finite: wrong for every label
+SCHEMA = pa.schema(
+    [
+        ("item_id", pa.string()),
+        ("label", pa.int32()),
+        ("predictions", pa.list_(pa.int32())),  # in the order of the variants
+    ]
+)
 
 
 class Change(Protocol):
@@ -139,3 +149,18 @@ def variant_logits(
     passes = SharedPasses(logits_of, blocks, x)
     for index in shared_order(variants):
         yield index, passes.logits(variants[index])
+
+
+def variant_table(item_ids: Sequence[str], labels: Labels, predictions: IntArray) -> pa.Table:
+    """One row per item (`SCHEMA`) from (V, B) predictions: the durable result of a unit."""
+    columns = [list(item_ids), labels.cpu().numpy(), predictions.T.tolist()]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=SCHEMA)
+
+
+def verdicts_of(results: pa.Table) -> NDArray[np.bool_]:
+    """(N, V): which items are classified correctly under which variant."""
+    predictions = np.array(results.column("predictions").to_pylist(), dtype=np.int64)
+    labels = np.asarray(results.column("label"), dtype=np.int64)
+    verdicts: NDArray[np.bool_] = predictions == labels[:, None]
+    return verdicts

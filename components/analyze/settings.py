@@ -11,6 +11,7 @@ from components.evaluate.settings import SubsetSettings
 Tokens = Literal["all", "cls"]
 Measure = Literal["pearson", "cka"]
 Part = Literal["block", "attn", "mlp", "local"]
+Restricted = Literal["distance", "cls_only", "local"]
 
 
 @settings
@@ -78,3 +79,32 @@ class LesionSettings(Settings):
             values = getattr(self, field) or ()
             if len(set(values)) < len(values):
                 yield Problem(field, ", ".join(map(str, values)), "names one twice")
+
+
+@settings
+class RestrictedAttentionSettings(Settings):
+    """Accuracy with attention only between some tokens; inference only."""
+
+    kind: Literal["restricted_attention"] = "restricted_attention"
+    what: Annotated[tuple[Restricted, ...], MinLen(1)] | None = None
+    """`distance`: patches at most d apart; `cls_only`: no patch sees another, in the first or last
+    k blocks; `local`: XCiT without its patch interaction there. None: the first two, `cls_only`
+    where the blocks have a class token."""
+    distances: tuple[Annotated[int, Ge(0)], ...] | None = None
+    """d, in patches along either axis. None: 0 to the side of the grid minus 1."""
+    control: bool = True
+    """Also a random mask for each distance, equally dense; masks of larger distances contain it."""
+    keep_self: bool = True
+    """Whether a patch sees itself in `cls_only`."""
+    depths: tuple[Annotated[int, Ge(0)], ...] | None = None
+    """k. None: 0 to the number of blocks."""
+    subset: SubsetSettings = SubsetSettings(num_items=1000)
+
+    def problems(self) -> Iterator[Problem]:
+        for field in ("what", "distances", "depths"):
+            values = getattr(self, field) or ()
+            if len(set(values)) < len(values):
+                yield Problem(field, ", ".join(map(str, values)), "names one twice")
+        if self.what is not None and "distance" not in self.what and self.distances is not None:
+            remedy = "would be ignored: what does not name distance; remove it"
+            yield Problem("distances", self.distances, remedy)

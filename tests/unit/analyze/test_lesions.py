@@ -13,13 +13,12 @@ from components.analyze.blocks import find_blocks
 from components.analyze.lesions import (
     Lesion,
     lesion_predictions,
-    lesion_table,
     lesions_of,
     measurements,
     removable_places,
     sampled_sets,
 )
-from components.analyze.prefixes import variant_logits
+from components.analyze.prefixes import variant_logits, variant_table
 from components.analyze.settings import BlockSettings, LesionSettings
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
@@ -194,7 +193,7 @@ def test_the_summary_by_hand():
         [0, 0, 0, 1], [0, 1, 1, 1], [0, 1, 2, 1],
         [-1, 0, 1, 0],
     ])  # fmt: skip
-    table = lesion_table(["a", "b", "c", "d"], labels, predictions)
+    table = variant_table(["a", "b", "c", "d"], labels, predictions)
     found = {(m.item, m.level, m.metric): m.value for m in measurements(table, lesions)}
     assert found["none", None, "accuracy"] == 1
     assert found["mlp", 0, "single_accuracy"] == 0.5
