@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
-from components.core.settings import Count, Problem, Settings, settings
+from components.attacks.settings import ScaleAscentSettings
+from components.core.settings import (
+    Budget,
+    Count,
+    PositivePixels,
+    Problem,
+    Settings,
+    settings,
+)
 from components.evaluate.settings import SubsetSettings
 
 Tokens = Literal["all", "cls"]
@@ -108,3 +116,64 @@ class RestrictedAttentionSettings(Settings):
         if self.what is not None and "distance" not in self.what and self.distances is not None:
             remedy = "would be ignored: what does not name distance; remove it"
             yield Problem("distances", self.distances, remedy)
+
+
+@settings
+class GapSettings(Settings):
+    """Gaps between the two largest pre-softmax logits, clean and attacked, before and after
+    adaptive attention scaling (Jain & Dutta, sec. 3 and Fig. 2).
+    """
+
+    kind: Literal["gaps"] = "gaps"
+    positions: tuple[Annotated[int, Ge(0)], ...] | None = None
+    """Attention modules in the order of execution. None: first, middle and last."""
+    number_format: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Whose limits of softmax are counted."""
+    eps: PositivePixels = 8 / 255
+    """Budget in l-inf of the attack."""
+    num_steps: Count = 20
+    search: ScaleAscentSettings | None = ScaleAscentSettings(num_draws=1)
+    """Factors of the scaled network. None: only the network itself."""
+    subset: SubsetSettings = SubsetSettings(num_items=256)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.search is not None and self.search.num_draws != 1:
+            remedy = "candidates: the figure shows one scaled network; set 1"
+            yield Problem("search.num_draws", self.search.num_draws, remedy)
+
+
+@settings
+class PerturbationSettings(Settings):
+    """Pictures of perturbations: their patch alignment, and what judges see in them (the thesis
+    "Adversarially Robust Vision Transformers", sec. 4.3).
+    """
+
+    kind: Literal["perturbations"] = "perturbations"
+    eps: PositivePixels = 4 / 255
+    """Budget in l-inf."""
+    num_steps: Count = 100
+    step_size: Budget | None = None
+    """None: 1.5 eps / num_steps."""
+    patch_size: Annotated[int, Ge(2)] | None = None
+    """Pixels of the grid whose alignment is measured. None: the patch of the model."""
+    top_k: Count = 5
+    """A judge is right if the true class is among its k highest."""
+    num_pictures: Count = 8
+    """Items that are shown."""
+    subset: SubsetSettings = SubsetSettings(num_items=5000)
+
+    def step_size_at(self) -> float:
+        """The step size of the attack."""
+        return 1.5 * self.eps / self.num_steps if self.step_size is None else self.step_size
+
+
+@settings
+class AccumulationSettings(Settings):
+    """Images of a class, grown from noise along the gradient (the same thesis, sec. 4.3)."""
+
+    kind: Literal["accumulation"] = "accumulation"
+    preset: Literal["thesis", "l2"] = "thesis"
+    """`thesis`: l-inf of 15 times the pixel range, in which only the range [0, 1] binds, from a
+    start that is almost all black or white; `l2`: an l2 ball of 15 pixels around the noise."""
+    num_steps: Count = 100
+    num_images: Count = 8
