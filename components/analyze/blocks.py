@@ -11,7 +11,7 @@ names. Every context manager on blocks restores the network exactly, also after 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,21 @@ class Blocks:
     def names(self) -> list[str]:
         """Paths of the blocks in the network."""
         return [site.name for site in self.sites]
+
+    def check_eval(self) -> None:
+        """Raise an error in training mode: batch statistics and dropout would be analysed."""
+        if self.net.training:
+            raise ValueError("analyses need eval mode: hold attack_mode(model) around the call")
+
+    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
+        """Raise an error unless every block has run and returned one tensor."""
+        for name in self.names:
+            if name not in outputs:
+                remedy = "does not run in a forward pass; name other blocks"
+                raise CasemateError("blocks.names", name, remedy)
+            if not isinstance(outputs[name], Tensor):
+                kind = type(outputs[name]).__name__
+                raise CasemateError("blocks.names", name, f"returns a {kind}, not one tensor")
 
 
 def find_blocks(net: nn.Module, how: BlockSettings | None = None) -> Blocks:

@@ -9,7 +9,7 @@ without a bias from the batch size. Its values may leave [0, 1] slightly.
 Symbols: n = images of a batch, B = number of blocks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from components.analyze.blocks import Blocks
+from components.analyze.blocks import Blocks, Stream
 from components.analyze.correlation import chosen_streams
 from components.analyze.settings import CorrelationSettings
 from components.core.errors import CasemateError
@@ -123,8 +123,9 @@ def gram(values: Tensor) -> Tensor:
 
     Both forms of HSIC ignore the mean. Features are summed in chunks, so float64 copies stay small.
     """
-    if values.dtype not in (torch.float32, torch.float64):
-        remedy = f"does not fit outputs of {values.dtype}; run the network in float32"
+    if not isinstance(values, Tensor) or values.dtype not in (torch.float32, torch.float64):
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        remedy = f"does not fit outputs of {kind}; blocks must return one float32 tensor"
         raise CasemateError("measure", "cka", remedy)
     rows = values.flatten(1)
     found = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
@@ -144,23 +145,34 @@ def block_grams(
     Each block's output is reduced at once, so memory holds one of them. Hold `attack_mode(model)`
     around the call.
     """
-    found: dict[str, dict[int, Tensor]] = {}
+    streams, kept = chosen_streams(blocks, how), _Grams()
+    blocks.check_eval()
     with ExitStack() as stack:
-        for stream in chosen_streams(blocks, how):
-            kept = found.setdefault(stream.name, {})
+        for stream in streams:
             for place in stream.positions:
-
-                def keep(
-                    module: nn.Module, args: Any, output: Tensor, *,
-                    place: int = place, kept: dict[int, Tensor] = kept,
-                    first: bool = stream.first_token_only,
-                ) -> None:  # fmt: skip
-                    kept[place] = gram(output[:, :1] if first else output)
-
-                module = blocks.sites[place].module
-                stack.callback(module.register_forward_hook(keep).remove)
+                hook = blocks.sites[place].module.register_forward_hook(kept.keeper(stream, place))
+                stack.callback(hook.remove)
         logits_of(x)
-    return {name: torch.stack(list(kept.values())) for name, kept in found.items()}
+    found: dict[str, Tensor] = {}
+    for stream in streams:
+        if silent := [place for place in stream.positions if (stream.name, place) not in kept]:
+            remedy = "does not run in a forward pass; name other blocks"
+            raise CasemateError("blocks.names", blocks.names[silent[0]], remedy)
+        grams = [kept[stream.name, place] for place in stream.positions]
+        found[stream.name] = torch.stack(grams)
+    return found
+
+
+class _Grams(dict[tuple[str, int], Tensor]):
+    """Gram matrices by stream and block."""
+
+    def keeper(self, stream: Stream, place: int) -> Callable[..., None]:
+        """A hook that reduces the output of a block at once."""
+
+        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
+            self[stream.name, place] = gram(output[:, :1] if stream.first_token_only else output)
+
+        return keep
 
 
 def cka_states(

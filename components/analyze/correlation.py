@@ -135,12 +135,11 @@ def pearson_states(
     `attack_mode(model)` around the call.
     """
     streams = chosen_streams(blocks, how)
+    blocks.check_eval()
     with block_outputs(blocks.net, blocks.sites) as outputs:
         logits_of(x)
-    found = [outputs[name] for name in blocks.names if name in outputs]
-    if len(found) < len(blocks.sites):
-        silent = next(name for name in blocks.names if name not in outputs)
-        raise CasemateError("blocks.names", silent, "does not run in a forward pass; remove it")
+    blocks.check_outputs(outputs)
+    found = [outputs[name] for name in blocks.names]
     return {stream.name: _state(blocks, stream, found, how) for stream in streams}
 
 

@@ -75,6 +75,7 @@ class SharedPasses:
     @torch.no_grad()
     def logits(self, variant: Variant) -> Logits:
         """Logits of the batch under one variant."""
+        self.blocks.check_eval()
         valid = 0 if self.variant is None else num_shared(self.variant, variant)
         del self.outputs[valid:]
         self.variant, self.calls = None, []  # nothing is valid after an exception

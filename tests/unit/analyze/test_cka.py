@@ -17,7 +17,8 @@ from components.analyze.cka import (
     gram,
     unbiased_hsic,
 )
-from components.analyze.settings import CorrelationSettings
+from components.analyze.correlation import pearson_states
+from components.analyze.settings import BlockSettings, CorrelationSettings
 from components.analyze.states import merge_all, read_arrays, to_table
 from components.core.errors import CasemateError
 from components.models.attention.features import block_outputs
@@ -136,5 +137,27 @@ def test_constant_outputs_have_no_cka():
     for found in (exact_cka(grams(values)), MinibatchCka.of(grams(values)).matrix()):
         assert np.isnan(found[1]).all()
         assert found[0, 0] == 1
-    with pytest.raises(CasemateError, match="run the network in float32"):
+    with pytest.raises(CasemateError, match="must return one float32 tensor"):
         gram(torch.zeros(4, 3, dtype=torch.float16))
+
+
+def test_rows_follow_the_named_order_and_idle_blocks_are_refused(new_net, x):
+    net = new_net("users")
+    one, other = (
+        exact_matrices(net, find_blocks(net, BlockSettings(names=names)), x, HOW)["all"]
+        for names in (("layers.0", "layers.1", "layers.2"), ("layers.2", "layers.0", "layers.1"))
+    )
+    order = [2, 0, 1]
+    np.testing.assert_array_equal(other, one[np.ix_(order, order)])
+    net.layers[1].extra = torch.nn.Linear(2, 2)
+    idle = find_blocks(net, BlockSettings(names=("layers.0", "layers.1.extra")))
+    for study in (exact_matrices, pearson_states):
+        with pytest.raises(CasemateError, match=r"layers.1.extra does not run in a forward pass"):
+            study(net, idle, x, CorrelationSettings())
+    several = find_blocks(net, BlockSettings(names=("layers.0.self_attn",)))
+    net.layers[0].train()  # its fused path in eval mode does not call its parts
+    with pytest.raises(CasemateError, match=r"layers.0.self_attn returns a tuple"):
+        pearson_states(net, several, x, CorrelationSettings())
+    net.train()
+    with pytest.raises(ValueError, match="hold attack_mode"):
+        exact_matrices(net, find_blocks(net, BlockSettings(names=("layers.0",))), x, HOW)
