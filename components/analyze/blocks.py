@@ -72,13 +72,18 @@ class Blocks:
     net: nn.Module
     sites: tuple[BlockSite, ...]
     streams: tuple[Stream, ...]
-    num_prefix_tokens: int  # before the patches, in the blocks that have both
+    num_prefix_tokens: int  # before the patches, in the blocks that have both; maybe registers only
     measure: Measure  # that suits the shapes of the outputs
 
     @property
     def names(self) -> list[str]:
         """Paths of the blocks in the network."""
         return [site.name for site in self.sites]
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether the blocks carry a class token beside the patches."""
+        return self.num_prefix_tokens > 0 and any(stream.name == "cls" for stream in self.streams)
 
     def check_eval(self) -> None:
         """Raise an error in training mode: batch statistics and dropout would be analysed."""
@@ -109,10 +114,10 @@ def find_blocks(net: nn.Module, how: BlockSettings | None = None) -> Blocks:
         late = [site.name.startswith(prefix) for site in sites]
         early = tuple(place for place, is_late in enumerate(late) if not is_late)
         last = tuple(place for place, is_late in enumerate(late) if is_late)
-        streams = (Stream("all", early), Stream("cls", last, first_token_only=True))
-        return Blocks(net, sites, streams, 0, "pearson")
-    count = _num_prefix_tokens(net)
-    return Blocks(net, sites, _token_streams(sites, count), count, "pearson")
+        parts = (Stream("all", early), Stream("cls", last, first_token_only=True))
+        return Blocks(net, sites, parts, 0, "pearson")
+    streams = _token_streams(sites, has_cls=_has_class_token(net))
+    return Blocks(net, sites, streams, _num_prefix_tokens(net), "pearson")
 
 
 def _sites(net: nn.Module) -> list[BlockSite]:
@@ -160,9 +165,11 @@ def _named_blocks(net: nn.Module, names: Sequence[str], num_prefix_tokens: int |
     sites = tuple(
         known.get(path, BlockSite(path, net.get_submodule(path), plain)) for path in found
     )
+    given = num_prefix_tokens is not None
     count = _num_prefix_tokens(net) if num_prefix_tokens is None else num_prefix_tokens
+    streams = _token_streams(sites, has_cls=count > 0 if given else _has_class_token(net))
     measure: Measure = "cka" if isinstance(net, SHRINKING) else "pearson"
-    return Blocks(net, sites, _token_streams(sites, count), count, measure)
+    return Blocks(net, sites, streams, count, measure)
 
 
 def _known_sites(net: nn.Module) -> dict[str, BlockSite]:
@@ -177,10 +184,15 @@ def _num_prefix_tokens(net: Any) -> int:
     return int(net.num_prefix_tokens) if inside else 0
 
 
-def _token_streams(sites: Sequence[BlockSite], num_prefix_tokens: int) -> tuple[Stream, ...]:
+def _has_class_token(net: Any) -> bool:
+    """Prefix tokens may also be registers alone."""
+    return _num_prefix_tokens(net) > 0 and getattr(net, "cls_token", None) is not None
+
+
+def _token_streams(sites: Sequence[BlockSite], *, has_cls: bool) -> tuple[Stream, ...]:
     places = _places(sites)
     streams = (Stream("all", places), Stream("cls", places, first_token_only=True))
-    return streams if num_prefix_tokens else streams[:1]
+    return streams if has_cls else streams[:1]
 
 
 def _places(sites: Sequence[BlockSite]) -> tuple[int, ...]:

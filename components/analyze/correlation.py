@@ -20,6 +20,7 @@ from components.analyze.blocks import Blocks, Stream
 from components.analyze.settings import CorrelationSettings
 from components.core.errors import CasemateError
 from components.core.types import Array, FloatArray, Images, LogitsFn
+from components.evaluate.metrics import Measurement, null
 from components.models.attention.features import block_outputs
 
 
@@ -116,6 +117,24 @@ def absolute_rho(comoment: FloatArray) -> FloatArray:
     rho[..., places, places] = np.where(spread > 0, 1.0, np.nan)
     rho[product == 0] = np.nan
     return rho
+
+
+def matrix_measurements(
+    matrix: FloatArray, *, stream: str, metric: str, num_items: int
+) -> list[Measurement]:
+    """One row per pair of blocks i <= j (`all/0-3`); null where the similarity is undefined.
+
+    `metric` names measure and mode or estimator: `pearson_flat`, `cka_minibatch`.
+    """
+    rows = []
+    for i in range(len(matrix)):
+        for j in range(i, len(matrix)):
+            item, value = f"{stream}/{i}-{j}", float(matrix[i, j])
+            if np.isfinite(value):
+                rows.append(Measurement(item=item, metric=metric, value=value, n=num_items))
+            else:
+                rows.append(null(item=item, metric=metric, why="a block is constant"))
+    return rows
 
 
 def _mean_where_defined(values: FloatArray) -> FloatArray:

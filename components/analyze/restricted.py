@@ -27,7 +27,7 @@ from components.analyze.settings import RestrictedAttentionSettings
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.evaluate.metrics import Measurement, share
-from components.models.attention.discover import FAMILIES, KINDS, BlockSite
+from components.models.attention.discover import FAMILIES, KINDS, BlockSite, attention_of
 from components.models.attention.masks import REASONS, masked_pairs
 
 Grid = tuple[int, int]
@@ -113,7 +113,7 @@ def restrictions_of(
     blocks: Blocks, how: RestrictedAttentionSettings, *, seed: int
 ) -> list[Restriction]:
     """All restrictions of a study; networks without such attention are rejected by name."""
-    what = how.what or (("distance", "cls_only") if blocks.num_prefix_tokens else ("distance",))
+    what = how.what or (("distance", "cls_only") if blocks.has_class_token else ("distance",))
     found: list[Restriction] = []
     for one in what:
         if one == "local":
@@ -154,7 +154,7 @@ def _by_distance(
 def _cls_only(
     places: Sequence[int], grid: Grid, blocks: Blocks, how: RestrictedAttentionSettings
 ) -> list[Restriction]:
-    if not blocks.num_prefix_tokens:
+    if not blocks.has_class_token:
         name = type(blocks.net).__name__
         remedy = f"needs a class token beside the patches, which {name} does not have; remove it"
         raise CasemateError("what", "cls_only", remedy)
@@ -195,6 +195,7 @@ def _paired_places(blocks: Blocks) -> list[int]:
     if not isinstance(blocks.net, tuple(FAMILIES)):
         remedy = f"has no attention that can be restricted; networks that do: {MASKABLE}"
         raise CasemateError("model.architecture", name, remedy)
+    attention_of(blocks.net)  # rejects modules without access
     places = []
     for place, site in enumerate(blocks.sites):
         kinds = [KINDS.get(type(part)) for _, part in site.parts(site.layout.attention)]

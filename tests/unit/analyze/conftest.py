@@ -52,6 +52,9 @@ class Users(nn.Module):
 NETS: dict[str, Callable[[], nn.Module]] = {
     "vit": lambda: VisionTransformer(**SHAPE, num_classes=5),
     "gap": lambda: VisionTransformer(**SHAPE, num_classes=5, class_token=False, global_pool="avg"),
+    "registers": lambda: VisionTransformer(
+        **SHAPE, num_classes=5, class_token=False, reg_tokens=2, global_pool="avg"
+    ),
     "deit": lambda: VisionTransformerDistilled(**SHAPE, num_classes=5),
     "cait": lambda: Cait(**SHAPE, num_classes=5, init_values=1.0),
     "xcit": lambda: Xcit(**{**SHAPE, "patch_size": 8}, num_classes=5),

@@ -22,7 +22,17 @@ BLOCKS = {
     "resnet": ["layer1.0", "layer1.1", "layer2.0", "layer3.0", "layer4.0", "layer4.1"],
     "resnetv2": [f"stages.{i}.blocks.{j}" for i in range(2) for j in range(2)],
 }
-PREFIX = {"vit": 1, "gap": 0, "deit": 2, "beit": 1, "cait": 0, "xcit": 0, "swin": 0, "resnet": 0}
+PREFIX = {
+    "vit": 1,
+    "gap": 0,
+    "registers": 2,
+    "deit": 2,
+    "beit": 1,
+    "cait": 0,
+    "xcit": 0,
+    "swin": 0,
+    "resnet": 0,
+}
 
 
 @pytest.mark.parametrize("name", BLOCKS)

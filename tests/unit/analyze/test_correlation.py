@@ -1,5 +1,7 @@
 """Correlation of blocks against numpy: modes, streams, merged states, refusals."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +10,18 @@ from components.analyze.blocks import find_blocks
 from components.analyze.correlation import (
     PooledPearson,
     SamplePearson,
+    matrix_measurements,
     pearson_states,
     read_state,
 )
 from components.analyze.settings import BlockSettings, CorrelationSettings
 from components.analyze.states import merge_all, read_arrays, to_table
+from components.attacks.gradients import attack_mode
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
 from components.models.attention.features import block_outputs
+from components.models.pixels import PixelModel
+from tests.unit.networks import SMALL_SPEC, scattered
 
 MODES = ["flat", "per_sample", "per_feature"]
 
@@ -119,6 +125,12 @@ def test_constant_blocks_have_no_correlation():
         assert np.isnan(matrix[:, 1]).all()
         assert matrix[0, 0] == 1
         assert matrix[0, 2] < 1
+        rows = matrix_measurements(matrix, stream="all", metric="pearson_flat", num_items=9)
+        assert [row.item for row in rows] == [
+            "all/0-0", "all/0-1", "all/0-2", "all/1-1", "all/1-2", "all/2-2",
+        ]  # fmt: skip
+        assert [row.value is None for row in rows] == [False, True, False, True, True, False]
+        assert rows[2].value == matrix[0, 2]
     varied = SamplePearson.of(torch.roll(values, 1, 1) + torch.rand(3, 50, dtype=torch.float64))
     mixed = merge_all([SamplePearson.of(values), varied])
     assert mixed.num[0, 1] == 1  # images in which a block is constant do not count
@@ -145,3 +157,13 @@ def test_what_does_not_fit_is_refused_by_name(new_net, x):
         CorrelationSettings(measure="cka", mode="per_sample")
     with pytest.raises(SettingError, match="estimator: exact would be ignored"):
         CorrelationSettings(measure="pearson", estimator="exact")
+
+
+def test_a_model_of_pixels_is_analysed_through_its_network(x):
+    """Up-sampling and normalisation are part of the pass, blocks those of the inner network."""
+    spec = replace(SMALL_SPEC, upsample=32, options={**SMALL_SPEC.options, "patch_size": 8})
+    model = scattered(lambda: PixelModel(spec), by=0.1)
+    with attack_mode(model):
+        found = pearson_states(model, find_blocks(model.net), x, CorrelationSettings())
+        values = recorded(model.net, model.network_input(x))
+    np.testing.assert_allclose(found["all"].matrix(), oracle(values, "flat"), atol=1e-12)

@@ -100,7 +100,7 @@ def by_hand(net, x, masks):
     return net.forward_head(net.norm(tokens))
 
 
-@pytest.mark.parametrize("name", ["vit", "gap"])
+@pytest.mark.parametrize("name", ["vit", "gap", "registers"])
 def test_masked_attention_equals_dropping_those_keys(new_net, x, name):
     net = new_net(name)
     blocks = find_blocks(net)
@@ -197,6 +197,7 @@ def test_accuracy_by_restriction(new_net, x):
         ("levit", None, "Levit takes no mask: its grid of tokens shrinks"),
         ("resnet", None, "ResNet has no attention that can be restricted; networks that do: ViT"),
         ("cait", ("cls_only",), "cls_only needs a class token beside the patches, which Cait"),
+        ("registers", ("cls_only",), "cls_only needs a class token beside the patches"),
         ("gap", ("cls_only",), "cls_only needs a class token beside the patches"),
         ("vit", ("local",), "local cannot be removed from VisionTransformer"),
     ],
