@@ -27,6 +27,7 @@ from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.schedules import peak_rate
+from pipelines.recipe import evaluation
 from pipelines.recipe.facts import (
     Facts,
     facts_of,
@@ -576,10 +577,14 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 SECTIONS: list[Check] = [_trained_models, _batches, _rates]
-REGISTRIES: list[Check] = [_data, _architectures, _augmentation, _user_code]
+REGISTRIES: list[Check] = [
+    *(_data, _architectures, _augmentation, _user_code),
+    evaluation.check_files,
+]
 IMAGES: list[Check] = [
     *(_source_images, _limits, _lengths, _inputs),
     *(_classes, _votes, _given_model),
+    evaluation.check_images,
 ]
 NETWORKS: list[Check] = [
     *(_denoisers, _user_networks, _networks),

@@ -416,6 +416,17 @@ def find_source(name: str) -> SourceInfo:
     return info
 
 
+def file_options(source: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a source that name a file."""
+    return {
+        option.name: value
+        for option in find_source(source).options
+        if option.is_file
+        and isinstance(value := options.get(option.name), str)
+        and value not in option.built_in
+    }
+
+
 def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:
     """Raise an error for unknown keys, wrong types and missing required options."""
     if info.checks:
