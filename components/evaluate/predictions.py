@@ -133,28 +133,38 @@ def compare(one: Predictions, other: Predictions) -> Comparison:
 
 
 def comparison_measurements(
-    one: Predictions, other: Predictions, *, rival: str, item: str
+    one: Predictions, other: Predictions, *, rival: str, item: str, level: float | None = None
 ) -> list[Measurement]:
     """`difference_to/<rival>` with its interval, and `mcnemar_p/<rival>`."""
     found = compare(one, other)
     return [
         Measurement(
             item=item,
+            level=level,
             metric=f"difference_to/{rival}",
             value=found.difference,
             n=found.num_items,
             lo95=found.low,
             hi95=found.high,
         ),
-        Measurement(item=item, metric=f"mcnemar_p/{rival}", value=found.p_value, n=found.num_items),
+        Measurement(
+            item=item,
+            level=level,
+            metric=f"mcnemar_p/{rival}",
+            value=found.p_value,
+            n=found.num_items,
+        ),
     ]
 
 
-def accuracy_measurements(found: Predictions, *, item: str) -> list[Measurement]:
+def accuracy_measurements(
+    found: Predictions, *, item: str, level: float | None = None, flags: Iterable[str] = ()
+) -> list[Measurement]:
     """Top-1 and top-5 accuracy."""
+    flags = tuple(flags)
     return [
-        share(found.correct, item=item, metric="accuracy"),
-        share(found.top5, item=item, metric="top5_accuracy"),
+        share(found.correct, item=item, metric="accuracy", level=level, flags=flags),
+        share(found.top5, item=item, metric="top5_accuracy", level=level, flags=flags),
     ]
 
 
