@@ -127,16 +127,32 @@ class Comparison:
 def compare(one: Predictions, other: Predictions) -> Comparison:
     """The comparison of two models; items may come in any order."""
     first, second = aligned(one, other)
-    found = paired_difference(first.correct, second.correct)
-    p_value = mcnemar_p_value(first.correct, second.correct)
-    return Comparison(found["value"], found["low"], found["high"], p_value, len(first))
+    return _compared(first.correct, second.correct)
+
+
+def _compared(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> Comparison:
+    found, p_value = paired_difference(one, other), mcnemar_p_value(one, other)
+    return Comparison(found["value"], found["low"], found["high"], p_value, len(one))
 
 
 def comparison_measurements(
     one: Predictions, other: Predictions, *, rival: str, item: str, level: float | None = None
 ) -> list[Measurement]:
     """`difference_to/<rival>` with its interval, and `mcnemar_p/<rival>`."""
-    found = compare(one, other)
+    first, second = aligned(one, other)
+    return verdict_comparison(first.correct, second.correct, rival=rival, item=item, level=level)
+
+
+def verdict_comparison(
+    one: NDArray[np.bool_],
+    other: NDArray[np.bool_],
+    *,
+    rival: str,
+    item: str,
+    level: float | None = None,
+) -> list[Measurement]:
+    """The same numbers from (N,) verdicts about the same items in the same order."""
+    found = _compared(one, other)
     return [
         Measurement(
             item=item,

@@ -41,5 +41,5 @@ Every step `evaluate.<suite>` writes three files, and two suites a table of thei
 
 Where several models see the same items, `difference_to/<other>` and `mcnemar_p/<other>` compare
 their accuracies: clean, every variant of a corruption, masked and unmasked accuracy of a shift
-(items `<shift>/masked`, `<shift>/unmasked`), shape_acc, every cell of transfer, spatial.
+(items `<shift>/masked`, `<shift>/unmasked`), shape_acc, clean accuracy of transfer, spatial.
 """

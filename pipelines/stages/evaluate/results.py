@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from components.core.settings import plain
 from components.core.tables import write_table
@@ -16,7 +18,11 @@ from components.evaluate.metrics import (
     mlflow_name,
     write_metrics,
 )
-from components.evaluate.predictions import Predictions, comparison_measurements
+from components.evaluate.predictions import (
+    Predictions,
+    comparison_measurements,
+    verdict_comparison,
+)
 from pipelines.stages.evaluate.evaluation import Evaluation
 from pipelines.stages.registry import Headline, headline
 
@@ -56,28 +62,49 @@ def comparisons(
     """One model against each of the others on the same items."""
     return [
         measurement
-        for one, other in permutations(found, 2)
-        if one == model
+        for other in found
+        if other != model
         for measurement in comparison_measurements(
-            found[one], found[other], rival=other, item=item, level=level
+            found[model], found[other], rival=other, item=item, level=level
         )
+    ]
+
+
+def verdict_comparisons(
+    found: Mapping[str, NDArray[np.bool_]], model: str, *, item: str
+) -> list[Measurement]:
+    """The same from (N,) verdicts about the same items in the same order."""
+    return [
+        measurement
+        for other in found
+        if other != model and len(found[model])
+        for measurement in verdict_comparison(found[model], found[other], rival=other, item=item)
     ]
 
 
 def with_models(tables: Iterable[tuple[str, pa.Table]]) -> pa.Table:
     """Tables of several models as one, with the model in the first column."""
-    named = [
-        table.add_column(0, "model", pa.array([model] * len(table), pa.string()))
-        for model, table in tables
-    ]
-    return pa.concat_tables(named)
+    return pa.concat_tables(constant(table, 0, "model", model) for model, table in tables)
 
 
 def rows_by_model(table: pa.Table, models: Iterable[str]) -> dict[str, pa.Table]:
     """The rows of each model, without that column."""
-    column = table.column("model").combine_chunks()
-    plain_rows = table.drop_columns(["model"])
-    return {model: plain_rows.filter(pa.compute.equal(column, model)) for model in models}
+    return {model: rows_where(table, "model", model) for model in models}
+
+
+def rows_where(table: pa.Table, name: str, value: str) -> pa.Table:
+    """The rows with this value, without that column."""
+    return table.filter(pc.equal(table.column(name), value)).drop_columns([name])
+
+
+def in_order(table: pa.Table, *keys: str) -> pa.Table:
+    """Sorted rows: equal whatever the units were."""
+    return table.sort_by([(key, "ascending") for key in keys]).combine_chunks()
+
+
+def constant(table: pa.Table, place: int, name: str, value: str) -> pa.Table:
+    """The table with a further column of one text."""
+    return table.add_column(place, name, pa.array([value] * len(table), pa.string()))
 
 
 def _summary(evaluation: Evaluation, result: SuiteResult) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from components.core.settings import plain
 from components.evaluate.settings import (
     PREPARED,
     CorruptionSuiteSettings,
+    ShapeBiasSuiteSettings,
     ShiftSuiteSettings,
     TransferSuiteSettings,
 )
@@ -101,11 +102,11 @@ def _shifts(section: EvaluateSection) -> dict[str, Any]:
     found = {}
     for name, shift in section.shifts.items():
         values: dict[str, Any] = plain(shift, exclude={"path", "options"})
-        found[name] = values | _shifted_files(f"evaluate.shifts.{name}.path", shift)
+        found[name] = values | shifted_files(f"evaluate.shifts.{name}.path", shift)
     return found
 
 
-def _shifted_files(key: str, shift: ShiftSuiteSettings) -> dict[str, Any]:
+def shifted_files(key: str, shift: ShiftSuiteSettings) -> dict[str, Any]:
     """The digest of a shifted dataset, and the options that do not name a file."""
     from components.data.sources.stamp import named_files
     from components.data.stream import read_document
@@ -123,7 +124,12 @@ def _shifted_files(key: str, shift: ShiftSuiteSettings) -> dict[str, Any]:
 def _shape_bias(section: EvaluateSection) -> dict[str, Any]:
     assert section.shape_bias is not None
     values: dict[str, Any] = plain(section.shape_bias)
-    return values | {"path": _stamp("evaluate.shape_bias.path", ANY_FOLDER, values["path"])}
+    return values | {"path": shape_bias_files(section.shape_bias)}
+
+
+def shape_bias_files(settings: ShapeBiasSuiteSettings) -> str:
+    """Digest of the stimuli."""
+    return _stamp("evaluate.shape_bias.path", ANY_FOLDER, settings.path)
 
 
 def _transfer(section: EvaluateSection) -> dict[str, Any]:

@@ -4,11 +4,12 @@ A task is an object of a suite with a method `run`; its result depends on its se
 alone, as every forward pass has `micro_batch` rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
@@ -57,6 +58,7 @@ class EvaluateWorker:
         self.dataset = PreparedDataset.open(config.dataset)
         self.split = self.dataset.open_split("test")
         self.model = cache(self._load)
+        self._opened: dict[str, Any] = {}
 
     def __call__(self, task: Task) -> pa.Table:
         """The results of a task; every row names the device that computed it."""
@@ -68,6 +70,12 @@ class EvaluateWorker:
     def models(self) -> list[str]:
         """Names of all models."""
         return list(self.config.models)
+
+    def once(self, key: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns, kept under this key: a dataset that several tasks read."""
+        if key not in self._opened:
+            self._opened[key] = make()
+        return self._opened[key]
 
     def items(self, places: Sequence[int]) -> ImageSplit:
         """Test items by their places in the split."""
@@ -81,11 +89,17 @@ class EvaluateWorker:
         """The model in passes of `micro_batch` rows."""
         return in_fixed_batches(model, size=self.config.micro_batch)
 
+    @contextmanager
+    def ready(self, name: str) -> Iterator[PixelModel]:
+        """A model in eval mode with frozen weights."""
+        model: PixelModel = self.model(name)
+        with attack_mode(model), fast_forward(model.net):
+            yield model
+
     @torch.no_grad()
     def logits(self, name: str, x: Images, item_ids: Sequence[str]) -> Logits:
         """Finite logits of a model."""
-        model: PixelModel = self.model(name)
-        with attack_mode(model), fast_forward(model.net):
+        with self.ready(name) as model:
             return check_logits(self.fixed(model)(x), item_ids)
 
     @torch.no_grad()

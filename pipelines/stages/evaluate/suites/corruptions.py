@@ -45,6 +45,7 @@ from pipelines.stages.evaluate.results import (
     PREDICTIONS_NAME,
     SuiteResult,
     comparisons,
+    in_order,
     rows_by_model,
     with_models,
 )
@@ -123,7 +124,7 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
     reporter = _Reporter(evaluation, settings, found, before)
     return SuiteResult(
         rows=[row for model in found for row in reporter.rows(model)],
-        predictions=_in_order(table),
+        predictions=in_order(table, "model", "corruption", "severity", "item_id"),
         headlines=[("corruptions, mean95", ALL, "mean95"), ("corruptions, mean75", ALL, "mean75")],
         num_items=max(len(one) for own in found.values() for one in own.values()),
         flags=[flag for variant in settings.variants() for flag in reporter.flags(variant)],
@@ -320,8 +321,3 @@ def _by_variant(rows: pa.Table) -> dict[Variant, Predictions]:
         same = pc.and_(pc.equal(rows["corruption"], name), pc.equal(rows["severity"], severity))
         found[name, severity] = joined([Predictions.of_table(rows.filter(same))])
     return found
-
-
-def _in_order(table: pa.Table) -> pa.Table:
-    keys = ("model", "corruption", "severity", "item_id")
-    return table.sort_by([(key, "ascending") for key in keys]).combine_chunks()
