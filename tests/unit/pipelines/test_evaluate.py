@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 
 from components.core.statistics import mcnemar_p_value, wilson_interval
 from components.data.corruptions import corrupt
@@ -27,6 +26,7 @@ from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import evaluation, stage
 from tests.unit.pipelines.conftest import NUM_ITEMS, OPTIONS, FakeRun, InProcess, write_prepared
+from tests.unit.published import SIDE, write_imagenet_model, write_imagenet_sets
 
 FILES = ("metrics.parquet", "predictions.parquet", "summary.json")
 CORRUPTIONS = {"names": ["gaussian_noise", "frost", "pixelate"], "severities": [1, 5]}
@@ -281,38 +281,23 @@ def test_a_dataset_against_itself_has_no_gap(run_suite, prepared):
     assert rows_of(out, model="main", item="part/masked", metric="mcnemar_p/plain")
 
 
-def write_images(root: Path, places: list[str]) -> None:
-    generator = np.random.default_rng(0)
-    for place in places:
-        path = root / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(generator.integers(0, 256, (20, 16, 3), np.uint8)).save(path)
-
-
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory) -> dict[str, Path]:
     """A dataset with the classes of ImageNet, an untrained model, and stand-ins of other sets."""
     root = tmp_path_factory.mktemp("imagenet")
-    write_images(root / "v2", [f"{label}/{n}.jpeg" for label in (1, 6, 10, 988) for n in range(3)])
-    synsets = imagenet_synsets()
-    write_images(root / "r", [f"{synsets[label]}/{n}.jpg" for label in (1, 988) for n in range(4)])
-    places = [f"{name}/{s}/{synsets[label]}/a.JPEG" for name in ("fog", "snow") for s in (1, 2)
-              for label in (1, 10)]  # fmt: skip
-    write_images(root / "c", places)
-    write_images(root / "cue", ["cat/cat1-dog2.png", "dog/dog1-dog2.png", "dog/dog3-cat1.png"])
-    torch.manual_seed(0)
-    spec = ModelSpec("tiny_vit", 1000, 3, 16, (0.5,) * 3, (0.5,) * 3, options=OPTIONS)
-    save_model(root / "main" / "model", PixelModel(spec).eval(), recipe_digest="")
+    places = write_imagenet_sets(root)
+    places["main"] = root / "main"
+    write_imagenet_model(root / "main" / "model")
     source = open_source("imagenet_v2", path=str(root / "v2"), options={"subset": True})
     (root / "data").mkdir()
-    write_prepared(root / "data", source, Fitting(16, "squash", 3))
-    return {path.name: path for path in root.iterdir()}
+    write_prepared(root / "data", source, Fitting(SIDE, "squash", 3))
+    return {**places, "data": root / "data"}
 
 
 @pytest.fixture(scope="module")
 def run_imagenet(imagenet, tmp_path_factory):
     def run(suite: str, section: dict, **further: Path) -> StageDir:
-        data = {"source": "imagenet_v2", "path": str(imagenet["v2"]), "image_size": 16,
+        data = {"source": "imagenet_v2", "path": str(imagenet["v2"]), "image_size": SIDE,
                 "fit": "squash", "options": {"subset": True}}  # fmt: skip
         values = {"name": "x", "data": data, "model": {"pretrained": str(imagenet["main"])}}
         recipe = parse({**values, "evaluate": {"micro_batch": 4, **section}}, source="x")
