@@ -156,6 +156,8 @@ def _check_classes(
     readable = shift.source.startswith(IMAGENET) or shift.source == PREPARED
     if facts.classes is None or not readable or not path.is_dir():
         return
+    if shift.source == PREPARED:
+        _check_size(f"{key}.path", shift, facts, problems)
     from components.evaluate.shifts import class_map_of  # imports torch
 
     try:
@@ -169,6 +171,22 @@ def _check_classes(
     except CasemateError as error:
         inner = error.key.removeprefix("shifts").removeprefix(".")
         problems.add(".".join(filter(None, [key, inner])), error.value, error.remedy)
+
+
+def _check_size(key: str, shift: ShiftSuiteSettings, facts: Facts, problems: Problems) -> None:
+    from components.data.stream import read_document
+
+    document = read_document(Path(shift.path or "").expanduser() / "dataset.json")
+    found = [document["channels"], document["height"], document["width"]]
+    wanted = [facts.channels, facts.height, facts.width]
+    if found != wanted:
+        problems.add(key, shift.path, other_size(found, wanted))
+
+
+def other_size(found: Sequence[object], wanted: Sequence[object]) -> str:
+    """The remedy for prepared images of another size than the models take."""
+    sizes = ["x".join(map(str, shape)) for shape in (found, wanted)]
+    return f"has images of {sizes[0]}, the models take {sizes[1]}; prepare it at that size"
 
 
 def _try(problems: Problems, key: str, check: object, value: object) -> None:

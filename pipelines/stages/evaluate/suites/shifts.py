@@ -20,6 +20,7 @@ from components.evaluate.metrics import MetricRow, rows_of
 from components.evaluate.settings import PREPARED, ShiftSuiteSettings, SubsetSettings
 from components.evaluate.shifts import ClassMap, class_map_of, measurements, shift_predictions
 from components.evaluate.subsets import choose_items
+from pipelines.recipe.evaluation import other_size
 from pipelines.stages.evaluate.evaluation import Evaluation, blocks, resize_name, units_of
 from pipelines.stages.evaluate.results import (
     SuiteResult,
@@ -156,9 +157,7 @@ def _opened(evaluation: Evaluation, name: str) -> ShiftedItems:
         raise CasemateError(f"{key}.{inner}", error.value, error.remedy) from error
     wanted = (dataset.channels, dataset.height, dataset.width)
     if shift.source == PREPARED and items.shape != wanted:
-        sizes = ["x".join(map(str, shape)) for shape in (items.shape, wanted)]
-        remedy = f"has images of {sizes[0]}, the models take {sizes[1]}; prepare it at that size"
-        raise CasemateError(f"{key}.path", shift.path, remedy)
+        raise CasemateError(f"{key}.path", shift.path, other_size(items.shape, wanted))
     return items
 
 
