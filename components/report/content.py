@@ -13,7 +13,8 @@ from typing import Any, Literal
 from components.core.errors import CasemateError
 
 ResultKind = Literal["measured", "attacked", "proven"]
-ColumnKind = Literal["text", "number", "measured", "attacked", "proven"]
+ColumnKind = Literal["text", "note", "number", "measured", "attacked", "proven"]
+Sign = Literal["bar", "line", "dash", "dot", "diamond", "square", "triangle"]
 RESULT_KINDS: tuple[ResultKind, ...] = ("measured", "attacked", "proven")
 
 
@@ -63,12 +64,20 @@ class Accuracy:
         return f"{low:.1f} to {high:.1f}"
 
 
-Cell = str | int | float | bool | Accuracy | None
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An accuracy that cannot be computed; a note of its row has the reason."""
+
+
+Cell = str | int | float | bool | Accuracy | Missing | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table column; the three kinds of results hold accuracies, the other two plain values."""
+    """A table column; the three kinds of results hold accuracies, the others plain values.
+
+    A `note` is longer than a `text` and gets more room.
+    """
 
     title: str
     kind: ColumnKind = "text"
@@ -102,7 +111,7 @@ class LegendEntry:
 
     label: str
     colour: str  # name of a page colour: measured, attacked, proven, muted
-    sign: Literal["bar", "line", "dash", "dot", "diamond"]
+    sign: Sign
 
 
 @dataclass(frozen=True, slots=True)
