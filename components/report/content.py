@@ -1,6 +1,6 @@
 """Content of the report page: plain frozen values, ready to be rendered.
 
-Every accuracy is labelled with its kind: *measured* (on unmodified items), *attacked* (after an
+Every accuracy is labelled with its kind: *measured* (without an adversary), *attacked* (after an
 attack, so an upper bound of robust accuracy) or *proven* (certified, so a lower bound).
 """
 
@@ -20,7 +20,7 @@ RESULT_KINDS: tuple[ResultKind, ...] = ("measured", "attacked", "proven")
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """A share of items with its exact 95% interval."""
+    """A share of items with its 95% interval: exact, or Wilson's in evaluation suites."""
 
     value: float
     low: float
@@ -94,6 +94,7 @@ class Table:
     marked: int | None = None  # the highlighted row
     mark: str = ""
     title: str = ""  # above the table, where the chapter holds several
+    folded: bool = False  # a long table that the reader opens
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):

@@ -1,11 +1,15 @@
 """Chapters of the evaluation suites; suites that were not run have none."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from components.core.errors import CasemateError
+from components.core.tables import read_table
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
 from components.report.content import Accuracy, Chapter, Column
 from components.report.evaluation import (
@@ -19,6 +23,7 @@ from components.report.evaluation import (
 )
 from components.report.evaluation.rows import SuiteRows, suite_rows
 
+FAILURE_MAP = "failure_map.parquet"
 SUITES = ("clean", "corruptions", "shifts", "shape_bias", "transfer", "spatial")
 
 
@@ -59,9 +64,29 @@ def chapters(found: Evaluation) -> tuple[Chapter, ...]:
 
 
 def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
-    """The results of all steps `evaluate*`; empty without one."""
+    """The results of all steps `evaluate.<suite>`; empty without one."""
     rows: list[MetricRow] = []
+    failures: dict[str, pa.Table] = {}
     for step, folder in folders.items():
-        if step.split(".")[0] == "evaluate":
+        if step.split(".")[0] != "evaluate":
+            continue
+        with _named(step):
             rows += read_metrics(folder / METRICS_NAME)
-    return Evaluation(tuple(rows))
+            if (path := folder / FAILURE_MAP).exists():
+                failures |= _by_model(read_table(path))
+    return Evaluation(tuple(rows), failures)
+
+
+def _by_model(table: pa.Table) -> dict[str, pa.Table]:
+    models = table.column("model").unique().to_pylist()
+    return {model: table.filter(pc.equal(table["model"], model)) for model in models}
+
+
+@contextmanager
+def _named(step: str) -> Iterator[None]:
+    """Errors about a file name its step."""
+    try:
+        yield
+    except CasemateError as error:
+        remedy = f"{error.remedy}; run this step again"
+        raise CasemateError(step, error.value, remedy) from error

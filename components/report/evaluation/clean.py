@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
 from components.report.evaluation.plots import reliability, share_bars
 from components.report.evaluation.rows import SuiteRows
 
@@ -188,5 +189,5 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
                 )
             )
     yield Table(suite.name("models"), columns, tuple(cells), title=suite.title("Models"))
-    if compared := look.comparison_table(suite):
+    if compared := comparison_table(suite):
         yield compared

@@ -7,6 +7,7 @@ from components.data.sources.names import SEVERITIES
 from components.evaluate.corruptions import groups
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, small_multiples
 from components.report.evaluation.rows import SuiteRows
@@ -211,7 +212,7 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
             )
         )
     yield Table(suite.name("scores"), columns, tuple(cells), title=suite.title("Scores"))
-    if compared := look.comparison_table(suite):
+    if compared := comparison_table(suite):
         yield compared
 
 

@@ -5,10 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from components.evaluate.metrics import NULL, MetricRow
-from components.report.content import Accuracy, Cell, Column, Missing, Table
+from components.report.content import Accuracy, Missing
 
-DIFFERENCE, P_VALUE = "difference_to/", "mcnemar_p/"
-SIGNIFICANCE = ((0.001, "***"), (0.01, "**"), (0.05, "*"))
 SETTING = ("dataset", "dataset_digest", "seed", "resize", "fidelity")
 Place = tuple[str, str, float | None, str]  # model, item, level, metric
 Pair = tuple[MetricRow, MetricRow | None]
@@ -58,6 +56,8 @@ class SuiteRows:
 def suite_rows(rows: Iterable[MetricRow], suite: str) -> list[SuiteRows]:
     """The rows of a suite, one part for each dataset, seed and preprocessing."""
     chosen = [row for row in rows if row.suite == suite]
+    if not chosen:
+        return []
     # every shift has its own dataset, which is its item
     apart = [name for name in SETTING if suite != "shifts" or not name.startswith("dataset")]
     parts: dict[tuple[object, ...], list[MetricRow]] = defaultdict(list)
@@ -173,40 +173,3 @@ def num_items(rows: Iterable[MetricRow | None]) -> str:
     if len(counts) == 1:
         return f"{counts[0]:,} items"
     return f"{counts[0]:,} to {counts[-1]:,} items"
-
-
-def comparison_table(suite: SuiteRows) -> Table | None:
-    """Differences between models on the same items, with exact McNemar p-values and marks."""
-    cells: list[tuple[Cell, ...]] = []
-    seen: set[Place] = set()
-    for (model, item, level, metric), row in suite.rows.items():
-        if not metric.startswith(DIFFERENCE):
-            continue
-        rival = metric.removeprefix(DIFFERENCE)
-        if (rival, item, level, DIFFERENCE + model) in seen:
-            continue  # the same comparison the other way round
-        seen.add((model, item, level, metric))
-        test = suite.row(model, item, P_VALUE + rival, level)
-        p_value = value(test)
-        where = item if level is None else f"{item} {level:g}"
-        marks = significance(p_value)
-        cells.append((where, model, rival, *points(row), p_value, marks, row.n, notes([row, test])))
-    if not cells:
-        return None
-    columns = (
-        *(Column("Item"), Column("Model"), Column("minus")),
-        Column("points", "number"),
-        Column("at least", "number", "95%"),
-        Column("at most", "number", "95%"),
-        *(Column("p", "number", "McNemar"), Column("mark"), Column("n", "number")),
-        Column("Note", "note"),
-    )
-    title = suite.title("Models on the same items: * p < 0.05, ** p < 0.01, *** p < 0.001")
-    return Table(suite.name("compared"), columns, tuple(cells), title=title)
-
-
-def significance(p_value: float | None) -> str:
-    """Stars of a p-value; p-values are not adjusted for the number of comparisons."""
-    if p_value is None:
-        return "-"
-    return next((stars for limit, stars in SIGNIFICANCE if p_value < limit), "not significant")

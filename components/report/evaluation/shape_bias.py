@@ -3,6 +3,7 @@
 from components.evaluate.shape_bias import CLASSES
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
 from components.report.evaluation.plots import Series, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import MAX_MODELS, hidden_models, sign_of
@@ -25,7 +26,7 @@ def chapter(parts: list[SuiteRows]) -> Chapter | None:
     if not parts:
         return None
     charts = [chart for part in parts for chart in (_accuracies(part), _biases(part))]
-    tables = [table for part in parts if (table := look.comparison_table(part))]
+    tables = [table for part in parts if (table := comparison_table(part))]
     return Chapter(
         "shape", "Shape against texture", INTRO, charts=tuple(charts), tables=tuple(tables)
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
 from components.report.evaluation.plots import Series, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import ModelSign
@@ -26,7 +27,7 @@ def chapter(parts: list[SuiteRows]) -> Chapter | None:
     if not parts:
         return None
     charts = [_chart(part, item) for part in parts for item in part.items("masked")]
-    tables = [table for part in parts if (table := look.comparison_table(part))]
+    tables = [table for part in parts if (table := comparison_table(part))]
     return Chapter(
         "shifts", "Distribution shifts", INTRO, charts=tuple(charts), tables=tuple(tables)
     )

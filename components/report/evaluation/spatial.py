@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, Series, curves, dots
 from components.report.evaluation.rows import SuiteRows
@@ -28,7 +29,7 @@ def chapter(parts: list[SuiteRows], failures: Mapping[str, pa.Table]) -> Chapter
     if not parts:
         return None
     charts = [chart for part in parts for chart in _charts(part, failures)]
-    tables = [table for part in parts if (table := look.comparison_table(part))]
+    tables = [table for part in parts if (table := comparison_table(part))]
     return Chapter(
         "spatial", "Rotations and shifts", INTRO, charts=tuple(charts), tables=tuple(tables)
     )

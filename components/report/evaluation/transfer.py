@@ -8,6 +8,7 @@ from string import ascii_uppercase
 from components.evaluate.metrics import MetricRow
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.rows import SuiteRows
 from components.report.wording import pixels
@@ -259,7 +260,7 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
             tuple(_pair(suite, attack, *pair) for pair in pairs),
             title=suite.title(f"{attack.title}: pairs across families"),
         )
-    if compared := look.comparison_table(suite):
+    if compared := comparison_table(suite):
         yield compared
 
 

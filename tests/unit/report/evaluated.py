@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from components.attacks.settings import SpatialSettings
 from components.attacks.spatial import grid_poses
+from components.core.tables import write_table
 from components.data.corruptions.settings import CORRUPTIONS
 from components.data.sources.names import SEVERITIES
 from components.evaluate import calibration, predictions, shape_bias, shifts, spatial, transfer
@@ -66,13 +67,13 @@ def predicted(model: str) -> Predictions:
 
 def clean_measurements(model: str) -> list[Measurement]:
     found = predicted(model)
-    rows = predictions.accuracy_measurements(found, item="test")
-    rows += calibration.measurements(found, item="test", num_bins=10)
+    rows = predictions.accuracy_measurements(found, item="all")
+    rows += calibration.measurements(found, item="all", num_bins=10)
     rows += predictions.class_accuracy(found, (*CLASSES, "never"))
     for rival in MODELS:
         if rival != model:
             rows += predictions.comparison_measurements(
-                found, predicted(rival), rival=rival, item="test"
+                found, predicted(rival), rival=rival, item="all"
             )
     return rows
 
@@ -185,8 +186,18 @@ def made_failures() -> dict[str, pa.Table]:
     return {m: spatial.failure_map(spatial_results(m, full=True), GRID) for m in MODELS}
 
 
-def write_evaluation(folder: Path) -> Path:
-    """A finished step `evaluate`."""
-    folder.mkdir(parents=True)
-    write_metrics(folder / "metrics.parquet", made_rows())
-    return folder
+def write_evaluation(root: Path) -> dict[str, Path]:
+    """The finished steps of all suites, by name."""
+    found = {}
+    for suite in sorted({row.suite for row in made_rows()}):
+        folder = root / f"evaluate.{suite}-0"
+        folder.mkdir(parents=True)
+        own = [row for row in made_rows() if row.suite == suite]
+        write_metrics(folder / "metrics.parquet", own)
+        found[f"evaluate.{suite}"] = folder
+    tables = [
+        table.append_column("model", pa.array([model] * len(table)))
+        for model, table in made_failures().items()
+    ]
+    write_table(found["evaluate.spatial"] / "failure_map.parquet", pa.concat_tables(tables))
+    return found
