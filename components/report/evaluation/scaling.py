@@ -13,14 +13,14 @@ from components.evaluate.scaling import ScalingFit
 from components.report.content import Cell, Chapter, Chart, Column, Content, Fact, Table
 from components.report.evaluation import overview
 from components.report.evaluation.chapters import Evaluation
-from components.report.evaluation.headline import with_evaluation
 from components.report.evaluation.signs import MAX_MODELS, ModelSign, sign_of
 from components.report.figures import new_figure, to_svg
-from components.report.palette import INK, STYLE
+from components.report.palette import STYLE
 
 Panels = Mapping[Benchmark, Sequence[ScalingFit]]
 NAME = "scaling"
-STEPS = (1, 2, 5)  # ticks of a decade
+COARSE, FINE = (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)  # ticks of a decade
+APART = 0.12  # least distance of two slopes, as a share of the height of a panel
 SMALLEST_ERROR = 1e-4  # that a logarithmic axis shows
 INTRO = (
     "log10(error) = a + b log10(parameters in millions), by least squares, for each family of "
@@ -44,12 +44,11 @@ def scaling_page(
     found = Evaluation(tuple(rows))
     beside = overview.chapter(found.single())
     models = len({row.model for row in rows})
-    headline = with_evaluation(Table("headline", (Column("Model"),), ()), found)
     return Content(
         title,
         f"{models} models, {len(panels)} benchmarks",
         (),
-        headline,
+        Table("headline", (Column("Model"),), ()),  # the overview has all models
         (),
         (scaling_chapter(panels), *([beside] if beside else [])),
         "",
@@ -76,8 +75,8 @@ def _chart(panels: Panels) -> Chart:
         log_log(panels, signs, alt=f"Error against parameters. {' '.join(_sentences(panels))}"),
         tuple(sign.legend(group) for group, sign in signs.items()),
         (
-            "Both axes are logarithmic; vertical lines are 95% intervals over items, the number at "
-            "the end of a line is its slope.",
+            "Both axes are logarithmic; vertical lines are 95% intervals over items; numbers on "
+            "the right are the slopes of the lines.",
             *_sentences(panels),
             *([f"{hidden} more families are in the table only."] if hidden else []),
         ),
@@ -112,9 +111,10 @@ def log_log(panels: Panels, signs: Mapping[str, ModelSign], *, alt: str) -> str:
                 if _group(fit) in signs:
                     _draw(axes, fit, signs[_group(fit)])
             _log_axis(axes.yaxis, [100 * p.error for fit in fits for p in fit.points])
+            _write_slopes(axes, fits, signs)
             axes.set_ylabel("error, %")
         _log_axis(all_axes[-1].xaxis, sizes)
-        all_axes[-1].set_xlim(0.8 * min(sizes), 1.7 * max(sizes))  # room for the slopes
+        all_axes[-1].set_xlim(0.8 * min(sizes), 1.25 * max(sizes))
         all_axes[-1].set_xlabel("parameters, millions")
         figure.align_ylabels()
         return to_svg(figure, name=NAME, alt=alt)
@@ -139,22 +139,36 @@ def _draw(axes: Any, fit: ScalingFit, sign: ModelSign) -> None:
     sizes = np.array([fit.points[0].params_m, fit.points[-1].params_m])
     fitted = 100 * 10 ** (fit.intercept + fit.slope * np.log10(sizes))
     axes.plot(sizes, fitted, color=sign.colour, linestyle=sign.line, linewidth=1.4)
-    axes.annotate(
-        f"{fit.slope:.3f}",
-        (float(sizes[-1]), float(fitted[-1])),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        color=INK,
-    )
+
+
+def _write_slopes(axes: Any, fits: Sequence[ScalingFit], signs: Mapping[str, ModelSign]) -> None:
+    """The slope of every line in the right margin, near its end and apart from the others."""
+    low, high = np.log10(axes.get_ylim())
+    places = {}
+    for fit in fits:
+        if fit.slope is not None and fit.intercept is not None and _group(fit) in signs:
+            end = fit.intercept + fit.slope * np.log10(fit.points[-1].params_m) + 2  # in percent
+            places[_group(fit)] = (float((end - low) / (high - low)), fit.slope)
+    last = -1.0
+    for group, (place, slope) in sorted(places.items(), key=lambda pair: (pair[1], pair[0])):
+        last = max(place, last + APART)
+        axes.text(
+            1.02,
+            last,
+            f"{slope:.3f}",
+            transform=axes.transAxes,
+            va="center",
+            color=signs[group].colour,
+        )
 
 
 def _log_axis(axis: Any, values: Sequence[float]) -> None:
-    """Ticks at 1, 2 and 5 of each decade, in plain numbers."""
+    """Ticks in plain numbers; more of them where values are close to each other."""
     positive = [value for value in values if value > 0] or [1.0]
+    steps = COARSE if max(positive) > 8 * min(positive) else FINE
     low, high = np.floor(np.log10(min(positive))), np.ceil(np.log10(max(positive)))
     decades = range(int(low), int(high) + 1)
-    axis.set_major_locator(FixedLocator([step * 10.0**d for d in decades for step in STEPS]))
+    axis.set_major_locator(FixedLocator([step * 10.0**d for d in decades for step in steps]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
