@@ -12,6 +12,7 @@ process; `run` runs whole recipes on Ray. Importing this module is cheap: what a
 is imported when it is called.
 """
 
+from pipelines.api.across_runs import Scaling, scaling
 from pipelines.api.attacks import AttackReport, attack
 from pipelines.api.certificates import (
     Certificate,
@@ -41,6 +42,7 @@ __all__ = [
     "AttackReport",
     "Certificate",
     "RunResult",
+    "Scaling",
     "TsvFile",
     "attack",
     "certify_l2",
@@ -55,6 +57,7 @@ __all__ = [
     "recertify",
     "results",
     "run",
+    "scaling",
     "steps",
     "submit",
     "verify",

@@ -17,6 +17,9 @@ from components.data.prepared import PreparedDataset
 from components.report import attacked, chapters, galleries, results
 from components.report.certified import certificate_facts
 from components.report.content import Chapter, Content, Fact, Gallery
+from components.report.evaluation.chapters import chapters as evaluation_chapters
+from components.report.evaluation.chapters import read_evaluation
+from components.report.evaluation.headline import with_evaluation
 from components.report.page import render
 from components.report.radii import ComparedTable
 from components.report.sweeps import own_charts
@@ -83,10 +86,12 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         if result.family.visible(result.document.evidence) is not None
         for gallery in _ablations(result, dataset, num_examples=recipe.report.num_examples)
     ]
+    evaluated = read_evaluation(inputs)
     shown = (
         chapters.attack_chapter(found.attacks),
         chapters.patch_chapter(found, pictures=pictures),
         chapters.radius_chapter(found),
+        *evaluation_chapters(evaluated),
         chapters.example_chapter(found, num_examples=recipe.report.num_examples),
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),
@@ -97,7 +102,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         recipe.report.title or recipe.name,
         f"Recipe {recipe.name}, seed {recipe.seed}",
         chapters.identity(found),
-        chapters.headline(found),
+        with_evaluation(chapters.headline(found), evaluated),
         chapters.checks(found),
         tuple(chapter for chapter in shown if chapter),
         yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True),
