@@ -40,6 +40,7 @@ from components.evaluate.metrics import ALL, Measurement, MetricRow, Subject, nu
 from components.evaluate.predictions import Predictions, accuracy_measurements, joined
 from components.evaluate.settings import CorruptionSuiteSettings, SubsetSettings
 from components.evaluate.subsets import choose_items
+from pipelines.runtime.progress import say
 from pipelines.stages.evaluate.evaluation import Evaluation, blocks, units_of
 from pipelines.stages.evaluate.results import (
     PREDICTIONS_NAME,
@@ -160,6 +161,9 @@ def stored_units(evaluation: Evaluation, settings: CorruptionSuiteSettings) -> l
     root = Path(settings.path).expanduser().absolute()
     subset, seed = evaluation.section.subset, evaluation.recipe.seed
     present = set(stored_variants(settings.source, root))
+    if missing := [f"{n}/{level}" for n, level in settings.variants() if (n, level) not in present]:
+        lacks = f"{settings.path} lacks {', '.join(missing)}"
+        say(f"{evaluation.out.step}: {lacks}; scores that need them are null")
     found: list[Unit] = []
     for variant in settings.variants():
         if variant not in present:
