@@ -16,6 +16,7 @@ from components.evaluate.subsets import choose_items
 from components.models.catalog import family_of
 from components.models.checkpoint import read_header
 from components.models.costs import costs_of
+from components.models.pretrained import weights_name
 from components.models.spec import ModelSpec
 from pipelines.recipe import build
 from pipelines.recipe.schema.evaluate import EvaluateSection
@@ -194,8 +195,10 @@ def _name(step: str) -> str:
 
 def _model(recipe: Recipe, inputs: Mapping[str, Path], name: str) -> EvaluatedModel:
     folder = build.model_folder(inputs, name)
-    start = recipe.model_of(name).pretrained
-    return _opened(name, folder, pretrain=None if recipe.given_model() else start)
+    own = recipe.model_of(name)
+    start = None if recipe.given_model() else own.pretrained
+    pretrain = weights_name(start, architecture=own.architecture)
+    return _opened(name, folder, pretrain=pretrain)
 
 
 def _other(name: str, folder: Path) -> EvaluatedModel:
