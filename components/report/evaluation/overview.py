@@ -37,9 +37,9 @@ class Benchmark:
 
 
 def chapter(parts: Mapping[str, SuiteRows]) -> Chapter | None:
-    """The overview of suites with one setting; None without a suite beside clean items."""
+    """The overview of suites with one setting; None with fewer than two of them."""
     found = benchmarks(parts)
-    if len(found) < 2:
+    if len(parts) < 2 or not found:
         return None
     models = list(dict.fromkeys(model for b in found for model in b.rows))
     table = Table(

@@ -19,6 +19,7 @@ from components.models.catalog import family_of
 from components.models.checkpoint import read_header
 from components.models.costs import costs_of
 from components.models.pixels import PixelModel
+from components.models.pretrained import weights_name
 from components.models.spec import ModelSpec
 from pipelines.recipe import build
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
@@ -197,9 +198,11 @@ def _models(
     """The models of the recipe, which take these images, and those of other runs."""
     models = {}
     for name in recipe.evaluated_models():
-        start = None if recipe.given_model() else recipe.model_of(name).pretrained
+        own = recipe.model_of(name)
+        start = None if recipe.given_model() else own.pretrained
+        pretrain = weights_name(start, architecture=own.architecture)
         folder = build.model_folder(inputs, name)
-        models[name] = EvaluatedModel.of_folder(name, folder, pretrain=start)
+        models[name] = EvaluatedModel.of_folder(name, folder, pretrain=pretrain)
         models[name].spec.check_image((dataset.channels, dataset.height, dataset.width))
     for step, folder in inputs.items():
         stage, _, name = step.partition(".")

@@ -1,6 +1,7 @@
 """A made-up evaluation: real measurements of invented verdicts, for the chapters to show."""
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,8 @@ def spatial_results(model: str, *, full: bool) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=spatial.SCHEMA)
 
 
-def made_rows(*, full: bool = True) -> list[MetricRow]:
+@cache
+def made_rows(*, full: bool = True) -> tuple[MetricRow, ...]:
     """The rows of all suites for three models."""
     rows, between = [], transfer_measurements()
     for model in MODELS:
@@ -178,9 +180,10 @@ def made_rows(*, full: bool = True) -> list[MetricRow]:
         for suite, found in measured.items():
             fidelity = "released" if suite == "corruptions" else None
             rows += rows_of(subject(model, fidelity=fidelity), suite, found)
-    return rows
+    return tuple(rows)
 
 
+@cache
 def made_failures() -> dict[str, pa.Table]:
     """The failure maps of all models."""
     return {m: spatial.failure_map(spatial_results(m, full=True), GRID) for m in MODELS}
