@@ -21,8 +21,13 @@ class Entry:
 
     def load(self) -> Any:
         """The class or function behind the name."""
-        module, _, attribute = self.implementation.partition(":")
-        return getattr(import_module(module), attribute)
+        return load_reference(self.implementation)
+
+
+def load_reference(reference: str) -> Any:
+    """The class or function that `module:attribute` names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Registry:

@@ -31,32 +31,21 @@ def short_threat(threat: Mapping[str, Any]) -> str:
     kind = threat["kind"]
     if kind == "linf":
         return f"l∞, eps {pixels(threat['eps'])}"
-    if kind == "l2" and "eps" in threat:
+    if kind == "l2":
         return f"l2, eps {threat['eps']:g}"
     return str(kind)
 
 
 def long_threat(threat: Mapping[str, Any]) -> str:
-    """The threat model as a sentence."""
+    """The threat model of an attack as a sentence; certificate families word their own."""
     kind = threat["kind"]
     if kind == "linf":
         return f"Every pixel of every channel may move by at most {pixels(threat['eps'])}."
-    if kind == "patch":
-        sides = ", ".join(str(m) for m in threat["patch_sizes"])
-        return (
-            f"One square of m {TIMES} m pixels, anywhere inside the image (never wrapping around "
-            f"its edge), may take any values in every channel; m = {sides}."
-        )
+    if kind == "l2":
+        return f"The whole image may move by an l2 distance of at most {threat['eps']:g}."
     if kind == "spatial":
         return "The image may be rotated and shifted within the limits of the settings."
-    if kind == "l2" and "eps" in threat:
-        return f"The whole image may move by an l2 distance of at most {threat['eps']:g}."
-    if kind == "l2":
-        return (
-            "The whole image may move by an l2 distance of at most the radius stated for the item; "
-            f"the classifier votes under Gaussian noise of standard deviation {threat['sigma']:g}."
-        )
-    raise CasemateError("threat.kind", kind, "is not one of linf, l2, spatial, patch")
+    raise CasemateError("threat.kind", kind, "is not one of linf, l2, spatial")
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

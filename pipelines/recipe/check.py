@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.problems import Problems
-from components.core.settings import plain
 from components.core.user_code import is_reference, references
 from components.data.sources import find_source, open_source
 from components.data.sources.registry import check_options
@@ -276,7 +275,6 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         from components.certify.votes import check_can_store
 
         for entry in section.entries(name).values():
-            later = {"band": getattr(entry.section, "band", 0) or 1, "run_seed": recipe.seed}
             header = VotesHeader(  # only fields that the number of votes depends on
                 kind=section.kind,
                 run_id="",
@@ -284,7 +282,7 @@ def _votes(recipe: Recipe, facts: Facts, problems: Problems) -> None:
                 dataset_digest="",
                 num_classes=facts.num_classes or 2,
                 image=ImageShape(facts.channels or 3, facts.side, facts.side),
-                settings={**plain(entry.section), **later},
+                settings=entry.section.recorded(run_seed=recipe.seed),
                 noise_impl=None,
                 num_items=num_items,
                 software={},

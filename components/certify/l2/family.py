@@ -66,6 +66,7 @@ class GaussianFamily(
     recorded_fields: ClassVar[FieldTypes] = L2_FIELDS
     threat_name: ClassVar[str] = "l2"
     vote_unit: ClassVar[str] = "draw"
+    chapter: ClassVar[str] = "components.report.radii:chapter"
 
     def prepare(
         self, request: VoteRequest[GaussianSettings], *, source: Votes | None
@@ -247,6 +248,12 @@ class GaussianFamily(
 
     def threat(self, header: VotesHeader, claim: GaussianClaimSettings) -> L2Threat:
         return L2Threat(sigma=drawn_of(header).sigma)
+
+    def threat_words(self, threat: Summary) -> str:
+        return (
+            "The whole image may move by an l2 distance of at most the radius stated for the item; "
+            f"the classifier votes under Gaussian noise of standard deviation {threat['sigma']:g}."
+        )
 
     def budget(self, entry: Summary) -> float:
         return float(entry["radius"])

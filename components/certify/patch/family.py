@@ -95,6 +95,7 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
 
     threat_name: ClassVar[str] = "patch"
     vote_unit: ClassVar[str] = "pass"
+    chapter: ClassVar[str] = "components.report.patches:chapter"
 
     def plan_of(self, units: Sequence[Unit], settings: PatchT, header: VotesHeader) -> VotePlan:
         """A plan whose ledger follows the certified share at the challenged or smallest size."""
@@ -111,6 +112,13 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
 
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)
+
+    def threat_words(self, threat: Summary) -> str:
+        sides = ", ".join(str(m) for m in threat["patch_sizes"])
+        return (
+            f"One square of m {TIMES} m pixels, anywhere inside the image (never wrapping around "
+            f"its edge), may take any values in every channel; m = {sides}."
+        )
 
     def is_sound(self, claim: Mapping[str, object]) -> bool:
         return is_sound(claim)
@@ -163,7 +171,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     kinds: ClassVar[tuple[str, ...]] = ABLATION_KINDS
     claim_class = AblationClaimSettings
     recorded_fields: ClassVar[FieldTypes] = ABLATION_FIELDS
-    can_sweep: ClassVar[bool] = True
+    unsound_words = "delta_rule paper_reference only reproduces published tables"
     decides: ClassVar[bool] = True
 
     def prepare(
@@ -288,12 +296,24 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         return f"{shown}, one every {stride} px"
 
     def short_vote_words(self, header: VotesHeader) -> str:
-        return {
+        shown = {
             "columns": "Bands of columns",
             "rows": "Bands of rows",
             "blocks": "Squares",
             "both": "Bands of columns and of rows",
         }[header.kind]
+        if "trained_token_policy" in header.settings:
+            return f"{shown}, tokens {header.settings['token_policy']} against training"
+        return shown
+
+    def swept(self, header: VotesHeader) -> dict[str, int]:
+        kept = ablations_of(header)
+        return {"size": kept.band, "stride": kept.stride}
+
+    def shares(self, entry: Summary) -> dict[str, Summary]:
+        """Rule loc may be the second one."""
+        names = {"": "accuracy", "loc": "accuracy_loc"}
+        return {rule: entry[name] for rule, name in names.items() if name in entry}
 
     def proof_words(self, kinds: Collection[str]) -> str:
         bands = set(kinds) == {"columns"}

@@ -5,21 +5,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from components.certify.l2.settings import GaussianSettings
-from components.core.settings import Count, Name, PositivePixels, Problem, default_of
+from components.certify import PublishedSettings
+from components.core.settings import Count, Name, Problem
 from pipelines.recipe.schema.base import Section
-
-
-class CompareSection(Section):
-    """Published per-image l2 radii: a table with the columns of Cohen et al. 2019.
-
-    With `sigma`, radii that so many draws cannot certify are pointed out.
-    """
-
-    path: str
-    sigma: PositivePixels | None = None
-    num_estimate: Count = default_of(GaussianSettings, "num_estimate")
-    failure_prob: float = Field(default=default_of(GaussianSettings, "failure_prob"), gt=0, lt=1)
 
 
 class ReportSection(Section):
@@ -27,7 +15,7 @@ class ReportSection(Section):
 
     title: str | None = None
     num_examples: int = Field(default=4, ge=0)
-    compare: dict[Name, CompareSection] = {}
+    compare: dict[Name, PublishedSettings] = {}
 
 
 class ClusterSection(Section):

@@ -27,10 +27,7 @@ from pipelines.recipe.schema.place import (
 from pipelines.recipe.schema.tune import TuneSection
 
 if TYPE_CHECKING:
-    from components.certify.l2.settings import GaussianSettings
-    from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings
-
-    CertifySettings = AblationSettings | DoubleMaskingSettings | GaussianSettings
+    CertifySettings = CertificateSettings
 else:
     CertifySettings = union_of(FAMILIES)
 
