@@ -75,7 +75,8 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     recorded_fields: ClassVar[FieldTypes]  # fields of a header's settings that claims require
     threat_name: ClassVar[str]  # "l2" or "patch": the threat model in one word
     vote_unit: ClassVar[str]  # what one vote costs: a "pass", or a "draw" of several passes
-    chapter: ClassVar[str]  # `module:function` that makes the chapter of the report
+    chapter: ClassVar[str] = "components.report.certified:chapter"
+    """`module:function` that makes the chapter of the report; this one has a table, no charts."""
     unsound_words: ClassVar[str] = ""  # why a claim is not sound, if `is_sound` says so
 
     # Units and workers ----------------------------------------------------------------------------

@@ -8,8 +8,31 @@ from numpy.typing import NDArray
 from components.certify.family import AnyFamily
 from components.certify.registry import FAMILIES
 from components.core.statistics import accuracy
-from components.report.content import Accuracy, Column, Fact, LegendEntry
+from components.report.content import Accuracy, Cell, Chapter, Column, Fact, LegendEntry, Table
 from components.report.results import CertifyResult
+from components.report.run_results import Results
+
+
+def chapter(results: Results, found: Sequence[CertifyResult], *, num_examples: int) -> Chapter:
+    """The chapter of a family that has no charts of its own: accuracy at every claimed budget."""
+    rows: list[tuple[Cell, ...]] = []
+    for result in found:
+        family, summary = result.family, result.document.summary
+        for budget in map(family.budget, summary["certified"]):
+            proven = share(result.certified_at(budget)) if result.sound else None
+            rows.append(
+                (result.name, results.model_of(result), family.budget_words(budget), proven)
+            )
+    columns = (
+        Column("Certificate"),
+        Column("Model"),
+        Column("budget"),
+        Column("certified", "proven"),
+    )
+    name = found[0].family.threat_name
+    table = Table(f"certified-{name}", columns, tuple(rows))
+    intro = " ".join(proof_paragraphs(found))
+    return Chapter(f"certified-{name}", f"Proven: {name}", intro, tables=(table,))
 
 
 def share(held: NDArray[np.bool_]) -> Accuracy:

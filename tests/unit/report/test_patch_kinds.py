@@ -8,6 +8,7 @@ from components.certify.vote_rows import VoteRow
 from components.certify.votes import write_votes
 from components.report import certified, patch_sweeps, patches, sweeps
 from components.report.results import read_certify
+from components.report.run_results import Results
 
 SIDE, NUM_ITEMS = 8, 6
 
@@ -58,6 +59,16 @@ def test_a_sweep_is_one_table_in_the_published_layout(tmp_path):
         certified.share(results[2].certified_at(1)),
     )
     assert sweeps.find_sweeps(results[:1], lambda _: "main") == ()
+
+
+def test_a_family_without_charts_has_a_table(tmp_path):
+    result = made(tmp_path / "a", claim={"patch_sizes": [1, 2], "rule": "count"})
+    found = certified.chapter(Results(None, certificates=(result,)), [result], num_examples=4)
+    (table,) = found.tables
+    assert [row[3] for row in table.rows] == [
+        certified.share(result.certified_at(size)) for size in (1, 2)
+    ]
+    assert result.family.proof_words({"rows"}) == found.intro
 
 
 def test_other_claims_kinds_and_tokens_are_other_sweeps(tmp_path):
