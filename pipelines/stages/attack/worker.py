@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from components.attacks.aas import ScaledReport
+from components.attacks.base_settings import Norm
 from components.attacks.evaluation import check_attackable
 from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
@@ -22,7 +23,7 @@ from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
-from components.attacks.settings import AasSettings, Norm
+from components.attacks.settings import AasSettings
 from components.core.arithmetic import EXACT, use
 from components.core.types import Images, Labels, LogitsFn
 from components.core.units import WorkFn
