@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -20,8 +21,7 @@ from components.evaluate.metrics import MetricRow
 FEWEST_MODELS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingPoint:
+class ScalingPoint(NamedTuple):
     """One model: parameters in millions, and its error."""
 
     model: str

@@ -6,7 +6,8 @@ selectable), and is never parsed as mathematics, because labels may be names tha
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import Any
 
@@ -30,8 +31,7 @@ def attack_bars(
     alt: str,
 ) -> str:
     """Clean and attacked accuracy of each model, with intervals."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=0.9 + 0.72 * len(models))
+    with new_figure(1, height=0.9 + 0.72 * len(models)) as (figure, (axes,)):
         for offset, rows, colour in ((-0.19, clean, MEASURED), (0.19, attacked, ATTACKED)):
             places = [i + offset for i in range(len(models))]
             axes.barh(places, [100 * a.value for a in rows], height=0.34, color=colour)
@@ -67,8 +67,7 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
     ]
     if not shown:
         raise ValueError("training history holds no series to draw")
-    with mpl.rc_context(STYLE):
-        figure, all_axes = new_figure(len(shown), height=0.7 + 1.45 * len(shown))
+    with new_figure(len(shown), height=0.7 + 1.45 * len(shown)) as (figure, all_axes):
         for axes, (title, series) in zip(all_axes, shown, strict=True):
             factor = {"accuracy, %": 100, "epsilon, /255": 255}.get(title, 1)
             for key, colour, dashes in series:
@@ -125,11 +124,14 @@ def percent_axis(axes: Any, label: str) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
 
 
-def new_figure(num_panels: int, *, height: float) -> tuple[Any, list[Any]]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
-    return figure, [row[0] for row in grid]
+@contextmanager
+def new_figure(num_panels: int, *, height: float) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure in the style of the page, and the axes of its panels, one below the other."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
+        yield figure, [row[0] for row in grid]
 
 
 def to_svg(figure: Any, *, name: str, alt: str) -> str:

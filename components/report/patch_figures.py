@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.ticker import MaxNLocator
 
 from components.report.content import Accuracy
 from components.report.figures import interval_point, new_figure, percent_axis, to_svg
-from components.report.palette import ATTACKED, MEASURED, MUTED, PROVEN, STYLE
+from components.report.palette import ATTACKED, MEASURED, MUTED, PROVEN
 
 MARKERS = ("o", "s", "^", "D", "v", "P")  # distinguishable without colour; more lines are not drawn
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)), "-", (0, (5, 2)))
@@ -34,8 +33,7 @@ def patch_curve(
     alt: str,
 ) -> str:
     """Certified accuracy by patch side; side 0 is the vote's accuracy without an adversary."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.3)
+    with new_figure(1, height=3.3) as (figure, (axes,)):
         shares = [100 * a.value for a in certified]
         axes.fill_between(
             sizes,
@@ -71,8 +69,7 @@ def sweep_curves(
     """Certified accuracy above standard accuracy; unsound figures have another colour."""
     if max(len(certified), len(standard)) > len(MARKERS):
         raise ValueError(f"at most {len(MARKERS)} lines can be drawn")
-    with mpl.rc_context(STYLE):
-        figure, (upper, lower) = new_figure(2, height=5.2)
+    with new_figure(2, height=5.2) as (figure, (upper, lower)):
         for axes, lines, colour in (
             (upper, certified, PROVEN if sound else MEASURED),
             (lower, standard, MEASURED),

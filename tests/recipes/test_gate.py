@@ -14,6 +14,7 @@ import yaml
 from components.core.errors import CasemateError
 from components.core.problems import RecipeError
 from pipelines.recipe import check as gate
+from pipelines.recipe import check_networks
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import load, loads, parse
@@ -340,9 +341,9 @@ def test_what_is_certain_without_torch_changes_no_verdict(name, monkeypatch):
         except CasemateError:
             continue
     fast = [_verdict(recipe) for recipe in recipes]
-    monkeypatch.setattr(gate, "_known", lambda *_: None)
-    monkeypatch.setattr(gate, "_certainly_suits", lambda *_: False)
-    monkeypatch.setattr(gate, "_certainly_starts", lambda *_: False)
+    monkeypatch.setattr(check_networks, "_known", lambda *_: None)
+    monkeypatch.setattr(check_networks, "_certainly_suits", lambda *_: False)
+    monkeypatch.setattr(check_networks, "_certainly_starts", lambda *_: False)
     monkeypatch.setattr(gate, "PLAIN_RAND_AUGMENT", re.compile("never"))
     assert [_verdict(recipe) for recipe in recipes] == fast
 

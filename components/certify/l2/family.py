@@ -145,18 +145,11 @@ class GaussianFamily(
         check_l2_header(header)
 
     def vote_settings(self, header: VotesHeader) -> GaussianVoteSettings:
-        drawn = drawn_of(header)
         return GaussianVoteSettings(
             kind=header.kind,
             micro_batch=header.settings["micro_batch"],
             device=header.settings["device"],
-            sigma=drawn.sigma,
-            num_select=drawn.num_select,
-            num_estimate=drawn.num_estimate,
-            run_seed=drawn.run_seed,
-            method=drawn.method,
-            declared=drawn.declared,
-            denoiser=drawn.denoiser,
+            **drawn_of(header).settings(),
         )
 
     def repeat_payload(self, index: int, item: ItemVotes) -> list[Block]:

@@ -1,5 +1,6 @@
 """Base of the certificate families against one square patch."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -8,9 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.certify.challenge import Claimed
+from components.certify.cost import CostedModel
+from components.certify.estimate import Work
 from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
 from components.certify.header import VotesHeader
 from components.certify.patch.certificate import is_sound
+from components.certify.patch.cost import (
+    WHOLE,
+    Token,
+    drops_tokens,
+    whole_passes,
+    work_of_lengths,
+)
 from components.certify.patch.ledger import ItemLedger
 from components.certify.patch.settings import (
     AblationClaimSettings,
@@ -24,6 +34,7 @@ from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array
 from components.core.units import Unit
+from components.models.tokens import patch_size_of
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -51,6 +62,19 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
 
         ledger = ItemLedger(units, header, verdicts, name=f"accuracy_at_{size}")
         return VotePlan(units, partial(rows_of_units, units), ledger)
+
+    @abstractmethod
+    def kept_tokens(
+        self, settings: PatchT, model: CostedModel, *, token: Token
+    ) -> Mapping[int, int]:
+        """Kept tokens -> number of votes on an item that keep that many."""
+
+    def work(self, settings: PatchT, model: CostedModel, *, num_items: int) -> Work:
+        if not drops_tokens(settings, model):
+            num_votes = sum(self.kept_tokens(settings, model, token=WHOLE).values())
+            return whole_passes(model, num_votes, num_items=num_items)
+        lengths = self.kept_tokens(settings, model, token=patch_size_of(model.net))
+        return work_of_lengths(model, lengths, num_items=num_items)
 
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)

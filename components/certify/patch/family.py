@@ -14,7 +14,6 @@ from torch import Tensor
 from components.certify.challenge import ChallengeTask
 from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
-from components.certify.estimate import Work
 from components.certify.family import Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.patch.base import TIMES, PatchFamily, square_words, token_policy_of
@@ -25,14 +24,7 @@ from components.certify.patch.certificate import (
     derive_pairs,
 )
 from components.certify.patch.challenge import AblationChallenger, PairChallenger
-from components.certify.patch.cost import (
-    WHOLE,
-    ablation_lengths,
-    drops_tokens,
-    pair_lengths,
-    whole_passes,
-    work_of_lengths,
-)
+from components.certify.patch.cost import Token, ablation_lengths, pair_lengths
 from components.certify.patch.evidence import (
     ABLATION_FIELDS,
     PAIR_FIELDS,
@@ -73,7 +65,6 @@ from components.core.errors import CasemateError
 from components.core.types import Array
 from components.core.units import WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
-from components.models.tokens import patch_size_of
 from components.models.voting import PLAIN, VotingBackend
 
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
@@ -188,12 +179,10 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     ) -> WorkFn:
         return AblationChallenger(task)
 
-    def work(self, settings: AblationSettings, model: CostedModel, *, num_items: int) -> Work:
-        if not drops_tokens(settings, model):
-            num_votes = sum(ablation_lengths(settings, model, token=WHOLE).values())
-            return whole_passes(model, num_votes, num_items=num_items)
-        lengths = ablation_lengths(settings, model, token=patch_size_of(model.net))
-        return work_of_lengths(model, lengths, num_items=num_items)
+    def kept_tokens(
+        self, settings: AblationSettings, model: CostedModel, *, token: Token
+    ) -> Mapping[int, int]:
+        return ablation_lengths(settings, model, token=token)
 
     def visible(self, header: VotesHeader) -> Tensor:
         return ablations_of(header).masks()
@@ -315,12 +304,10 @@ class DoubleMaskingFamily(
     ) -> WorkFn:
         return PairChallenger(task)
 
-    def work(self, settings: DoubleMaskingSettings, model: CostedModel, *, num_items: int) -> Work:
-        if not drops_tokens(settings, model):
-            num_votes = sum(pair_lengths(settings, model, token=WHOLE).values())
-            return whole_passes(model, num_votes, num_items=num_items)
-        lengths = pair_lengths(settings, model, token=patch_size_of(model.net))
-        return work_of_lengths(model, lengths, num_items=num_items)
+    def kept_tokens(
+        self, settings: DoubleMaskingSettings, model: CostedModel, *, token: Token
+    ) -> Mapping[int, int]:
+        return pair_lengths(settings, model, token=token)
 
     def visible(self, header: VotesHeader) -> Tensor:
         masks = masks_of(header)

@@ -53,36 +53,39 @@ class AttackConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanTask:
-    """The model's predictions on these clean items."""
+class ModelTask:
+    """Work with one model of the recipe."""
 
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanTask(ModelTask):
+    """The model's predictions on these clean items."""
+
     items: tuple[int, ...]  # indices into the test split
 
 
 @dataclass(frozen=True, slots=True)
-class AttackTask:
+class AttackTask(ModelTask):
     """One attack on these items; `scales` are the candidates of a scaled one."""
 
-    model: str
     listed: ListedAttack
     items: tuple[int, ...]
     scales: tuple[Scales, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ScalesTask:
+class ScalesTask(ModelTask):
     """The candidates of a scaled attack, found once per model."""
 
-    model: str
     entry: AasSettings
 
 
 @dataclass(frozen=True, slots=True)
-class AuditTask:
+class AuditTask(ModelTask):
     """The sanity suite on the first items; transfer from `surrogate` where there is one."""
 
-    model: str
     num_items: int
     surrogate: str | None
 

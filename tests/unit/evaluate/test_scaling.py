@@ -14,27 +14,22 @@ from components.evaluate.scaling import ScalingPoint, fit_line, scaling_fits
 PARAMS = {"B": 86, "L": 307, "H": 632, "50x1": 23, "101x1": 45, "50x3": 207, "101x3": 401}
 PARAMS["152x4"] = 965
 # Bhojanapalli et al. 2021, Table 3: accuracy in percent on ILSVRC, C, R and A.
-TABLE = {
-    "jft": {
-        "50x1": [(79.00, 51.26, 35.52, 11.35)],
-        "101x1": [(81.60, 59.02, 45.45, 18.77)],
-        "50x3": [(84.90, 64.16, 55.41, 31.15)],
-        "101x3": [(86.30, 69.15, 62.64, 40.21)],
-        "152x4": [(87.30, 73.41, 68.52, 51.23)],
-        "B": [(80.72, 62.76, 43.17, 12.07), (84.14, 67.70, 53.02, 25.49)],
-        "L": [(84.40, 70.94, 55.38, 22.81), (87.13, 76.08, 65.28, 44.00)],
-        "H": [(88.33, 78.74, 69.91, 55.85)],
-    },
-    "21k": {
-        "50x1": [(80.10, 52.97, 26.82, 9.92)],
-        "101x1": [(82.40, 58.08, 30.37, 15.73)],
-        "50x3": [(84.10, 59.87, 34.04, 20.40)],
-        "101x3": [(84.50, 63.07, 35.93, 24.97)],
-        "152x4": [(84.80, 65.31, 39.67, 30.01)],
-        "B": [(81.27, 62.79, 31.79, 16.29), (83.98, 65.83, 37.99, 26.65)],
-        "L": [(81.03, 65.05, 34.33, 19.04), (85.12, 70.03, 40.64, 28.12)],
-        "H": [(85.11, 71.13, 39.99, 31.00)],
-    },
+PRETRAIN = ("jft", "21k")
+TABLE = {  # models of each size, by pretraining
+    "50x1": ([(79.00, 51.26, 35.52, 11.35)], [(80.10, 52.97, 26.82, 9.92)]),
+    "101x1": ([(81.60, 59.02, 45.45, 18.77)], [(82.40, 58.08, 30.37, 15.73)]),
+    "50x3": ([(84.90, 64.16, 55.41, 31.15)], [(84.10, 59.87, 34.04, 20.40)]),
+    "101x3": ([(86.30, 69.15, 62.64, 40.21)], [(84.50, 63.07, 35.93, 24.97)]),
+    "152x4": ([(87.30, 73.41, 68.52, 51.23)], [(84.80, 65.31, 39.67, 30.01)]),
+    "B": (
+        [(80.72, 62.76, 43.17, 12.07), (84.14, 67.70, 53.02, 25.49)],
+        [(81.27, 62.79, 31.79, 16.29), (83.98, 65.83, 37.99, 26.65)],
+    ),
+    "L": (
+        [(84.40, 70.94, 55.38, 22.81), (87.13, 76.08, 65.28, 44.00)],
+        [(81.03, 65.05, 34.33, 19.04), (85.12, 70.03, 40.64, 28.12)],
+    ),
+    "H": ([(88.33, 78.74, 69.91, 55.85)], [(85.11, 71.13, 39.99, 31.00)]),
 }
 SLOPES = {
     ("jft", "vit"): (-0.192, -0.236, -0.254, -0.262),
@@ -55,8 +50,8 @@ def table_rows():
             suite=suite,
             value=percent / 100,
         )
-        for pretrain, sizes in TABLE.items()
-        for size, models in sizes.items()
+        for size, groups in TABLE.items()
+        for pretrain, models in zip(PRETRAIN, groups, strict=True)
         for number, accuracies in enumerate(models)
         for suite, percent in zip(SUITES, accuracies, strict=True)
     ]
@@ -131,7 +126,7 @@ def test_groups_without_a_line_say_why():
     two = fit_line(points()[:2], family="vit")
     assert (two.slope, two.why_not) == (None, "2 models; a line needs 3")
     assert len(two.points) == 2
-    same = fit_line([replace(p, params_m=5.0) for p in points()], family="vit")
+    same = fit_line([p._replace(params_m=5.0) for p in points()], family="vit")
     assert same.why_not == "all models have the same number of parameters"
     perfect = fit_line([*points()[:2], ScalingPoint("best", 3.0, 0.0)], family="vit")
     assert perfect.why_not == "best has no errors: the logarithm of 0 is undefined"
