@@ -125,6 +125,10 @@ class CertificateSettings(Settings):
         """Problems of these settings for this model."""
         return iter(())
 
+    def device_problems(self, device: str) -> Iterator[Problem]:
+        """Problems of these settings on workers with this kind of device, `cpu` or `cuda`."""
+        return iter(())
+
     def max_votes(self, *, side: int) -> int:
         """An upper bound of the stored predictions per item of square images."""
         return 0

@@ -92,6 +92,14 @@ def _trained_models(recipe: Recipe, facts: Facts, problems: Problems) -> None:
                 problems.add(f"certify.{name}.{p.field}", p.value, p.remedy)
 
 
+def _devices(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Certificates that the devices of the workers cannot compute."""
+    device = "cuda" if recipe.cluster.gpus_per_actor else "cpu"
+    for name, section in recipe.certify.items():
+        for p in section.device_problems(device):
+            problems.add(f"certify.{name}.{p.field}", p.value, p.remedy)
+
+
 def _batches(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Batches that cannot be divided among workers, copies and generated images."""
     if recipe.train is None:
@@ -301,7 +309,7 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         problems.add("data.image_size", shape, "is not square; set data.image_size")
 
 
-SECTIONS: list[Check] = [_trained_models, _batches, _rates]
+SECTIONS: list[Check] = [_trained_models, _devices, _batches, _rates]
 REGISTRIES: list[Check] = [_data, _architectures, _augmentation, _user_code]
 IMAGES: list[Check] = [
     *(_source_images, _limits, _lengths, _inputs),

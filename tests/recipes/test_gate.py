@@ -50,6 +50,10 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
             ["certify={p: {kind: columns, band: 2, patch_sizes: [1], token_policy: drop}}"],
             "certify.p.token_policy: drop is not the training policy of model main (mask) and ",
         ),
+        (
+            ["certify={p: {kind: columns, band: 2, patch_sizes: [1], precision: float16}}"],
+            "certify.p.precision: float16 needs GPUs; set cluster.gpus_per_actor, or use float32",
+        ),
         ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
             [PHOTOS, "model.options={}", "certify={l2: {kind: gaussian, sigma: 0.25}}"],

@@ -149,6 +149,12 @@ class AblationSettings(PatchSettings):
             remedy = f"is needed: model {model.name} was not trained on {self.kind}"
             yield Problem("band", "", remedy)
 
+    def device_problems(self, device: str) -> Iterator[Problem]:
+        # Whether bfloat16 is fast depends on the processor, which only a worker knows.
+        if device == "cpu" and self.precision == "float16":
+            remedy = "needs GPUs; set cluster.gpus_per_actor, or use float32"
+            yield Problem("precision", self.precision, remedy)
+
     def max_votes(self, *, side: int) -> int:
         starts = -(-side // min(self.strides))  # along a side
         return starts * (starts if self.kind == "blocks" else 2)
