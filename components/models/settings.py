@@ -7,6 +7,8 @@ from typing import Any, Literal
 from components.core import user_code
 from components.core.settings import Problem, Settings, Side, settings
 
+TIMM = "timm"  # as `pretrained`: the weights of timm
+
 
 @settings
 class ModelSettings(Settings):

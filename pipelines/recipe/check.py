@@ -18,6 +18,7 @@ from components.core.user_code import is_reference, references
 from components.data.sources import find_source, open_source
 from components.data.sources.info import check_options
 from components.denoising.settings import ARCHITECTURES
+from components.models.settings import TIMM
 from components.train.schedules import peak_rate
 from pipelines.recipe.check_networks import (
     check_attention,
@@ -26,6 +27,7 @@ from pipelines.recipe.check_networks import (
     check_sharding,
     check_starting_weights,
     check_user_networks,
+    trained_sections,
 )
 from pipelines.recipe.facts import (
     Facts,
@@ -33,10 +35,10 @@ from pipelines.recipe.facts import (
     facts_of_prepared,
     given_spec,
     source_side,
+    spec_on,
     trained_model,
 )
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.recipe.sections import TIMM, joined, model_sections, objectives, spec_on
 
 if TYPE_CHECKING:
     from components.data.prepared import PreparedDataset
@@ -94,9 +96,8 @@ def _trained_models(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 def _devices(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Certificates that the devices of the workers cannot compute."""
-    device = "cuda" if recipe.cluster.gpus_per_actor else "cpu"
     for name, section in recipe.certify.items():
-        for p in section.device_problems(device):
+        for p in section.device_problems(recipe.cluster.actor_device):
             problems.add(f"certify.{name}.{p.field}", p.value, p.remedy)
 
 
@@ -158,16 +159,15 @@ def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Names of networks."""
     from components.models.names import is_registered
 
-    for above, section in model_sections(recipe):
+    for above, section in trained_sections(recipe):
         if not is_registered(section.architecture):
             from components.models.zoo import check_known  # imports timm, to name similar ones
 
-            with problems.at(above):
+            with problems.at(above.removesuffix(".")):
                 check_known(section.architecture, section.options)
         if is_reference(section.architecture) and section.pretrained == TIMM:
             remedy = f"has no weights for {section.architecture}; import some: "
-            key = joined(above, "model.pretrained")
-            problems.add(key, TIMM, f"{remedy}casemate import-weights")
+            problems.add(f"{above}model.pretrained", TIMM, f"{remedy}casemate import-weights")
 
 
 def _user_code(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -212,7 +212,7 @@ def _lengths(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Lengths in pixels that do not fit into the images."""
     if facts.side is None:
         return
-    sections = [*objectives(recipe), *((f"certify.{n}", c) for n, c in recipe.certify.items())]
+    sections = [*recipe.objectives(), *((f"certify.{n}", c) for n, c in recipe.certify.items())]
     for key, section in sections:
         for name, pixels in section.lengths():
             if pixels > facts.side:
@@ -221,7 +221,7 @@ def _lengths(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 def _inputs(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Normalisation that does not match the channels, and invalid input sizes of networks."""
-    for above, section in model_sections(recipe):
+    for above, section in trained_sections(recipe):
         if section.architecture in ARCHITECTURES:
             continue  # denoisers take the pixels as they are
         complete = True
@@ -229,10 +229,10 @@ def _inputs(recipe: Recipe, facts: Facts, problems: Problems) -> None:
             values = getattr(section, name)
             if facts.channels and values is not None and len(values) != facts.channels:
                 remedy = f"needs {facts.channels} entries, one per channel"
-                problems.add(joined(above, f"model.{name}"), list(values), remedy)
+                problems.add(f"{above}model.{name}", list(values), remedy)
                 complete = False
         if complete and facts.side:
-            with problems.at(above):
+            with problems.at(above.removesuffix(".")):
                 spec_on(section, facts)
 
 

@@ -13,10 +13,9 @@ from components.core.problems import Problems
 from components.core.user_code import is_reference
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.known import Known, known_network, starts_from_timm
-from components.models.settings import ModelSettings
-from pipelines.recipe.facts import Facts, is_here
+from components.models.settings import TIMM, ModelSettings
+from pipelines.recipe.facts import Facts, is_here, spec_on
 from pipelines.recipe.schema.recipe import MAIN, Recipe
-from pipelines.recipe.sections import TIMM, joined, model_sections, objectives, spec_on
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,10 +25,15 @@ if TYPE_CHECKING:
 ANY_IMAGES = Facts(height=32, width=32)  # a size that most networks accept, to inspect layers
 
 
+def trained_sections(recipe: Recipe) -> list[tuple[str, ModelSettings]]:
+    """The sections of networks that the recipe trains, by the prefix of their key `model`."""
+    return recipe.model_sections() if recipe.train else []
+
+
 def check_denoisers(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Denoisers that do not fit their use in training or certification."""
     images = {"channels": facts.channels, "side": facts.side}
-    for key, objective in objectives(recipe):
+    for key, objective in recipe.objectives():
         if objective.denoiser_name and not _certainly_suits(recipe, objective, facts):
             from pipelines.recipe import denoisers
 
@@ -79,10 +83,10 @@ def _certainly_suits(recipe: Recipe, section: "BehindDenoiser", facts: Facts) ->
 
 def denoisers_on_disk(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Every folder of a denoiser that a recipe names, by its key."""
-    for above, model in model_sections(recipe):
+    for above, model in trained_sections(recipe):
         if model.pretrained and is_on_disk(model.pretrained):
-            yield joined(above, "model.pretrained"), model.pretrained
-    for key, objective in objectives(recipe):
+            yield f"{above}model.pretrained", model.pretrained
+    for key, objective in recipe.objectives():
         if objective.denoiser_name and is_on_disk(objective.denoiser_name):
             yield f"{key}.denoiser", objective.denoiser_name
     for name, section in recipe.certify.items():
@@ -94,20 +98,20 @@ def check_networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Networks that cannot be built for these images, halve them or drop tokens."""
     if facts.side is None:
         return
-    for above, section in model_sections(recipe):
+    for above, section in trained_sections(recipe):
         drops = section.token_policy == "drop"
         own = is_reference(section.architecture)
         if not (drops or (section.options and not own) or section.architecture in ARCHITECTURES):
             continue
         known = _known(section, facts)
         if known is None or (drops and not known.drops_tokens):
-            with problems.at(above):
+            with problems.at(above.removesuffix(".")):
                 _check_network(section, facts)
 
 
 def check_user_networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Networks of the user's that do not work on these images."""
-    if any(is_reference(section.architecture) for _, section in model_sections(recipe)):
+    if any(is_reference(section.architecture) for _, section in trained_sections(recipe)):
         from pipelines.recipe import user_code
 
         user_code.check_networks(recipe, facts, problems)

@@ -41,6 +41,11 @@ class ClusterSection(Section):
     checkpoint_steps: Count | None = None  # between checkpoints; None: after each epoch only
     max_failures: int = Field(default=3, ge=0)  # restarts of a training after lost workers
 
+    @property
+    def actor_device(self) -> str:
+        """Where an actor is asked to compute; only the actor itself can tell whether it can."""
+        return "cuda" if self.gpus_per_actor else "cpu"
+
     def problems(self) -> Iterator[Problem]:
         gpus = self.gpus_per_actor
         if gpus > 1 and gpus != int(gpus):
