@@ -33,10 +33,29 @@ def wilson_interval(k: int, n: int) -> tuple[float, float]:
     Solves the quadratic, so the ends are exact where k is 0 or n.
     """
     _check_count(k, n)
+    return _wilson(k, n)
+
+
+def _wilson(k: float, n: float) -> tuple[float, float]:
     z2 = NORMAL_QUANTILE**2
     middle = (k + z2 / 2) / (n + z2)
     half = NORMAL_QUANTILE / (n + z2) * math.sqrt(k * (n - k) / n + z2 / 4)
     return (middle - half if k > 0 else 0.0), (middle + half if k < n else 1.0)
+
+
+def mean_interval(shares: NDArray[np.float64]) -> tuple[float, float]:
+    """95% interval of the mean of shares in [0, 1], one per item, e.g. of its correct variants.
+
+    Wilson's interval at the effective number of verdicts, p(1 - p) / (variance of the mean): the
+    verdicts of an item depend on each other, so they count at least as one and mostly as few.
+    """
+    values = np.asarray(shares, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not 0 <= values.min() <= values.max() <= 1:
+        raise ValueError(f"expected shares in [0, 1] of at least one item, got {values.shape}")
+    mean, n = float(values.mean()), len(values)
+    variance = float(values.var(ddof=1)) / n if n > 1 else 0.0
+    count = max(float(n), mean * (1 - mean) / variance) if variance > 0 else float(n)
+    return _wilson(mean * count, count)
 
 
 def accuracy(correct: NDArray[np.bool_]) -> dict[str, float | int]:

@@ -1,16 +1,17 @@
 """One image size and one number of channels for a whole dataset, in exact 8-bit arithmetic."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 from PIL import Image
 
 from components.core.errors import CasemateError
 from components.core.settings import default_of
-from components.data.settings import DataSettings
+from components.data.settings import DataSettings, Fit
 from components.data.sources.base import Pixels
 
-_FITS = ("pad", "resize", "crop")
+_FITS = get_args(Fit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Fitting:
             return pad_centre(pixels, size=self.image_size, item_id=item_id)
         if self.fit == "resize":
             return resize_square(pixels, size=self.image_size)
+        if self.fit == "squash":
+            return squash(pixels, size=self.image_size)
         shorter = self.resize or self.image_size
         return resize_and_crop(pixels, size=self.image_size, shorter=shorter)
 
@@ -101,6 +104,11 @@ def resize_square(pixels: Pixels, *, size: int) -> Pixels:
     top, left = (height - side) // 2, (width - side) // 2
     square = pixels[top : top + side, left : left + side]
     return _scaled(square, height=size, width=size, filter_=Image.Resampling.BILINEAR)
+
+
+def squash(pixels: Pixels, *, size: int) -> Pixels:
+    """The whole image as a square, its aspect ratio ignored (bilinear, antialiased)."""
+    return _scaled(pixels, height=size, width=size, filter_=Image.Resampling.BILINEAR)
 
 
 def resize_and_crop(pixels: Pixels, *, size: int, shorter: int) -> Pixels:

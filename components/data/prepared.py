@@ -10,7 +10,14 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 from components.core.types import Images
-from components.data.stream import Rows, ShardReader, StoredShard, read_document, stored_shards
+from components.data.stream import (
+    Rows,
+    ShardReader,
+    StoredShard,
+    read_document,
+    read_listing,
+    stored_shards,
+)
 
 MEMORY_MB = 4096  # splits up to this size are held in memory
 CACHE_SHARDS = 8  # cached shards of a larger split; items are shuffled among this many at a time
@@ -172,6 +179,10 @@ class PreparedDataset:
             raise ValueError(f"limit must be >= 0, got {limit}")
         lazy = self.lazy(split, cache_shards=1)
         return lazy.take(len(lazy) if limit is None else limit)
+
+    def listing(self, split: str) -> tuple[list[str], list[int]]:
+        """Ids and labels of a split, in stored order; its images are not read."""
+        return read_listing(self.folder, self.lazy(split).reader.shards)
 
     def lazy(self, split: str, *, cache_shards: int = CACHE_SHARDS) -> LazySplit:
         """The split on disk, with at most `cache_shards` shards in memory, still encoded."""

@@ -21,9 +21,10 @@ from components.core.settings import (
 from components.data.sources.registry import SOURCE_NAMES, find_source
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
+Fit = Literal["pad", "resize", "crop", "squash"]
 
 
-def _source_problems(source: str, path: str | None) -> Iterator[Problem]:
+def source_problems(source: str, path: str | None) -> Iterator[Problem]:
     """Problems of an unknown source, a missing path or a path that would be ignored."""
     try:
         wanted = find_source(source).path
@@ -51,7 +52,7 @@ class SyntheticSettings(Settings):
         Settings.__post_init__(self)
 
     def problems(self) -> Iterator[Problem]:
-        return _source_problems(self.source, self.path)
+        return source_problems(self.source, self.path)
 
 
 @settings
@@ -65,7 +66,8 @@ class DataSettings(Settings):
     """Options of the source, e.g. severity."""
     image_size: Side | None = None
     """Side in pixels; None: as stored, if all items have one size."""
-    fit: Literal["pad", "resize", "crop"] = "pad"
+    fit: Fit = "pad"
+    """`resize` and `crop` keep the aspect ratio, `squash` does not."""
     resize: Side | None = None
     """Short side before `fit: crop`; None: image_size."""
     train_size: Side | None = None
@@ -88,7 +90,7 @@ class DataSettings(Settings):
         Settings.__post_init__(self)
 
     def problems(self) -> Iterator[Problem]:
-        yield from _source_problems(self.source, self.path)
+        yield from source_problems(self.source, self.path)
         if self.val_fraction + self.test_fraction >= 1:
             shares = f"{self.val_fraction:g} + test_fraction {self.test_fraction:g}"
             yield Problem("val_fraction", shares, "leave nothing to train on")

@@ -82,6 +82,20 @@ def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> p
     return table
 
 
+def read_listing(folder: Path, shards: Sequence[StoredShard]) -> tuple[list[str], list[int]]:
+    """Ids and labels of all items, in stored order; images are neither read nor checked."""
+    item_ids: list[str] = []
+    labels: list[int] = []
+    for shard in shards:
+        path = folder / shard.file
+        if not path.is_file():
+            raise CasemateError("dataset", path, "is missing; prepare again")
+        table = pq.ParquetFile(path).read(columns=["item_id", "label"], use_threads=False)
+        item_ids += table.column("item_id").to_pylist()
+        labels += table.column("label").to_pylist()
+    return item_ids, labels
+
+
 class ShardReader:
     """Rows of one split by position; an LRU cache holds at most `cache_shards` files.
 

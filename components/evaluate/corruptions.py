@@ -101,6 +101,15 @@ def corruption_scores(
     return scores
 
 
+def variants_of_score(name: str) -> list[Variant] | None:
+    """The variants whose mean accuracy a score is; None for other scores."""
+    by_group = {f"mean_{group}": names for group, names in groups().items()}
+    means = {"mean75": BENCHMARK_CORRUPTIONS, "mean95": tuple(CORRUPTIONS), **by_group}
+    if name not in means:
+        return None
+    return [(corruption, level) for corruption in means[name] for level in SEVERITIES]
+
+
 def mean_accuracy(accuracy: Mapping[Variant, float], names: Iterable[str]) -> Score:
     """Mean over all severities of these corruptions."""
     wanted = [(name, level) for name in names for level in SEVERITIES]

@@ -21,6 +21,7 @@ from components.core.statistics import wilson_interval
 from components.core.tables import read_table, write_table
 
 METRICS_NAME = "metrics.parquet"
+ALL = "all"  # item of numbers about a suite as a whole
 NULL = "null: "  # begins the flag that explains a missing value
 SCHEMA = pa.schema(
     [
@@ -169,9 +170,10 @@ def read_metrics(path: Path) -> list[MetricRow]:
 
 
 def mlflow_name(row: MetricRow) -> str:
-    """`evaluate/<suite>/<item>[/s<level>]/<metric>`."""
+    """`evaluate/<suite>/<item>[/s<level>]/<metric>`; without the item where it is all."""
+    item = [] if row.item == ALL else [row.item]
     level = [] if row.level is None else [f"s{row.level:g}"]
-    return "/".join(["evaluate", row.suite, row.item, *level, row.metric])
+    return "/".join(["evaluate", row.suite, *item, *level, row.metric])
 
 
 def _sort_key(row: Mapping[str, Any]) -> tuple[tuple[bool, Any], ...]:

@@ -127,34 +127,60 @@ class Comparison:
 def compare(one: Predictions, other: Predictions) -> Comparison:
     """The comparison of two models; items may come in any order."""
     first, second = aligned(one, other)
-    found = paired_difference(first.correct, second.correct)
-    p_value = mcnemar_p_value(first.correct, second.correct)
-    return Comparison(found["value"], found["low"], found["high"], p_value, len(first))
+    return _compared(first.correct, second.correct)
+
+
+def _compared(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> Comparison:
+    found, p_value = paired_difference(one, other), mcnemar_p_value(one, other)
+    return Comparison(found["value"], found["low"], found["high"], p_value, len(one))
 
 
 def comparison_measurements(
-    one: Predictions, other: Predictions, *, rival: str, item: str
+    one: Predictions, other: Predictions, *, rival: str, item: str, level: float | None = None
 ) -> list[Measurement]:
     """`difference_to/<rival>` with its interval, and `mcnemar_p/<rival>`."""
-    found = compare(one, other)
+    first, second = aligned(one, other)
+    return verdict_comparison(first.correct, second.correct, rival=rival, item=item, level=level)
+
+
+def verdict_comparison(
+    one: NDArray[np.bool_],
+    other: NDArray[np.bool_],
+    *,
+    rival: str,
+    item: str,
+    level: float | None = None,
+) -> list[Measurement]:
+    """The same numbers from (N,) verdicts about the same items in the same order."""
+    found = _compared(one, other)
     return [
         Measurement(
             item=item,
+            level=level,
             metric=f"difference_to/{rival}",
             value=found.difference,
             n=found.num_items,
             lo95=found.low,
             hi95=found.high,
         ),
-        Measurement(item=item, metric=f"mcnemar_p/{rival}", value=found.p_value, n=found.num_items),
+        Measurement(
+            item=item,
+            level=level,
+            metric=f"mcnemar_p/{rival}",
+            value=found.p_value,
+            n=found.num_items,
+        ),
     ]
 
 
-def accuracy_measurements(found: Predictions, *, item: str) -> list[Measurement]:
+def accuracy_measurements(
+    found: Predictions, *, item: str, level: float | None = None, flags: Iterable[str] = ()
+) -> list[Measurement]:
     """Top-1 and top-5 accuracy."""
+    flags = tuple(flags)
     return [
-        share(found.correct, item=item, metric="accuracy"),
-        share(found.top5, item=item, metric="top5_accuracy"),
+        share(found.correct, item=item, metric="accuracy", level=level, flags=flags),
+        share(found.top5, item=item, metric="top5_accuracy", level=level, flags=flags),
     ]
 
 

@@ -2,18 +2,30 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
 from components.attacks.settings import SpatialSettings
+from components.core import user_code
 from components.core.hints import did_you_mean
-from components.core.settings import Count, PositivePixels, Problem, Settings, settings
+from components.core.settings import (
+    Count,
+    Name,
+    PositivePixels,
+    Problem,
+    Settings,
+    Side,
+    default_of,
+    settings,
+)
 from components.data.corruptions.settings import CORRUPTIONS, SMALL_SIDE, Fidelity, Severity
+from components.data.settings import Fit, source_problems
 from components.data.sources.names import BENCHMARK_CORRUPTIONS, SEVERITIES
 
 TransferKind = Literal["fgsm", "pgd"]
 Pooling = Literal["mean", "sum", "max"]
+PREPARED = "prepared"  # source of a shifted dataset that the prepare stage has written
 
 
 @settings
@@ -45,17 +57,44 @@ class CalibrationSettings(Settings):
 class ShiftSuiteSettings(Settings):
     """A shifted dataset against the clean one, on the classes that the two share."""
 
-    kind: Literal["shifts"] = "shifts"
+    source: str = PREPARED
+    """`prepared` (a folder with dataset.json) or a source of `casemate data`, e.g. imagenet_r."""
+    path: str | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Options of the source."""
+    fit: Fit | None = None
+    """How images become the models' size. None: as the recipe's data are fitted."""
+    resize: Side | None = None
+    """Short side before `fit: crop`; None: the models' side."""
     class_map: dict[str, str | None] = dataclasses.field(default_factory=dict)
     """Class of the shifted dataset -> class of the model, where their names differ; null leaves
     the class out."""
+    num_items: Count | None = None
+    """First in a seeded order; None: all."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
+        Settings.__post_init__(self)
+
+    def problems(self) -> Iterator[Problem]:
+        if self.source != PREPARED:
+            yield from source_problems(self.source, self.path)
+        elif self.path is None:
+            yield Problem("path", "", "is missing: set the folder of the prepared dataset")
+        elif self.options or self.fit:
+            field = "options" if self.options else "fit"
+            remedy = "does not apply to a prepared dataset; remove it"
+            yield Problem(field, getattr(self, field), remedy)
+        if self.resize is not None and self.fit != "crop":
+            yield Problem("resize", self.resize, "goes with fit: crop")
 
 
 @settings
 class ShapeBiasSuiteSettings(Settings):
     """Shape against texture on conflict stimuli (Geirhos et al. 2019)."""
 
-    kind: Literal["shape_bias"] = "shape_bias"
+    path: str
+    """Folder with <shape>/<shape><i>-<texture><j>.png."""
     pooling: Pooling = "mean"
     """Of the probabilities of a class's ImageNet indices; `sum` favours dog and bird."""
 
@@ -64,7 +103,6 @@ class ShapeBiasSuiteSettings(Settings):
 class TransferSuiteSettings(Settings):
     """Perturbations of each model, evaluated on all models."""
 
-    kind: Literal["transfer"] = "transfer"
     attacks: Annotated[tuple[TransferKind, ...], MinLen(1)] = ("fgsm", "pgd")
     eps: PositivePixels = 1 / 255
     """Pixels in l-inf: one gray level."""
@@ -72,6 +110,10 @@ class TransferSuiteSettings(Settings):
     """Of PGD, each of size eps / num_steps; FGSM takes one step of eps."""
     resample: Literal["bilinear"] | None = None
     """Resize perturbations between models of different input sizes. None: no result for them."""
+    models: dict[Name, str] = dataclasses.field(default_factory=dict)
+    """Further models by their folders, e.g. those of other runs."""
+    max_items: Count = 1000
+    """The first in the order of the subset."""
 
     def problems(self) -> Iterator[Problem]:
         if len(set(self.attacks)) < len(self.attacks):
@@ -82,13 +124,14 @@ class TransferSuiteSettings(Settings):
 class SpatialSuiteSettings(Settings):
     """All rotations and shifts of a grid on every item."""
 
-    kind: Literal["spatial"] = "spatial"
     grid: SpatialSettings | None = None
     """None: 9 x 9 shifts of up to 16 pixels, or the published 5 x 5 of up to 3 below 64 pixels."""
     chunk_size: Count = 81
     """Poses in one forward pass, of one image."""
     early_exit: bool = True
     """Stop an image at the first chunk that breaks it: the same verdict, but no failure map."""
+    max_items: Count = default_of(TransferSuiteSettings, "max_items")
+    """The first in the order of the subset."""
 
     def grid_at(self, side: int) -> SpatialSettings:
         """The grid for images of this side."""
@@ -102,7 +145,6 @@ class SpatialSuiteSettings(Settings):
 class CorruptionSuiteSettings(Settings):
     """Accuracy on corrupted test images, generated or read from a published dataset."""
 
-    kind: Literal["corruptions"] = "corruptions"
     names: Literal["all", "benchmark"] | Annotated[tuple[str, ...], MinLen(1)] = "all"
     """Names of corruptions, `benchmark` (15) or `all` (19)."""
     severities: Annotated[tuple[Severity, ...], MinLen(1)] = SEVERITIES

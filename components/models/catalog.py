@@ -93,6 +93,7 @@ _ENTRIES: Iterable[Architecture] = (
     Architecture("preact_resnet18", "resnet", image_size=32, num_classes=10),
     Architecture("convnext_tiny", "convnext", (RECIPE,)),
 )
+FAMILIES = {"vision_transformer": "vit", "deit": "vit", "resnetv2": "resnet"}  # timm's modules
 CATALOG: Mapping[str, Architecture] = {entry.name: entry for entry in _ENTRIES}
 
 
@@ -136,6 +137,17 @@ def describe(entry: Architecture) -> dict[str, Any]:
         "drops_tokens": _allows(check_droppable, net),  # `token_policy: drop` works
         "scales_attention": _allows(attention_of, net),  # its logits, before their softmax
     }
+
+
+def family_of(architecture: str) -> str | None:
+    """The family whose models share a line of a figure; None for networks of the user's."""
+    base = architecture.partition(".")[0]  # without the tag of weights
+    if base in CATALOG:
+        return CATALOG[base].family
+    if not timm.is_model(base):
+        return None
+    module: str = timm.model_entrypoint(base).__module__.rpartition(".")[2]
+    return FAMILIES.get(module, module)
 
 
 def _allows(check: Callable[[nn.Module], object], net: nn.Module) -> bool:

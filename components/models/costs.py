@@ -40,6 +40,25 @@ class Costs:
     activation_bytes: int  # float32 that autograd keeps for the backward pass
 
 
+def costs_of(
+    architecture: str,
+    *,
+    image_size: int,
+    channels: int = 3,
+    num_classes: int,
+    options: Mapping[str, Any] | None = None,
+) -> Costs:
+    """Costs of the network that `build_network` makes of the same arguments."""
+    net = network_of_shapes(
+        architecture,
+        image_size=image_size,
+        channels=channels,
+        num_classes=num_classes,
+        options=options,
+    )
+    return costs_of_shapes(net, image_size=image_size, channels=channels)
+
+
 def network_of_shapes(
     architecture: str,
     *,

@@ -49,14 +49,14 @@ def full_recipe(seed: int, storage: Path) -> Recipe:
     }
     for end, sigma in SIGMAS.items():
         objective = {"kind": "denoised", "sigma": sigma, "denoiser": "full"}
-        plain = plain(base.certify[f"plain-{end}"])
+        section = plain(base.certify[f"plain-{end}"])
         values |= {
             f"train.variants.tuned{end}": further | {"objective": objective},
-            f"certify.tuned-{end}": plain | {"model": f"tuned{end}"},
-            f"certify.bare-{end}": plain | {"denoiser": None},
+            f"certify.tuned-{end}": section | {"model": f"tuned{end}"},
+            f"certify.bare-{end}": section | {"denoiser": None},
         }
-    plain = plain(base.certify["plain-050"])
-    return with_values(base, values | {"certify.longer-050": plain | {"model": "longer"}})
+    section = plain(base.certify["plain-050"])
+    return with_values(base, values | {"certify.longer-050": section | {"model": "longer"}})
 
 
 def run(storage: Path, seed: int) -> None:

@@ -235,7 +235,8 @@ def estimate(
     num_items: int | None = None,
     passes_per_second: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Cost of a recipe's certificates: passes, FLOPs, hours on each accelerator, memory.
+    """Cost of a recipe's evaluation suites and certificates: passes, FLOPs, hours on each
+    accelerator, memory.
 
     >>> from pipelines import api
     >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][0]
@@ -244,16 +245,20 @@ def estimate(
     from components.core.problems import named
     from pipelines.recipe.check import check
     from pipelines.recipe.schema.recipe import Recipe
-    from pipelines.stages.certify.cost import estimates_of
+    from pipelines.stages.certify import cost as certificates
+    from pipelines.stages.evaluate import cost as suites
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     check(loaded)
+    place: dict[str, Any] = {
+        "accelerators": accelerators,
+        "dtype": dtype,
+        "num_workers": num_workers,
+        "num_items": num_items,
+        "passes_per_second": passes_per_second,
+    }
     with named(loaded.source, Recipe.model_fields):
-        return estimates_of(
-            loaded,
-            accelerators=accelerators,
-            dtype=dtype,
-            num_workers=num_workers,
-            num_items=num_items,
-            passes_per_second=passes_per_second,
-        )
+        rows: list[dict[str, Any]] = suites.estimates_of(loaded, **place)
+        if loaded.certify or not rows:
+            rows += certificates.estimates_of(loaded, **place)
+    return rows

@@ -35,7 +35,7 @@ def estimate(
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
-    """Estimate the cost of a recipe's certificates: passes, FLOPs, hours and memory."""
+    """Estimate the cost of suites and certificates: passes, FLOPs, hours and memory."""
     rows = api.estimate(
         recipe,
         overrides=set_ or [],
@@ -54,17 +54,36 @@ def estimate(
 
 
 def _show(row: dict[str, Any]) -> None:
+    if row["step"].startswith("evaluate."):
+        _show_suite(row)
+    else:
+        _show_certificate(row)
+    for place in row["hours"]:
+        tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
+        print(
+            f"  {place['where']:<9} {_time(place['low'], place['high'])} ({place['rate']}){tight}"
+        )
+
+
+def _show_suite(row: dict[str, Any]) -> None:
+    least, most = row["least_passes"], row["passes"]
+    passes = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+    gradients = f", {row['gradients']:,} with gradients" if row["gradients"] else ""
+    seconds = f", {row['cpu_seconds']:,.3g} CPU seconds of corruption" if row["cpu_seconds"] else ""
+    print(
+        f"{row['step']}: {row['num_items']:,} items, {row['num_models']} model(s), {passes} passes"
+        f"{gradients}, {row['flops']:.3g} FLOPs{seconds}, "
+        f"memory of a worker {_size(row['device_bytes'])} at most"
+    )
+
+
+def _show_certificate(row: dict[str, Any]) -> None:
     votes = {"draw": "draws", "pass": "passes"}[row["each"]]
     print(
         f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} {votes}, "
         f"{row['flops']:.3g} FLOPs, votes {_size(row['votes_bytes'])}, "
         f"memory of a worker {_size(row['device_bytes'])} at most"
     )
-    for place in row["hours"]:
-        tight = "" if place["fits"] else ", memory may not fit: lower micro_batch"
-        print(
-            f"  {place['where']:<9} {_time(place['low'], place['high'])} ({place['rate']}){tight}"
-        )
 
 
 def _size(number: int) -> str:

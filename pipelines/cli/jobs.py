@@ -23,8 +23,7 @@ EnvOpt = Annotated[
     typer.Option(
         "--env",
         metavar="NAME",
-        help="Forward this variable to the flow's jobs. Ray shows its value to anyone who "
-        "may open the dashboard: on Kubernetes use Secrets for credentials.",
+        help="Forward this variable to the flow's jobs; its value is not shown by Ray.",
     ),
 ]
 
@@ -186,7 +185,10 @@ def stage_job(stage: str) -> None:
 
 def in_job(work: Callable[[], None]) -> None:
     """Run the work of a job; bad input gets an exit code that no other program uses."""
+    from pipelines.runtime import forwarding
+
     try:
+        forwarding.load()
         work()
     except CasemateError as error:
         from pipelines.runtime.flows import REFUSED

@@ -16,6 +16,7 @@ from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import data as cli_data
 from pipelines.cli import doctor as cli_doctor
+from pipelines.cli import evaluate as cli_evaluate
 from pipelines.cli import flow as cli_flow
 from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
@@ -30,12 +31,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train, tune, attack and certify vision transformers on Ray, tracked in MLflow.",
+    help="Train, tune, attack, evaluate and certify vision transformers on Ray, tracked in MLflow.",
     epilog="Exit codes: 0 ok, 1 failed, 2 bad input. --verbose anywhere shows tracebacks.",
 )
 
 
-cli_flow.add_commands(app, {"attack": (cli_attack.attack, cli_attack.EXAMPLE)})
+cli_flow.add_commands(
+    app,
+    {
+        "attack": (cli_attack.attack, cli_attack.EXAMPLE),
+        "evaluate": (cli_evaluate.evaluate, cli_evaluate.EXAMPLE),
+    },
+)
 
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")

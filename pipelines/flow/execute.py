@@ -88,7 +88,10 @@ def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
         raise
     finally:
         release_workers()  # a Ray that outlives this flow gets its CPUs back
-    runner.parent.complete()
+    if in_job() and not all(step.finished for step in runner.steps.values()):
+        runner.parent.outbox.drain()  # the job of another stage ends the flow's run
+    else:
+        runner.parent.complete()
 
 
 def complete_flow(recipe: Recipe, root: Path, flow: str, unsent: Sequence[Path]) -> None:

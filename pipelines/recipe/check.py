@@ -20,6 +20,7 @@ from components.data.sources.info import check_options
 from components.denoising.settings import ARCHITECTURES
 from components.models.settings import TIMM
 from components.train.schedules import peak_rate
+from pipelines.recipe import evaluation
 from pipelines.recipe.check_networks import (
     check_attention,
     check_denoisers,
@@ -310,10 +311,14 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 SECTIONS: list[Check] = [_trained_models, _devices, _batches, _rates]
-REGISTRIES: list[Check] = [_data, _architectures, _augmentation, _user_code]
+REGISTRIES: list[Check] = [
+    *(_data, _architectures, _augmentation, _user_code),
+    evaluation.check_files,
+]
 IMAGES: list[Check] = [
     *(_source_images, _limits, _lengths, _inputs),
     *(_classes, _votes, _given_model),
+    evaluation.check_images,
 ]
 NETWORKS: list[Check] = [
     *(check_denoisers, check_user_networks, check_networks),

@@ -27,6 +27,7 @@ def consistency_problems(recipe: Recipe) -> Iterator[Problem]:
 def _classifiers(recipe: Recipe) -> list[tuple[str, str]]:
     """Every use of a model as a classifier, by its key."""
     used = [(f"attack.{k}.models", m) for k, a in recipe.attack.items() for m in a.models]
+    used += [("evaluate.models", m) for m in (recipe.evaluate and recipe.evaluate.models) or ()]
     return used + [(f"certify.{k}.model", c.model) for k, c in recipe.certify.items()]
 
 
@@ -35,9 +36,12 @@ def _train_problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("train.variants", MAIN, "is the name of train.objective's model")
     if recipe.tune and not recipe.train:
         yield Problem("tune", "", "needs a train section to vary")
-    if recipe.certify and not recipe.model_names():
-        remedy = "needs a train section that makes models, or model.pretrained: a folder"
-        yield Problem("certify", "", remedy)
+    for key in ("certify", "evaluate"):
+        if getattr(recipe, key) and not recipe.model_names():
+            remedy = "needs a train section that makes models, or model.pretrained: a folder"
+            yield Problem(key, "", remedy)
+    if recipe.evaluate and recipe.model_names() and not recipe.evaluated_models():
+        yield Problem("evaluate", "", "has no classifier: all models of the recipe are denoisers")
 
 
 def _name_problems(recipe: Recipe) -> Iterator[Problem]:

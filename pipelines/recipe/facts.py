@@ -29,6 +29,8 @@ class Facts:
     width: int | None = None
     channels: int | None = None
     num_classes: int | None = None
+    classes: tuple[str, ...] | None = None
+    """Their names."""
     splits: Mapping[str, int] | None = None
     """Items of each split."""
 
@@ -85,6 +87,7 @@ def facts_of_prepared(dataset: "PreparedDataset") -> Facts:
         width=dataset.width,
         channels=dataset.channels,
         num_classes=len(dataset.classes),
+        classes=tuple(dataset.classes),
         splits=dict(dataset.splits),
     )
 
@@ -115,8 +118,13 @@ def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:
     A damaged model.json is reported where the folder's digest is computed.
     """
     folder = recipe.given_model()
-    path = folder / "model.json" if folder else None
-    if path is None or not path.is_file():
+    return spec_of(folder) if folder else None
+
+
+def spec_of(folder: Path) -> Mapping[str, Any] | None:
+    """The spec of a model folder; None if it is not on this machine or damaged."""
+    path = folder / "model.json"
+    if not path.is_file():
         return None
     try:
         header = json.loads(path.read_text(encoding="utf-8"))

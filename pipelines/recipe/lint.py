@@ -8,6 +8,7 @@ from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.check import check
 from pipelines.recipe.check_networks import denoisers_on_disk, has_droppable_tokens
+from pipelines.recipe.evaluation import evaluation_paths
 from pipelines.recipe.facts import facts_of, is_here, trained_model
 from pipelines.recipe.gpus import local_gpus, unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
@@ -58,6 +59,9 @@ def _absent(recipe: Recipe) -> Iterator[LintWarning]:
     for key, source in denoisers_on_disk(recipe):
         if not is_here(source):
             yield LintWarning(key, f"{source} {ABSENT}")
+    for key, path in evaluation_paths(recipe):
+        if not Path(path).expanduser().exists():
+            yield LintWarning(key, f"{path} {ABSENT}")
 
 
 def _training(recipe: Recipe) -> Iterator[LintWarning]:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.core.errors import CasemateError
-from components.data.sources.registry import find_source
+from components.data.sources.registry import file_options
 from components.denoising.settings import is_on_disk
 from components.models.settings import TIMM
+from pipelines.recipe.evaluation import evaluation_paths
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 
@@ -58,6 +59,7 @@ def named_paths(recipe: Recipe) -> Iterator[NamedPath]:
     for key, name in behind.items():
         if name and is_on_disk(name):
             yield _denoiser_or_folder(key, name)
+    yield from (NamedPath(key, path) for key, path in evaluation_paths(recipe))
     for name, entry in recipe.report.compare.items():
         yield NamedPath(f"report.compare.{name}.path", entry.path)
     yield NamedPath("storage.root", recipe.storage.root, made=True)
@@ -72,10 +74,8 @@ def _of_source(
     """The path of a data source and those of its options that name a file."""
     if path is not None:
         yield NamedPath(f"{key}.path", path)
-    for option in find_source(source).options:
-        value = options.get(option.name)
-        if option.is_file and isinstance(value, str) and value not in option.built_in:
-            yield NamedPath(f"{key}.options.{option.name}", value)
+    for name, value in file_options(source, options).items():
+        yield NamedPath(f"{key}.options.{name}", value)
 
 
 def _denoiser_or_folder(key: str, name: str) -> NamedPath:

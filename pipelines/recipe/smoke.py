@@ -32,6 +32,7 @@ CAPS = {
     "batch_size": 64,
     "num_steps": 3,
     "num_items": 16,
+    "max_items": 16,
     "num_draws": 4,
     "num_levels": 3,
     "micro_batch": 50,
@@ -89,8 +90,9 @@ def shrink(values: Values) -> list[str]:
             _shrink_model(model, notes)
         _train_denoiser(values, notes)
     caps = {**CAPS, "batch_size": MADE_BATCH} if made else CAPS
-    for section in ("train", "tune", "attack"):
-        _each(values[section], partial(_capped, caps=caps))
+    _shrink_evaluation(values, made=made, notes=notes)
+    for section in ("train", "tune", "attack", "evaluate"):
+        _each(values.get(section), partial(_capped, caps=caps))
     for certify in values["certify"].values():
         with_own = {**caps, **settings_of(certify["kind"]).smoke_caps}
         _each(certify, partial(_capped, caps=with_own))
@@ -147,6 +149,43 @@ def _shrink_images(values: Values, *, made: bool, before: int | None) -> None:
     for part in (data, data["synthetic"]):
         if part and part["source"] == "made":
             part["options"].setdefault("image_size", max(sizes, default=32))
+
+
+def _shrink_evaluation(values: Values, *, made: bool, notes: list[str]) -> None:
+    """Few items and poses; suites without their files use generated images or are left out."""
+    if not (section := values.get("evaluate")):
+        return
+    if section["subset"]["item_ids"]:  # of the full data
+        section["subset"] = {}
+    section["subset"] = {"num_items": CAPS["num_items"], **section["subset"], "by_class": False}
+    stored = section["corruptions"]
+    if stored and stored["path"] and not _is_here(stored["path"]):
+        notes.append(f"generated corruptions: no {stored['path']} here")
+        section["corruptions"] |= {"source": "generate", "path": None}
+    if stored and stored["textures"] and not _is_here(stored["textures"]):
+        section["corruptions"]["textures"] = None
+    for number, (name, shift) in enumerate(list(section["shifts"].items()), start=1):
+        if shift["path"] and not _is_here(shift["path"]):
+            if made:
+                own = {**values["data"]["options"], "seed": number}
+                shift |= {"source": "made", "path": None, "options": own, "class_map": {}}
+                notes.append(f"generated images instead of shift {name}: no files here")
+            else:
+                del section["shifts"][name]
+                notes.append(f"no shift {name}: no {shift['path']} here")
+    if (shape := section["shape_bias"]) and (made or not _is_here(shape["path"])):
+        section["shape_bias"] = None
+        notes.append(f"no shape_bias: no {shape['path']} here")
+    if (transfer := section["transfer"]) and transfer["models"] and values["train"] is not None:
+        notes.append("no transfer to other models: the networks of this run are smaller")
+        transfer["models"] = {}
+    if section["spatial"]:
+        grid = section["spatial"]["grid"] or {}
+        section["spatial"]["grid"] = {**grid, "max_shift": 2.0, "num_shifts": 3, "num_angles": 3}
+
+
+def _is_here(path: str) -> bool:
+    return Path(path).expanduser().exists()
 
 
 def _scaled(length: int, factor: float) -> int:

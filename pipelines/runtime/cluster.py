@@ -16,6 +16,7 @@ from components.core.errors import CasemateError, first_line
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.artifacts import REVISION_ENV, git_revision
+from pipelines.runtime.forwarding import FORWARD_ENV, SETUP_HOOK
 from pipelines.runtime.shipping import ROOT, code_env
 
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
@@ -105,7 +106,7 @@ def in_job() -> bool:
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
     """Inside a job its environment is set already; a driver from outside sends the code."""
     if in_job():
-        return {}
+        return {"worker_process_setup_hook": SETUP_HOOK} if os.environ.get(FORWARD_ENV) else {}
     return {**code_env(user_code), "env_vars": {**WORKER_ENV, **revision_env()}}
 
 

@@ -5,7 +5,6 @@ any moment. A stage that still runs is joined, a finished one is skipped by its 
 """
 
 import os
-import re
 import shlex
 import socket
 import sys
@@ -17,12 +16,10 @@ from urllib.parse import urlsplit
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from components.core.digests import digest_json
-from components.core.errors import CasemateError
 from components.core.user_code import digests
-from pipelines.recipe.credentials import refuse_credentials_in_job, refuse_password_in_url
+from pipelines.recipe.credentials import refuse_credentials_in_job
 from pipelines.recipe.paths import refuse_relative, with_paths_of
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import REVISION_ENV
 from pipelines.runtime.cluster import WORKER_ENV, revision_env
 from pipelines.runtime.flows import (
     CONTROLLER,
@@ -33,14 +30,18 @@ from pipelines.runtime.flows import (
     FlowJob,
     flow_jobs,
 )
+from pipelines.runtime.forwarding import (
+    FLAGS_ENV,
+    FORWARD_ENV,
+    OWN_ENV,
+    RECIPE_ENV,
+    packed,
+    values_of,
+)
 from pipelines.runtime.job_client import PatientClient, Say, connect
 from pipelines.runtime.shipping import code_env
 
-RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
-FLAGS_ENV = "CASEMATE_FLAGS"
-FORWARD_ENV = "CASEMATE_FORWARD"  # names of the variables that `--env` forwards
 FORCE, PARALLEL = "--force", "--parallel"  # flags of a flow
-OWN_ENV = (RECIPE_ENV, FLAGS_ENV, FORWARD_ENV, REVISION_ENV, "RAY_AUTH_MODE")
 MAX_TRIES = 3
 START_SECONDS = 60.0
 TAIL = 15  # lines of a failed stage's log
@@ -98,31 +99,15 @@ def settled(
 
 
 def job_env(recipe: Recipe, *, env: Sequence[str], flags: Collection[str] = ()) -> dict[str, str]:
-    """The environment of a flow's jobs; `env` names what is forwarded."""
+    """The environment of a flow's jobs as Ray shows it: of what is forwarded, the names alone."""
     return {
         **WORKER_ENV,
-        **forwarded_env(env),
         **revision_env(),
         RECIPE_ENV: recipe.to_yaml(),
         FLAGS_ENV: " ".join(flags),
-        FORWARD_ENV: " ".join(env),
+        FORWARD_ENV: " ".join(values_of(env, reserved=WORKER_ENV)),
         "RAY_AUTH_MODE": os.environ["RAY_AUTH_MODE"],
     }
-
-
-def forwarded_env(names: Sequence[str]) -> dict[str, str]:
-    """The variables that a user forwards by name; their values are never printed."""
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            shown = name.partition("=")[0]
-            remedy = "is not the name of a variable; write the name alone, its value is read here"
-            raise CasemateError("--env", shown, remedy)
-        if name in OWN_ENV or name in WORKER_ENV or name == "RAY_ADDRESS":
-            raise CasemateError("--env", name, "is set by casemate for every job; leave it out")
-        if name not in os.environ:
-            raise CasemateError("--env", name, "is not set here; export it before submitting")
-        refuse_password_in_url(name, os.environ[name])
-    return {name: os.environ[name] for name in names}
 
 
 def is_this_machine(client: PatientClient, address: str) -> bool:
@@ -141,7 +126,12 @@ def submit_job(
     env: Mapping[str, str],
     user_code: Sequence[str],
 ) -> str:
-    """Submit a light job; a cluster that has only just started gets a minute to be ready."""
+    """Submit a light job; a cluster that has only just started gets a minute to be ready.
+
+    What `env` names as forwarded is read from this process.
+    """
+    forwarded = values_of(env.get(FORWARD_ENV, "").split(), reserved=WORKER_ENV)
+    further = [packed(forwarded)] if forwarded else []
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
@@ -151,7 +141,7 @@ def submit_job(
                     submission_id=job_id,
                     entrypoint_num_cpus=0,
                     metadata=dict(tags),
-                    runtime_env={"env_vars": dict(env), **code_env(user_code)},
+                    runtime_env={"env_vars": dict(env), **code_env(user_code, further=further)},
                 )
             )
         except RuntimeError as error:
@@ -243,8 +233,7 @@ class Controller:
         jobs = [job for job in flow_jobs(self.client, self.flow) if job.stage == stage]
         if running := [job for job in jobs if job.active]:
             return running[-1].job_id
-        passed = [*OWN_ENV, *os.environ.get(FORWARD_ENV, "").split()]
-        own = {key: os.environ[key] for key in passed if key in os.environ}
+        own = {key: os.environ[key] for key in OWN_ENV if key in os.environ}
         return submit_job(
             self.client,
             f"{shlex.quote(sys.executable)} -m pipelines.cli stage-job {stage}",

@@ -38,8 +38,10 @@ def code_digest(root: Path = ROOT) -> str:
     return digest_of(code_files(root), root)
 
 
-def code_env(user_code: Sequence[str] = (), *, root: Path = ROOT) -> dict[str, Any]:
-    """The part of a runtime environment that brings the code to a cluster.
+def code_env(
+    user_code: Sequence[str] = (), *, root: Path = ROOT, further: Sequence[Path] = ()
+) -> dict[str, Any]:
+    """The part of a runtime environment that brings the code, and further folders, to a cluster.
 
     A checkout is sent; an installed wheel must be in the cluster's image. Copies of the user's own
     code travel in either case, each as a folder named by its digest; a local Ray finds them where
@@ -48,15 +50,16 @@ def code_env(user_code: Sequence[str] = (), *, root: Path = ROOT) -> dict[str, A
     env: dict[str, Any] = {}
     if (root / PROJECT).exists():
         env["working_dir"] = str(_staged(root))
-    if copies := [copy for digest in user_code if (copy := copy_of(digest))]:
-        env["py_modules"] = [str(copy) for copy in copies]
+    copies = [copy for digest in user_code if (copy := copy_of(digest))]
+    if modules := [*copies, *further]:
+        env["py_modules"] = [str(module) for module in modules]
     return env
 
 
 @cache
 def _staged(root: Path) -> Path:
     """A folder with a copy of the code and nothing else; it is removed with this process."""
-    folder = _temporary_folder() / code_digest(root)
+    folder = temporary_folder() / code_digest(root)
     for path in [*code_files(root), root / PROJECT]:
         target = folder / path.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +68,8 @@ def _staged(root: Path) -> Path:
 
 
 @cache
-def _temporary_folder() -> Path:
+def temporary_folder() -> Path:
+    """A folder that only this user can read; it is removed with this process."""
     folder = tempfile.mkdtemp(prefix="casemate-code-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -133,6 +133,13 @@ STAGES = {
             headlines=True,
         ),
         Stage(
+            "evaluate",
+            section="evaluate",
+            version=1,
+            help="Evaluate a recipe's models, training them first, or a model folder on any data.",
+            headlines=True,
+        ),
+        Stage(
             "certify",
             section="certify",
             version=2,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.nodes import autoscaled, head, node
-from tests.e2e.cli import ROOT, wait_until
+from tests.e2e.cli import ROOT, TINY, wait_until, write_recipe
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -101,3 +101,31 @@ def test_a_broken_node_is_left_out_and_named(tmp_path):
     assert f"node {broken}" in err
     assert "is left out" in err
     assert len(list(folder.glob("failed-*"))) <= 8
+
+
+def test_a_flow_waits_for_its_data_and_its_training_and_says_so(cli, tmp_path):
+    """Ray Data, Ray Train and Ray Tune would wait in silence for CPUs that another job holds."""
+    holding = tmp_path / "holding"
+    with head(num_cpus=1) as cluster:
+        parts = {key: TINY[key] for key in ("data", "model")}
+        train = {key: v for key, v in TINY["train"].items() if key != "variants"} | {"epochs": 1}
+        tune = {"space": {"train.learning_rate": [0.001, 0.003]}, "epochs": 1}
+        place = {"address": cluster.address, "max_wait": 8}
+        values = {"name": "tiny", **parts, "train": train, "tune": tune, "cluster": place}
+        recipe = write_recipe(tmp_path / "tiny.yaml", values)
+        options = ("--storage", tmp_path / "storage")
+        for stage in ("prepare", "train", "tune"):
+            holder = start_work(cluster.address, holding, "--units=2000", "--seconds=0.5")
+            wait_until(lambda: len(done(holding)) > 0)
+            failed = cli(stage, recipe, *options)
+            assert failed.code == 1, failed.err
+            last = failed.err.strip().splitlines()[-1]
+            assert "no room within cluster.max_wait (8 s)" in last
+            assert "0 of 1 CPUs free" in last
+            waiting = cli.start(stage, recipe, *options, "--set", "cluster.max_wait=600")
+            assert any(": waiting since" in line for line in waiting.stderr)  # as it comes
+            holder.kill()
+            _, err = waiting.communicate(timeout=400)
+            assert waiting.returncode == 0, err
+            for trace in holding.glob("*-*"):
+                trace.unlink()

@@ -22,6 +22,7 @@ RECIPE = {
     "train": {**TINY["train"], "variants": {}, "epochs": 12},
     "tune": {
         "search": {"kind": "grid"},
+        "scheduler": {"kind": "none"},  # ASHA decides in the order in which results come
         "space": {"train.learning_rate": [0.001, 0.003]},
         "train_items": 400,
         "attack": {"num_steps": 2, "num_items": 20},

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ray.util.state import list_actors, list_runtime_envs, list_workers
 
+from pipelines.runtime.job_client import connect
 from tests.cluster.servers import PASSWORD, Proxy, remove
 from tests.e2e.cli import TINY, Cli, write_recipe
+from tests.e2e.heads import ray_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 IN_URI = "uri-p4ssw0rd-9d1c"
@@ -134,3 +137,60 @@ def test_no_process_was_started_with_one(outputs):
 def test_no_log_of_ray_holds_one(outputs):
     assert list(outputs["home"].rglob("*.log"))
     assert files_with(outputs["home"], PLANTED) == []
+
+
+SOURCE = '''
+"""A data source that notes which value of a variable its processes see."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from components.data.sources.base import Entry
+
+PLACE = Path({place!r})
+
+
+class Source:
+    classes = ("dark", "light")
+
+    def entries(self):
+        (PLACE / "driver").write_text(os.environ.get("SERVICE_API_KEY", ""))
+        parts = ("train", "train", "val", "test")
+        return [Entry(f"item-{{i:03d}}", i % 2, parts[i // 2 % 4], str(i)) for i in range(40)]
+
+    def decode(self, entry):
+        (PLACE / f"worker-{{os.getpid()}}").write_text(os.environ.get("SERVICE_API_KEY", ""))
+        return np.full((8, 8, 1), 100 * entry.label + int(entry.locator), np.uint8)
+'''
+
+
+def test_forwarded_variables_arrive_and_show_up_nowhere(tmp_path):
+    """By `submit --env`: not in job details, logs, process arguments or lists of Ray."""
+    place = tmp_path / "seen"
+    place.mkdir()
+    (tmp_path / "noting.py").write_text(SOURCE.format(place=str(place)))
+    values = {"name": "forwarded", "data": {"source": "python:noting.py:Source"}}
+    recipe = write_recipe(tmp_path / "forwarded.yaml", values)
+    planted = [value for name, value in IN_ENVIRONMENT.items() if name != "RAY_AUTH_TOKEN"]
+    names = [name for name in IN_ENVIRONMENT if name != "RAY_AUTH_TOKEN"]
+    with ray_head() as head:
+        watch = Watch(head.process.pid)
+        options = [word for name in names for word in ("--env", name)]
+        at = ("--address", head.dashboard, "--storage", tmp_path / "storage")
+        env = {name: IN_ENVIRONMENT[name] for name in names}
+        done = Cli()("submit", recipe, *at, "--wait", *options, env=env)
+        assert done.code == 0, done.out + done.err
+        shown = [str(connect(head.dashboard).list_jobs())]
+        for listed in (list_actors, list_runtime_envs, list_workers):
+            shown.append(str(listed(address=head.dashboard, detail=True)))
+        logs = files_with(head.home / "session_latest" / "logs", planted)
+    watch.thread.join()
+    seen = {path.name.partition("-")[0]: path.read_text() for path in place.iterdir()}
+    assert seen == dict.fromkeys(("driver", "worker"), IN_ENVIRONMENT["SERVICE_API_KEY"])
+    assert "SERVICE_API_KEY" in shown[0]  # the name travels in the open
+    assert any("stage-job prepare" in arguments.replace("\0", " ") for arguments in watch.seen)
+    everything = [*shown, *watch.seen, done.out, done.err]
+    assert [text for text in everything if any(secret in text for secret in planted)] == []
+    assert logs == files_with(tmp_path / "storage", planted) == []

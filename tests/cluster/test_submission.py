@@ -1,14 +1,18 @@
 """Flows on a real head in a bad week: crashes, lost connections, killed controllers, Ctrl-C."""
 
+import re
 import secrets
 import signal
+import sqlite3
 import time
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from tests.e2e.cli import TINY, step_folder, tiny_recipe, wait_until, write_recipe
-from tests.e2e.heads import ray_head
+from tests.e2e.heads import free_port, ray_head
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -185,7 +189,43 @@ def test_a_dashboard_that_stands_still_is_waited_for(troubled):
     assert "no answer from the dashboard" in controller
 
 
-def test_attacks_and_certificates_side_by_side_give_the_same_files(cli, tmp_path, head):
+class Observer:
+    """What others see of a flow while it runs: the status of its MLflow run, Ray's metrics."""
+
+    def __init__(self, storage: Path, metrics_port: int) -> None:
+        self.database, self.port = storage / "mlflow.db", metrics_port
+        self.statuses: list[str] = []
+        self.gauges: set[str] = set()
+
+    def until_end_of(self, flow) -> None:
+        while flow.poll() is None:
+            self._look_at_run()
+            with suppress(OSError):
+                url = f"http://127.0.0.1:{self.port}/metrics"
+                text = urlopen(url, timeout=5).read().decode()
+                self.gauges |= set(re.findall(r"^ray_(casemate_\w+)\{", text, re.MULTILINE))
+            time.sleep(0.3)
+        self._look_at_run()
+
+    def _look_at_run(self) -> None:
+        query = "SELECT status FROM runs WHERE name = 'tiny'"
+        with suppress(sqlite3.OperationalError):  # not made yet
+            with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True)) as database:
+                found = [status for (status,) in database.execute(query)]
+            self.statuses += [s for s in found if self.statuses[-1:] != [s]]
+
+
+@pytest.fixture(scope="module")
+def measured_head():
+    """A head whose metrics can be scraped, and the port."""
+    port = free_port()
+    options = [f"--metrics-export-port={port}"]
+    with ray_head(options=options, env={"RAY_metrics_report_interval_ms": "500"}) as found:
+        yield found, port
+
+
+def test_attacks_and_certificates_side_by_side_give_the_same_files(cli, tmp_path, measured_head):
+    head, port = measured_head
     l2 = {key: value for key, value in TINY["certify"]["l2"].items() if key != "challenge"}
     recipe = tiny_recipe(
         tmp_path / "tiny.yaml",
@@ -199,7 +239,11 @@ def test_attacks_and_certificates_side_by_side_give_the_same_files(cli, tmp_path
     for flag in ("--parallel", "--force"):  # forced: one stage after the other
         where = ("--address", head.dashboard, "--storage", tmp_path / flag.strip("-"))
         flow = cli.start("submit", recipe, *where, flag, "--wait")
+        observer = Observer(tmp_path / flag.strip("-"), port)
+        observer.until_end_of(flow)
         out, err = flow.communicate(timeout=900)
+        assert observer.statuses == ["RUNNING", "FINISHED"]  # not finished between its stages
+        assert {"casemate_units_done", "casemate_unit_rate", "casemate_draws"} <= observer.gauges
         assert flow.returncode == 0, out + err
         lines[flag] = [line.split()[:2] for line in out.splitlines()]
     starts, ends = (

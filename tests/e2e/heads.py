@@ -24,6 +24,7 @@ class Head(NamedTuple):
     address: str
     dashboard: str
     process: subprocess.Popen
+    home: Path
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Its processes with a word in their command line."""
@@ -59,7 +60,7 @@ def ray_head(
     with running(command, env={"RAY_TMPDIR": home, **(env or {})}) as process:
         wait_until(lambda: answers(port) or process.poll() is not None, seconds=HEAD_SECONDS)
         assert process.poll() is None, "the head has ended"
-        yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}", process)
+        yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}", process, Path(home))
 
 
 @contextmanager

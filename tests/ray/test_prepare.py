@@ -1,7 +1,6 @@
 """Stage prepare on Ray Data: same bytes however work is laid out, resumable, clear on bad input."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,25 +14,16 @@ from components.data.shards import open_job, plan_shards, write_shard
 from components.data.sources import open_source
 from components.data.splits import assign_splits
 from pipelines.recipe.schema.recipe import Recipe
+from pipelines.runtime.artifacts import SCRATCH, StageDir
 from pipelines.stages.prepare import stage as prepare
 
 pytestmark = pytest.mark.ray
 
 
-@dataclass(frozen=True)
-class Folder:
-    """The part of a stage folder that this stage uses."""
-
-    path: Path
-
-    def write_text(self, name: str, text: str) -> None:
-        (self.path / name).write_text(text, encoding="utf-8")
-
-
 def run_prepare(folder: Path, **data) -> PreparedDataset:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe.model_validate({"name": "test", "data": {**data, "split_seed": 7}})
-    prepare.run(recipe, {}, Folder(folder))
+    prepare.run(recipe, {}, StageDir(folder, "prepare", "", None))
     return PreparedDataset.open(folder)
 
 
@@ -84,6 +74,7 @@ def test_workers_write_what_one_process_would(ray_session, tmp_path):
         stored = train.images[row].permute(1, 2, 0).numpy()
         assert np.array_equal(stored[1:7, 1:6], original)  # centred in 8 x 8
     assert {p.name for p in (tmp_path / "by ray").iterdir()} == {
+        SCRATCH,
         "dataset.json",
         *shard_bytes(serial),
     }
@@ -117,7 +108,7 @@ def test_bad_image_fails_with_its_name_and_mending_it_resumes(ray_session, tmp_p
     assert {name: (folder / name).stat().st_mtime_ns for name in names} == kept
     assert resumed.digest == whole.digest
     assert shard_bytes(folder) == shard_bytes(tmp_path / "reference")
-    assert [p.name for p in folder.iterdir() if p.suffix not in (".parquet", ".json")] == []
+    assert [p.name for p in folder.iterdir() if p.suffix not in (".parquet", ".json")] == [SCRATCH]
 
 
 def test_skipped_images_are_counted_and_named(ray_session, tmp_path):

@@ -15,11 +15,12 @@ from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.sources import open_source
 from pipelines.recipe.schema.recipe import Recipe
+from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.streams import dataset_statistics, image_batches
 from pipelines.stages.prepare import stage as prepare
 from pipelines.stages.prepare.stage import SYNTHETIC
 from tests.e2e.cli import wait_until
-from tests.ray.test_prepare import Folder, shard_bytes
+from tests.ray.test_prepare import shard_bytes
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_prepare(folder: Path, **data) -> PreparedDataset:
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Recipe.model_validate({"name": "test", "data": {**data, "split_seed": 7}})
-    prepare.run(recipe, {}, Folder(folder))
+    prepare.run(recipe, {}, StageDir(folder, "prepare", "", None))
     return PreparedDataset.open(folder)
 
 

@@ -4,12 +4,13 @@ Layouts are those of the sources: ImageNet-C `<corruption>/<severity>/<wnid>/*`,
 folder per group; CIFAR-10-C and CIFAR-100-C `<corruption>.npy` with `labels.npy`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from components.core.errors import CasemateError
 from components.data.sources import open_source
-from components.data.sources.base import Source
+from components.data.sources.base import Entry, Source
 from components.data.sources.corrupted import Variant, cifar_c_variants
 from components.data.sources.imagenet_variants import imagenet_c_places
 
@@ -22,6 +23,16 @@ def stored_variants(source: str, root: Path) -> list[Variant]:
     if not found:
         wanted = "<corruption>/<severity>/<wnid>" if source == IMAGENET_C else "<corruption>.npy"
         raise CasemateError("data.path", root, f"holds no corruption; expected {wanted}")
+    return found
+
+
+def image_ids(variant: Variant, entries: Sequence[Entry]) -> list[str]:
+    """The names of the images that were corrupted: equal in all variants of a dataset."""
+    name, severity = variant
+    found = []
+    for entry in entries:
+        _, between, below = entry.item_id.partition(f"{name}/{severity}/")  # ImageNet-C
+        found.append(below if between else entry.item_id.rpartition("-")[2])
     return found
 
 

@@ -5,7 +5,9 @@ numerical is imported here: `open` names a function that is loaded when a source
 a source, write its file and an entry below.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from components.core.errors import CasemateError
 from components.core.user_code import PREFIX, is_reference
@@ -328,3 +330,14 @@ def find_source(name: str) -> SourceInfo:
     if info is None:
         raise CasemateError("data.source", name, f"is unknown; choose {', '.join(SOURCE_NAMES)}")
     return info
+
+
+def file_options(source: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The options of a source that name a file."""
+    return {
+        option.name: value
+        for option in find_source(source).options
+        if option.is_file
+        and isinstance(value := options.get(option.name), str)
+        and value not in option.built_in
+    }

@@ -18,6 +18,7 @@ from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.base import Section, union_of
+from pipelines.recipe.schema.evaluate import EvaluateSection
 from pipelines.recipe.schema.place import (
     ClusterSection,
     ReportSection,
@@ -47,6 +48,9 @@ class Recipe(Section):
     train: TrainSettings | None = None
     tune: TuneSection | None = None
     attack: dict[Name, AttackSection] = Field(default={})
+    evaluate: EvaluateSection | None = Field(  # digests of recipes without it do not change
+        default=None, exclude_if=lambda section: section is None
+    )
     certify: dict[Name, CertifySettings] = Field(default={})
     report: ReportSection = ReportSection()
     cluster: ClusterSection = ClusterSection()
@@ -114,6 +118,13 @@ class Recipe(Section):
         if self.train is None:
             return []
         return [name for name in self.model_names() if self.objective_of(name).is_denoiser]
+
+    def evaluated_models(self) -> list[str]:
+        """The models of the evaluate section: those it names, else all classifiers."""
+        if self.evaluate is None:
+            return []
+        denoisers = self.denoisers()
+        return self.evaluate.models or [m for m in self.model_names() if m not in denoisers]
 
     def denoiser_of(self, model: str) -> str | None:
         """The denoiser of this recipe behind which a model is trained, if there is one."""

@@ -45,7 +45,9 @@ def estimates_of(
     Entries of a sweep that take their part of finer votes cost nothing and have no row.
     """
     if not recipe.certify:
-        raise CasemateError("certify", recipe.name, "has no certificates: nothing to estimate")
+        raise CasemateError(
+            "certify", recipe.name, "has neither certificates nor suites: nothing to estimate"
+        )
     rows = []
     for name, entry in recipe.certificates().items():
         if entry.finer:

@@ -55,7 +55,8 @@ def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
     plans = plan_shards(splits, shard_size=data.shard_size)
     jobs = open_jobs(data, source, generated, plans, fitting=fitting, folder=folder)
     _remove(leftovers(folder))  # from a killed start
-    records = _write_all(jobs, plans)
+    _wait_for_a_cpu(recipe, out)
+    records = _write_all(jobs, plans, out)
     if not source.test_only:
         _check_after_skipping(records, classes=source.classes)
     shapes = {split: job.shape for split, job in jobs.items()}
@@ -178,13 +179,28 @@ def _check_shapes(jobs: Mapping[str, ShardJob]) -> None:
             raise CasemateError("data.channels", job.reference_id, remedy)
 
 
-def _write_all(jobs: Mapping[str, ShardJob], plans: list[ShardPlan]) -> list[ShardRecord]:
+def _wait_for_a_cpu(recipe: "Recipe", out: "StageDir") -> None:
+    """Ray Data would wait without a word and without an end."""
+    from pipelines.runtime.cluster import is_local
+    from pipelines.runtime.waiting import wait_for_room
+
+    if not is_local():
+        wait_for_room({"CPU": 1}, num_workers=1, label=out.step, max_wait=recipe.cluster.max_wait)
+
+
+def _write_all(
+    jobs: Mapping[str, ShardJob], plans: list[ShardPlan], out: "StageDir"
+) -> list[ShardRecord]:
     """One task per plan; returns the records in the order of the plans."""
+    from pipelines.runtime import progress
+    from pipelines.runtime.gauges import shown_at
+
     # embedded sources carry their pixels: one copy per node, not per task
     stored = {id(job): ray.put(job) for job in jobs.values()}
     shared = {split: stored[id(job)] for split, job in jobs.items()}
     records: list[ShardRecord] = []
-    with ordered_ray_data():
+    shown = progress.bar(out.step, total=len(plans), unit="shards", **shown_at(out))
+    with ordered_ray_data(), shown as bar:
         rows = ray.data.from_items(
             [{"plan": plan.packed()} for plan in plans], override_num_blocks=len(plans)
         )
@@ -194,6 +210,7 @@ def _write_all(jobs: Mapping[str, ShardJob], plans: list[ShardPlan]) -> list[Sha
             if "error" in outcome:
                 raise CasemateError(*outcome["error"])
             records.append(ShardRecord(**outcome["record"]))
+            bar.advance()
     return records
 
 

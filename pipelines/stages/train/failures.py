@@ -5,6 +5,7 @@ Light to import: Ray's controller, which decides, loads this module without torc
 
 import time
 
+from ray.exceptions import RayError
 from ray.train import FailureConfig
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import (
@@ -29,13 +30,20 @@ def lacked_room(error: TrainingFailedError) -> bool:
     )
 
 
+def lost_at_start(error: TrainingFailedError) -> bool:
+    """Whether a worker failed while the group formed, as on a node that dies in this moment."""
+    failure = error.controller_failure if isinstance(error, ControllerError) else None
+    own = isinstance(getattr(failure, "cause", None), CasemateError)
+    return isinstance(failure, RayError) and not isinstance(failure, CasemateError) and not own
+
+
 class MistakesEndTraining(DefaultFailurePolicy):  # type: ignore[misc]  # Ray has no types
     """Ray's retries after lost workers, but none after a user's mistake, nor without an end."""
 
     def __init__(self, failure_config: FailureConfig, *, max_wait: float) -> None:
         super().__init__(failure_config)
         self.max_wait, self.waits_since = max_wait, time.monotonic()
-        self.waits = False
+        self.waits, self.num_lost = False, 0
 
     def make_decision(self, training_failed_error: TrainingFailedError) -> FailureDecision:
         if mistake_in(training_failed_error):
@@ -45,4 +53,8 @@ class MistakesEndTraining(DefaultFailurePolicy):  # type: ignore[misc]  # Ray ha
             self.waits_since = time.monotonic()
         if self.waits and time.monotonic() - self.waits_since >= self.max_wait:
             return FailureDecision.RAISE
+        if lost_at_start(training_failed_error):  # Ray itself would give up
+            self.num_lost += 1
+            again = self.num_lost <= self.failure_config.max_failures
+            return FailureDecision.RETRY if again else FailureDecision.RAISE
         return super().make_decision(training_failed_error)

@@ -136,4 +136,4 @@ def test_shares_carry_their_interval():
 def test_names_in_mlflow():
     first, *_, last = some_rows()
     assert mlflow_name(first) == "evaluate/corruptions/snow/s1/accuracy"
-    assert mlflow_name(last) == "evaluate/corruptions/all/mean75"
+    assert mlflow_name(last) == "evaluate/corruptions/mean75"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from components.core.errors import CasemateError
-from components.models.costs import Costs, costs_of_shapes, kept_sizes, network_of_shapes
+from components.models.costs import Costs, costs_of, kept_sizes
 from components.models.zoo import build_network
 
 SMALL = {
@@ -23,11 +23,6 @@ SMALL = {
     "swin_tiny_patch4_window7_224": {"depths": (2, 1), "num_heads": (2, 2), "embed_dim": 16},
     "beit_base_patch16_224": {"depth": 1, "embed_dim": 32, "num_heads": 2, "patch_size": 8},
 }
-
-
-def costs_of(architecture: str, *, image_size: int, channels: int = 3, **network: object) -> Costs:
-    shape = {"image_size": image_size, "channels": channels}
-    return costs_of_shapes(network_of_shapes(architecture, **shape, **network), **shape)
 
 
 def small_costs(name: str, **changes: object) -> Costs:

@@ -14,6 +14,7 @@ from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources import open_source
+from components.data.sources.base import Source
 from components.data.splits import SPLITS, assign_splits
 from components.models.checkpoint import save_model
 from components.models.pixels import PixelModel
@@ -34,20 +35,25 @@ OPTIONS = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 def prepared(tmp_path_factory) -> Path:
     """Digits in the prepared format, written by the real writers."""
     folder = tmp_path_factory.mktemp("digits")
-    source = open_source("digits", path=None)
+    limits = {"train": 800, "val": 20, "test": NUM_ITEMS}
+    write_prepared(folder, open_source("digits", path=None), Fitting(), limits=limits)
+    return folder
+
+
+def write_prepared(folder: Path, source: Source, fitting: Fitting, **splitting: Any) -> None:
+    """A dataset in the prepared format."""
     splits = assign_splits(
         source.entries(), classes=source.classes, seed=3, val_fraction=0.1, test_fraction=0.2,
-        limits={"train": 800, "val": 20, "test": NUM_ITEMS},
+        **{"limits": {}, "test_only": source.test_only, **splitting},
     )  # fmt: skip
     plans = plan_shards(splits, shard_size=1024)
     entries = [entry for plan in plans for entry in plan.entries]
-    job = open_job(source, entries, folder=folder, fitting=Fitting(), on_error="fail")
+    job = open_job(source, entries, folder=folder, fitting=fitting, on_error="fail")
     text = describe_dataset(
         [write_shard(job, plan) for plan in plans], classes=source.classes, shape=job.shape,
         split_names=SPLITS, source={"name": "digits"},
     )  # fmt: skip
     (folder / "dataset.json").write_text(text)
-    return folder
 
 
 def train(

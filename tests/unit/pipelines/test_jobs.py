@@ -1,5 +1,6 @@
 """Submission without a cluster: the controller's order and retries, lost requests, variables."""
 
+import os
 import socket
 import threading
 from collections import defaultdict
@@ -12,7 +13,7 @@ from ray.job_submission import JobStatus
 from components.core.errors import CasemateError
 from pipelines.flow.plan import stage_needs
 from pipelines.recipe import load
-from pipelines.runtime import flows, job_client, jobs
+from pipelines.runtime import flows, forwarding, job_client, jobs
 from pipelines.runtime.flows import FLOW_KEY, REFUSED, STAGE_KEY, in_words, progress_of
 
 NEEDS = {
@@ -64,7 +65,7 @@ class Cluster:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
     monkeypatch.setattr(jobs, "PAUSE", 0)
-    monkeypatch.setattr(jobs, "code_env", lambda _: {})
+    monkeypatch.setattr(jobs, "code_env", lambda *_, **__: {})
 
 
 def control(cluster, *, parallel=False, needs=NEEDS):
@@ -141,12 +142,26 @@ def test_needs_of_stages_come_from_the_plan():
 # -- variables
 
 
-def test_named_variables_are_forwarded_with_their_values(monkeypatch):
+def test_forwarded_variables_arrive_and_ray_sees_their_names_alone(monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "hunter2")
     recipe = load.parse({"name": "a", "data": {"source": "digits"}}, source="a.yaml")
     env = jobs.job_env(recipe, env=["MY_TOKEN"], flags=["--force"])
-    assert env["MY_TOKEN"] == "hunter2"
-    assert env[jobs.FORWARD_ENV] == "MY_TOKEN"
+    assert env[forwarding.FORWARD_ENV] == "MY_TOKEN"
+    assert "hunter2" not in str(env)
+    folder = forwarding.packed({"MY_TOKEN": "hunter2"})
+    monkeypatch.setenv("MY_TOKEN", "that of the node")
+    monkeypatch.setenv(forwarding.FORWARD_ENV, "MY_TOKEN")
+    with pytest.raises(CasemateError, match="package is not here"):
+        forwarding.load()
+    monkeypatch.syspath_prepend(folder.parent)
+    forwarding.load()
+    assert os.environ["MY_TOKEN"] == "hunter2"
+
+
+def test_packages_of_equal_values_have_other_digests():
+    first, second = (forwarding.packed({"A": "b"}) / forwarding.VALUES for _ in range(2))
+    assert first.read_bytes() != second.read_bytes()
+    assert first.parents[2].stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -155,12 +170,12 @@ def test_named_variables_are_forwarded_with_their_values(monkeypatch):
         ("NOT_SET_ANYWHERE", "is not set here"),
         ("MY_TOKEN=hunter2", "is not the name of a variable"),
         ("RAY_ADDRESS", "is set by casemate"),
-        (jobs.RECIPE_ENV, "is set by casemate"),
+        (forwarding.RECIPE_ENV, "is set by casemate"),
     ],
 )
 def test_other_names_are_refused_without_their_values(name, why):
     with pytest.raises(CasemateError, match=why) as error:
-        jobs.forwarded_env([name])
+        forwarding.values_of([name], reserved={})
     assert "hunter2" not in str(error.value)
 
 

@@ -15,6 +15,10 @@ RELATIVE = {
     "train.objective.denoiser": "diffusers:weights/unet",
     "train.variants.cleaner.model.pretrained": "model:weights/cleaner",
     "certify.l2.denoiser": "model:weights/cleaner",
+    "evaluate.corruptions.textures": "frost",
+    "evaluate.shifts.other.path": "shifted",
+    "evaluate.shape_bias.path": "stimuli",
+    "evaluate.transfer.models.theirs": "weights/theirs",
     "report.compare.theirs.path": "theirs.tsv",
     "storage.root": "runs",
     "tracking.uri": "sqlite:///mlflow.db",
@@ -37,6 +41,7 @@ def recipe():
                 }
             },
         },
+        "evaluate": {"shifts": {"other": {"source": "folder"}}},
         "certify": {"l2": {"kind": "gaussian", "sigma": 0.25}},
         "report": {"compare": {"theirs": {}}},
     }

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train import FailureConfig
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2._internal.execution.failure_handling import FailureDecision
@@ -34,6 +35,21 @@ def test_lost_workers_are_tried_again():
     decisions = [policy.make_decision(LOST) for _ in range(3)]
     assert decisions == [FailureDecision.RETRY, FailureDecision.RETRY, FailureDecision.RAISE]
     assert mistake_in(LOST) is None
+
+
+def task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("on_start", str(cause), cause).as_instanceof_cause()
+
+
+def test_workers_lost_while_the_group_forms_are_tried_again():
+    lost = ControllerError(task_error(FileNotFoundError(2, "No such file or directory")))
+    dead = ControllerError(ActorDiedError())
+    policy = MistakesEndTraining(FailureConfig(max_failures=2), max_wait=60)
+    decisions = [policy.make_decision(error) for error in (lost, dead, lost)]
+    assert decisions == [FailureDecision.RETRY, FailureDecision.RETRY, FailureDecision.RAISE]
+    for final in (task_error(MISTAKE), ValueError("a bug of the controller")):
+        policy = MistakesEndTraining(FailureConfig(max_failures=2), max_wait=60)
+        assert policy.make_decision(ControllerError(final)) is FailureDecision.RAISE
 
 
 def test_workers_without_room_are_waited_for_up_to_the_limit():

@@ -1,0 +1,20 @@
+"""Evaluate models on test items: one suite per step, on the sharded executor.
+
+Units are blocks of items, so a killed step continues in the middle of a suite, and results do not
+depend on workers or order.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipelines.recipe.schema.recipe import Recipe
+from pipelines.runtime.artifacts import StageDir
+from pipelines.stages.evaluate import results
+from pipelines.stages.evaluate.evaluation import Evaluation
+from pipelines.stages.evaluate.suites import suite_of
+
+
+def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+    """Evaluate the suite that the step names; write its tables and its summary."""
+    evaluation = Evaluation.of(recipe, inputs, out)
+    results.write(evaluation, suite_of(out.part)(evaluation))

@@ -1,0 +1,168 @@
+"""Plan of the evaluate stage: one step per suite, and its headline figures."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.core.errors import CasemateError
+from components.core.settings import plain
+from components.evaluate.settings import (
+    PREPARED,
+    CorruptionSuiteSettings,
+    ShapeBiasSuiteSettings,
+    ShiftSuiteSettings,
+    TransferSuiteSettings,
+)
+from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
+from pipelines.stages.registry import DATASET, Headline, Planning, Step
+
+OTHER = "other_model"  # steps of model folders that only the transfer suite names
+ANY_FOLDER = "folder"  # source whose stamp is that of all files
+
+
+def steps(planning: Planning) -> list[Step]:
+    """A step for each suite; corrupted images are compared with the clean ones."""
+    recipe, section = planning.recipe, planning.recipe.evaluate
+    if section is None:
+        return []
+    models = recipe.evaluated_models()
+    others = _other_models(section.transfer)
+    found = list(others)
+    for suite in section.suites():
+        needs = [DATASET, *(recipe.step_of(model) for model in models)]
+        if suite == "corruptions":
+            needs.append(f"evaluate.{CLEAN}")
+        if suite == "transfer":
+            needs += [step.name for step in others]
+        identity = {
+            "suite": suite,
+            "settings": IDENTITIES[suite](section),
+            "subset": plain(section.subset),
+            "models": models,
+            "micro_batch": section.micro_batch,
+            "seed": recipe.seed,
+        }
+        found.append(Step("evaluate", suite, tuple(needs), identity))
+    return found
+
+
+def other_step(model: str) -> str:
+    """The step of a model folder that the transfer suite names."""
+    return f"{OTHER}.{model}"
+
+
+def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+    """The main figures of each suite and model."""
+    folders = [folder for _, folder in steps if folder]
+    rows = [json.loads((folder / "summary.json").read_text())["headlines"] for folder in folders]
+    return [row for found in rows for row in found]
+
+
+def _other_models(transfer: TransferSuiteSettings | None) -> list[Step]:
+    """The further models of the transfer suite; a folder counts by its digest."""
+    found = []
+    for name, path in transfer.models.items() if transfer else ():
+        folder = Path(path).expanduser().absolute()
+        with _at(f"evaluate.transfer.models.{name}"):
+            from components.models.checkpoint import read_header
+
+            digest = str(read_header(folder)["digest"])
+        found.append(Step(OTHER, name, identity={"digest": digest}, given=folder))
+    return found
+
+
+def _clean(section: EvaluateSection) -> dict[str, Any]:
+    return {"calibration": plain(section.calibration)}
+
+
+def _corruptions(section: EvaluateSection) -> dict[str, Any]:
+    assert section.corruptions is not None
+    values: dict[str, Any] = plain(section.corruptions)
+    return values | corruption_files(section.corruptions)
+
+
+def corruption_files(settings: CorruptionSuiteSettings) -> dict[str, str | None]:
+    """Digests of the published images and of the textures."""
+    found: dict[str, str | None] = {"path": None, "textures": None}
+    if settings.path is not None:
+        found["path"] = _stamp("evaluate.corruptions.path", settings.source, settings.path)
+    if settings.textures is not None:
+        from components.core.digests import digest_file, digest_json
+        from components.data.corruptions.textures import texture_files
+
+        with _at("evaluate.corruptions.textures"):
+            files = texture_files(settings.textures)
+            found["textures"] = digest_json([digest_file(file) for file in files])
+    return found
+
+
+def _shifts(section: EvaluateSection) -> dict[str, Any]:
+    found = {}
+    for name, shift in section.shifts.items():
+        values: dict[str, Any] = plain(shift, exclude={"path", "options"})
+        found[name] = values | shifted_files(f"evaluate.shifts.{name}.path", shift)
+    return found
+
+
+def shifted_files(key: str, shift: ShiftSuiteSettings) -> dict[str, Any]:
+    """The digest of a shifted dataset, and the options that do not name a file."""
+    from components.data.sources.stamp import named_files
+    from components.data.stream import read_document
+
+    if shift.source == PREPARED:
+        assert shift.path is not None
+        with _at(key):
+            document = read_document(Path(shift.path).expanduser() / "dataset.json")
+        return {"content": document["digest"]}
+    files = named_files(shift.source, shift.options)
+    options = {name: value for name, value in shift.options.items() if name not in files}
+    return {"content": _stamp(key, shift.source, shift.path, shift.options), "options": options}
+
+
+def _shape_bias(section: EvaluateSection) -> dict[str, Any]:
+    assert section.shape_bias is not None
+    values: dict[str, Any] = plain(section.shape_bias)
+    return values | {"path": shape_bias_files(section.shape_bias)}
+
+
+def shape_bias_files(settings: ShapeBiasSuiteSettings) -> str:
+    """Digest of the stimuli."""
+    return _stamp("evaluate.shape_bias.path", ANY_FOLDER, settings.path)
+
+
+def _transfer(section: EvaluateSection) -> dict[str, Any]:
+    values: dict[str, Any] = plain(section.transfer)
+    return values | {"models": sorted(values["models"])}
+
+
+def _spatial(section: EvaluateSection) -> dict[str, Any]:
+    values: dict[str, Any] = plain(section.spatial)
+    return values
+
+
+IDENTITIES: dict[str, Callable[[EvaluateSection], dict[str, Any]]] = {
+    CLEAN: _clean,
+    "corruptions": _corruptions,
+    "shifts": _shifts,
+    "shape_bias": _shape_bias,
+    "transfer": _transfer,
+    "spatial": _spatial,
+}
+
+
+def _stamp(key: str, source: str, path: str | None, options: dict[str, Any] | None = None) -> str:
+    from components.data.sources.stamp import source_stamp
+
+    with _at(key):
+        return source_stamp(source, path, options)
+
+
+@contextmanager
+def _at(key: str) -> Iterator[None]:
+    """Errors about files of a suite name its key."""
+    try:
+        yield
+    except CasemateError as error:
+        raise CasemateError(key, error.value, error.remedy) from error

@@ -1,0 +1,323 @@
+"""Corrupted test items: generated on the fly, or read from a published dataset.
+
+A unit is a block of items under one corruption at all its severities (of a published dataset: at
+one severity). All models see the same corrupted images.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from components.core.statistics import mean_interval
+from components.core.tables import read_table
+from components.core.units import Unit
+from components.data.corruptions import corrupt
+from components.data.corruptions.settings import Fidelity, flags_of
+from components.data.corruptions.stored import (
+    IMAGENET_C,
+    image_ids,
+    open_variant,
+    stored_variants,
+)
+from components.data.fitting import Fitting, to_channels
+from components.data.sources.base import Entry, Source
+from components.data.sources.corrupted import Variant
+from components.data.sources.names import imagenet_synsets
+from components.evaluate.corruptions import (
+    corruption_scores,
+    not_comparable,
+    variants_of_score,
+)
+from components.evaluate.metrics import ALL, Measurement, MetricRow, Subject, null, rows_of
+from components.evaluate.predictions import Predictions, accuracy_measurements, joined
+from components.evaluate.settings import CorruptionSuiteSettings, SubsetSettings
+from components.evaluate.subsets import choose_items
+from pipelines.stages.evaluate.evaluation import Evaluation, blocks, units_of
+from pipelines.stages.evaluate.results import (
+    PREDICTIONS_NAME,
+    SuiteResult,
+    comparisons,
+    in_order,
+    rows_by_model,
+    with_models,
+)
+from pipelines.stages.evaluate.steps import corruption_files
+from pipelines.stages.evaluate.suites.clean import clean_predictions
+from pipelines.stages.evaluate.worker import EvaluateWorker
+
+Found = Mapping[str, Mapping[Variant, Predictions]]  # by model
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTask:
+    """All models on these test items under one corruption."""
+
+    places: tuple[int, ...]
+    name: str
+    severities: tuple[int, ...]
+    fidelity: Fidelity
+    textures: str | None
+
+    def run(self, worker: EvaluateWorker) -> pa.Table:
+        items = worker.items(self.places)
+        images = _in_colour(items.images)
+        tables = []
+        for severity in self.severities:
+            changed = corrupt(
+                images.to(worker.device),
+                name=self.name,
+                severity=severity,
+                seed=worker.config.seed,
+                item_ids=items.item_ids,
+                fidelity=self.fidelity,
+                textures=self.textures,
+            )
+            fitted = _as_model_images(changed, channels=items.images.shape[1])
+            variant = (self.name, severity)
+            tables.append(_predictions(worker, variant, items.item_ids, items.labels, fitted))
+        return pa.concat_tables(tables)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """All models on images of a published dataset: numbers `start` to `stop` of those chosen."""
+
+    source: str
+    root: Path
+    variant: Variant
+    subset: SubsetSettings
+    start: int
+    stop: int
+
+    def run(self, worker: EvaluateWorker) -> pa.Table:
+        source, chosen = _listed(
+            self.source, self.root, self.variant, self.subset, worker.config.seed
+        )
+        part = chosen[self.start : self.stop]
+        fitting = Fitting(worker.dataset.height, "squash", worker.dataset.channels)
+        images = [fitting.apply(source.decode(entry), item_id=entry.item_id) for _, entry in part]
+        stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+        labels = torch.tensor([entry.label for _, entry in part])
+        return _predictions(worker, self.variant, [name for name, _ in part], labels, stacked)
+
+
+def evaluate(evaluation: Evaluation) -> SuiteResult:
+    """All models under every variant that can be generated or is there."""
+    settings = evaluation.section.corruptions
+    assert settings is not None
+    stored = settings.source != "generate"
+    units = stored_units(evaluation, settings) if stored else generated_units(evaluation, settings)
+    table = evaluation.run(units)
+    found = {
+        model: _by_variant(rows) for model, rows in rows_by_model(table, evaluation.models).items()
+    }
+    clean = read_table(evaluation.inputs["evaluate.clean"] / PREDICTIONS_NAME)
+    before = clean_predictions(clean, list(evaluation.models))
+    reporter = _Reporter(evaluation, settings, found, before)
+    return SuiteResult(
+        rows=[row for model in found for row in reporter.rows(model)],
+        predictions=in_order(table, "model", "corruption", "severity", "item_id"),
+        headlines=[("corruptions, mean95", ALL, "mean95"), ("corruptions, mean75", ALL, "mean75")],
+        num_items=max(len(one) for own in found.values() for one in own.values()),
+        flags=[flag for variant in settings.variants() for flag in reporter.flags(variant)],
+    )
+
+
+def generated_units(evaluation: Evaluation, settings: CorruptionSuiteSettings) -> list[Unit]:
+    """Every block of items under every corruption."""
+    data = evaluation.dataset
+    textures = settings.textures
+    if textures is not None:
+        textures = str(Path(textures).expanduser().absolute())
+    severities = tuple(sorted(set(settings.severities)))
+    found: list[Unit] = []
+    for name in settings.chosen_names():
+        own = textures if name == "frost" else None
+        tasks = [
+            (
+                f"{name}, {len(block)} items",
+                GeneratedTask(
+                    block, name, severities, settings.fidelity_at(data.height, data.width), own
+                ),
+            )
+            for block in blocks(evaluation.items.places)
+        ]
+        found += units_of(name, tasks)
+    return found
+
+
+def stored_units(evaluation: Evaluation, settings: CorruptionSuiteSettings) -> list[Unit]:
+    """Every block of images of every variant that is there."""
+    assert settings.path is not None
+    root = Path(settings.path).expanduser().absolute()
+    subset, seed = evaluation.section.subset, evaluation.recipe.seed
+    present = set(stored_variants(settings.source, root))
+    found: list[Unit] = []
+    for variant in settings.variants():
+        if variant not in present:
+            continue
+        _, chosen = _listed(settings.source, root, variant, subset, seed)
+        tasks = [
+            (
+                f"{variant[0]}/{variant[1]}, {len(block)} images",
+                StoredTask(settings.source, root, variant, subset, block[0], block[-1] + 1),
+            )
+            for block in blocks(range(len(chosen)))
+        ]
+        found += units_of(f"{variant[0]}-{variant[1]}", tasks)
+    return found
+
+
+@lru_cache(maxsize=2)
+def _listed(
+    name: str, root: Path, variant: Variant, subset: SubsetSettings, seed: int
+) -> tuple[Source, list[tuple[str, Entry]]]:
+    """A variant, and its chosen images: the same ones in all variants of a dataset."""
+    source = open_variant(name, root, variant, subset=True)
+    entries = source.entries()
+    by_id = dict(zip(image_ids(variant, entries), entries, strict=True))
+    labels = [entry.label for entry in by_id.values()]
+    chosen = choose_items(list(by_id), labels, subset, seed=seed)
+    return source, [(image, by_id[image]) for image in chosen]
+
+
+@dataclass(frozen=True)
+class _Reporter:
+    """The numbers of each model."""
+
+    evaluation: Evaluation
+    settings: CorruptionSuiteSettings
+    found: Found
+    clean: Mapping[str, Predictions]
+
+    @property
+    def generated(self) -> bool:
+        return self.settings.source == "generate"
+
+    def flags(self, variant: Variant) -> list[str]:
+        """Why accuracies under this variant are not comparable with published ones."""
+        if not self.generated:
+            return []
+        data = self.evaluation.dataset
+        textures = self.settings.textures
+        return flags_of(variant[0], height=data.height, width=data.width, textures=textures)
+
+    def rows(self, model: str) -> list[MetricRow]:
+        """Accuracies of all variants, then the scores."""
+        numbers: list[Measurement] = []
+        for variant in self.settings.variants():
+            numbers += self._variant(model, variant)
+        numbers += self._scores(model)
+        return rows_of(self._subject(model), self.evaluation.suite, numbers)
+
+    def _subject(self, model: str) -> Subject:
+        data, settings = self.evaluation.dataset, self.settings
+        if self.generated:
+            fidelity = settings.fidelity_at(data.height, data.width)
+            return self.evaluation.subject(model, fidelity=fidelity)
+        digest = corruption_files(settings)["path"]
+        fidelity = "released" if settings.source == IMAGENET_C else "raw"
+        return self.evaluation.subject(
+            model,
+            dataset=settings.source,
+            dataset_digest=digest,
+            fidelity=fidelity,
+            resize="squash",
+        )
+
+    def _variant(self, model: str, variant: Variant) -> list[Measurement]:
+        (name, severity), flags = variant, self.flags(variant)
+        own = self.found[model].get(variant)
+        if own is None:
+            why = f"{self.settings.path} lacks {name}/{severity}"
+            return [
+                null(item=name, level=severity, metric=metric, why=why)
+                for metric in ("accuracy", "top5_accuracy")
+            ]
+        others = {other: of[variant] for other, of in self.found.items()}
+        return [
+            *accuracy_measurements(own, item=name, level=severity, flags=flags),
+            *comparisons(others, model, item=name, level=severity),
+        ]
+
+    def _scores(self, model: str) -> Iterator[Measurement]:
+        own = self.found[model]
+        flags = sorted({flag for variant in own for flag in self.flags(variant)})
+        imagenet = tuple(self.evaluation.dataset.classes) == imagenet_synsets()
+        scores = corruption_scores(
+            {variant: float(one.correct.mean()) for variant, one in own.items()},
+            clean=float(self.clean[model].correct.mean()),
+            incomparable=not_comparable(flags, imagenet=imagenet),
+        )
+        for name, score in scores.items():
+            if score.value is None:
+                yield null(item=ALL, metric=name, why=score.reason, flags=flags)
+                continue
+            low, high, num_items = _interval(own, variants_of_score(name))
+            yield Measurement(
+                item=ALL, metric=name, value=score.value, n=num_items, lo95=low, hi95=high,
+                flags=tuple(flags),
+            )  # fmt: skip
+
+
+def _interval(
+    own: Mapping[Variant, Predictions], variants: Sequence[Variant] | None
+) -> tuple[float | None, float | None, int | None]:
+    """The interval of a mean accuracy over the same items, with their number."""
+    if variants is None:
+        return None, None, None
+    parts = [own[variant] for variant in variants]
+    if any(part.item_ids != parts[0].item_ids for part in parts):
+        return None, None, None
+    shares: NDArray[np.float64] = np.mean([part.correct for part in parts], axis=0)
+    return *mean_interval(shares), len(shares)
+
+
+def _predictions(
+    worker: EvaluateWorker,
+    variant: Variant,
+    item_ids: Sequence[str],
+    labels: Tensor,
+    images: Tensor,
+) -> pa.Table:
+    """The predictions of all models on uint8 images (N, C, H, W) of one variant."""
+    x, y = worker.pixels(images), labels.to(worker.device)
+    tables = with_models(
+        (model, Predictions.of_logits(item_ids, y, worker.logits(model, x, item_ids)).table())
+        for model in worker.models
+    )
+    name, severity = variant
+    named = tables.add_column(1, "corruption", pa.array([name] * len(tables), pa.string()))
+    return named.add_column(2, "severity", pa.array([severity] * len(tables), pa.int8()))
+
+
+def _in_colour(images: Tensor) -> Tensor:
+    """(N, H, W, 3) of uint8 (N, C, H, W); one channel is repeated."""
+    coloured = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+    return coloured.permute(0, 2, 3, 1).contiguous()
+
+
+def _as_model_images(images: Tensor, *, channels: int) -> Tensor:
+    """(N, C, H, W) of uint8 (N, H, W, 3); to one channel by luma."""
+    if channels == 3:
+        return images.permute(0, 3, 1, 2)
+    grey = [to_channels(image, channels=1) for image in images.cpu().numpy()]
+    return torch.from_numpy(np.stack(grey)).permute(0, 3, 1, 2)
+
+
+def _by_variant(rows: pa.Table) -> dict[Variant, Predictions]:
+    """Predictions of one model by variant, each sorted by item id."""
+    found = {}
+    for key in rows.group_by(["corruption", "severity"]).aggregate([]).to_pylist():
+        name, severity = key["corruption"], key["severity"]
+        same = pc.and_(pc.equal(rows["corruption"], name), pc.equal(rows["severity"], severity))
+        found[name, severity] = joined([Predictions.of_table(rows.filter(same))])
+    return found
