@@ -24,12 +24,23 @@ class MemoryDataset:
 
     @staticmethod
     def of(
-        images: Tensor, labels: Tensor, *, num_classes: int, item_ids: Sequence[str] | None = None
+        images: Tensor,
+        labels: Tensor,
+        *,
+        num_classes: int,
+        item_ids: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> "MemoryDataset":
-        """(N, C, H, W) images, uint8 or floats on the 256 levels of [0, 1], with (N,) labels."""
+        """(N, C, H, W) images, uint8 or floats on the 256 levels of [0, 1], with (N,) labels.
+
+        `classes` names them; None: by their numbers.
+        """
         stored, ids = as_levels(images), checked_ids(item_ids, len(images))
         test = ImageSplit(ids, stored, checked_labels(labels, stored, num_classes))
-        classes = tuple(str(number) for number in range(num_classes))
+        names = tuple(classes or (str(number) for number in range(num_classes)))
+        if len(set(names)) != num_classes:
+            remedy = f"different names, but there are {num_classes} classes"
+            raise CasemateError("classes", len(set(names)), remedy)
         identity = {
             "classes": num_classes,
             "item_ids": ids,
@@ -37,7 +48,7 @@ class MemoryDataset:
             "shape": list(stored.shape),
             "pixels": digest_bytes(stored.contiguous().numpy().tobytes()),
         }
-        return MemoryDataset(classes, test, digest_json(identity))
+        return MemoryDataset(names, test, digest_json(identity))
 
     @property
     def channels(self) -> int:

@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -21,12 +20,15 @@ from components.evaluate.metrics import MetricRow
 FEWEST_MODELS = 3
 
 
-class ScalingPoint(NamedTuple):
-    """One model: parameters in millions, and its error."""
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """One model: parameters in millions, and its error on n items with its interval, if any."""
 
     model: str
     params_m: float
     error: float
+    n: int | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ def scaling_fits(
     for row in _comparable(rows, (suite, item, metric, level)):
         if row.value is None or row.family is None or row.params_m is None:
             continue
-        point = ScalingPoint(row.model, row.params_m, 1 - row.value)
+        ends = None if row.lo95 is None or row.hi95 is None else (1 - row.hi95, 1 - row.lo95)
+        point = ScalingPoint(row.model, row.params_m, 1 - row.value, row.n, ends)
         group = groups[row.family, row.pretrain or ""]
         if group.setdefault(row.model, point) != point:
             remedy = f"has two values of {suite} {item} {metric}; average them first"

@@ -129,6 +129,14 @@ def load_pretrained(
     )
 
 
+def weights_name(source: str | None, *, architecture: str) -> str | None:
+    """A short name of the weights that a model starts from: timm's tag, or the folder's name."""
+    if source != TIMM:
+        return None if source is None else Path(source).name
+    config = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
+    return (config.tag if config else "") or TIMM
+
+
 def _timm_config(architecture: str) -> Any:
     config = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
     if config is None or not config.has_weights:

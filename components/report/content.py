@@ -1,6 +1,6 @@
 """Content of the report page: plain frozen values, ready to be rendered.
 
-Every accuracy is labelled with its kind: *measured* (on unmodified items), *attacked* (after an
+Every accuracy is labelled with its kind: *measured* (without an adversary), *attacked* (after an
 attack, so an upper bound of robust accuracy) or *proven* (certified, so a lower bound).
 """
 
@@ -13,13 +13,14 @@ from typing import Any, Literal
 from components.core.errors import CasemateError
 
 ResultKind = Literal["measured", "attacked", "proven"]
-ColumnKind = Literal["text", "number", "measured", "attacked", "proven"]
+ColumnKind = Literal["text", "note", "number", "measured", "attacked", "proven"]
+Sign = Literal["bar", "line", "dash", "dot", "diamond", "square", "triangle"]
 RESULT_KINDS: tuple[ResultKind, ...] = ("measured", "attacked", "proven")
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """A share of items with its exact 95% interval."""
+    """A share of items with its 95% interval: exact, or Wilson's in evaluation suites."""
 
     value: float
     low: float
@@ -63,12 +64,20 @@ class Accuracy:
         return f"{low:.1f} to {high:.1f}"
 
 
-Cell = str | int | float | bool | Accuracy | None
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """An accuracy that cannot be computed; a note of its row has the reason."""
+
+
+Cell = str | int | float | bool | Accuracy | Missing | None
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table column; the three kinds of results hold accuracies, the other two plain values."""
+    """A table column; the three kinds of results hold accuracies, the others plain values.
+
+    A `note` is longer than a `text` and gets more room.
+    """
 
     title: str
     kind: ColumnKind = "text"
@@ -85,6 +94,7 @@ class Table:
     marked: int | None = None  # the highlighted row
     mark: str = ""
     title: str = ""  # above the table, where the chapter holds several
+    folded: bool = False  # a long table that the reader opens
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
@@ -102,7 +112,7 @@ class LegendEntry:
 
     label: str
     colour: str  # name of a page colour: measured, attacked, proven, muted
-    sign: Literal["bar", "line", "dash", "dot", "diamond"]
+    sign: Sign
 
 
 @dataclass(frozen=True, slots=True)

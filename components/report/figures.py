@@ -125,9 +125,11 @@ def percent_axis(axes: Any, label: str) -> None:
 
 
 @contextmanager
-def new_figure(num_panels: int, *, height: float) -> Iterator[tuple[Any, list[Any]]]:
+def new_figure(
+    num_panels: int, *, height: float, style: Mapping[str, Any] | None = None
+) -> Iterator[tuple[Any, list[Any]]]:
     """A figure in the style of the page, and the axes of its panels, one below the other."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context({**STYLE, **(style or {})}):
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Content, Table
+from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Content, Missing, Table
 from components.report.palette import COLOURS
 from components.report.tables import to_csv
 
@@ -24,6 +24,7 @@ def render(content: Content) -> str:
     )
     environment.filters |= {"cell": cell_text, "csv_uri": csv_uri, "chart": Markup}
     environment.tests["accuracy_column"] = lambda column: column.kind in RESULT_KINDS
+    environment.tests["accuracy"] = lambda value: isinstance(value, Accuracy)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     failed = [check for check in content.checks if not check.holds]
     return template.render(page=content, failed=failed, colours=COLOURS)
@@ -33,6 +34,8 @@ def cell_text(value: Cell, column: Column) -> str:
     """The text of a table cell; accuracies are rounded by the kind of their column."""
     if value is None:
         return "not run" if column.kind in RESULT_KINDS else "-"
+    if isinstance(value, Missing):
+        return "none"
     if isinstance(value, Accuracy):
         if column.kind not in ("measured", "attacked", "proven"):
             raise ValueError(

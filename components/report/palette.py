@@ -9,8 +9,12 @@ COLOURS = {
     "measured": "#6f7b8a",
     "attacked": "#b8480f",
     "proven": "#14568f",
+    # models side by side; apart from the three kinds of results
+    "violet": "#7b3f9e",
+    "teal": "#11766f",
+    "ochre": "#8a6500",
 }
-INK, MUTED, GRID, PAPER, MEASURED, ATTACKED, PROVEN = COLOURS.values()
+INK, MUTED, GRID, PAPER, MEASURED, ATTACKED, PROVEN, *_ = COLOURS.values()
 
 STYLE = {
     "svg.fonttype": "none",

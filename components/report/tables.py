@@ -3,7 +3,7 @@
 import csv
 import io
 
-from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Table
+from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Missing, Table
 
 _PARTS = ("value", "low", "high", "num_items")
 
@@ -22,7 +22,7 @@ def _plain(value: Cell) -> str:
 def _fields(column: Column, value: Cell) -> list[str]:
     if column.kind not in RESULT_KINDS:
         return [_plain(value)]
-    if value is None:
+    if value is None or isinstance(value, Missing):
         return [""] * len(_PARTS)
     if not isinstance(value, Accuracy):
         raise ValueError(f"column {column.title!r} holds accuracies, got {value!r}")  # noqa: TRY004

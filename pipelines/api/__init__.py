@@ -4,14 +4,16 @@
 
     model = api.load_model(my_network, image_size=32)      # or the path of a model folder
     api.attack(model, images, labels, eps=8 / 255)          # AutoAttack
+    api.evaluate(model, images, labels, corruptions={}, spatial={})
     api.certify_patch(model, images, labels, patch_sizes=[5], band=4)
     api.certify_l2(model, images, labels, sigma=0.25)
 
-Images are (N, C, H, W) pixels in [0, 1], or uint8. Attacks and certificates are computed in this
-process; `run` runs whole recipes on Ray. Importing this module is cheap: what a function needs
+Images are (N, C, H, W) pixels in [0, 1], or uint8. Attacks, suites and certificates are computed in
+this process; `run` runs whole recipes on Ray. Importing this module is cheap: what a function needs
 is imported when it is called.
 """
 
+from pipelines.api.across_runs import Scaling, scaling
 from pipelines.api.attacks import AttackReport, attack
 from pipelines.api.certificates import (
     Certificate,
@@ -24,6 +26,7 @@ from pipelines.api.certificates import (
     verify,
 )
 from pipelines.api.clusters import doctor, submit
+from pipelines.api.evaluations import EvaluationReport, evaluate
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -40,13 +43,16 @@ __all__ = [
     "Accuracy",
     "AttackReport",
     "Certificate",
+    "EvaluationReport",
     "RunResult",
+    "Scaling",
     "TsvFile",
     "attack",
     "certify_l2",
     "certify_patch",
     "doctor",
     "estimate",
+    "evaluate",
     "export_tsv",
     "lint",
     "load_certificate",
@@ -55,6 +61,7 @@ __all__ = [
     "recertify",
     "results",
     "run",
+    "scaling",
     "steps",
     "submit",
     "verify",

@@ -9,7 +9,7 @@ from components.train.settings import TrainSettings
 from pipelines.recipe.check import check
 from pipelines.recipe.check_networks import denoisers_on_disk, has_droppable_tokens
 from pipelines.recipe.evaluation import evaluation_paths
-from pipelines.recipe.facts import facts_of, is_here, trained_model
+from pipelines.recipe.facts import facts_of, is_here, spec_of, trained_model
 from pipelines.recipe.gpus import local_gpus, unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 
@@ -35,6 +35,7 @@ def warnings_of(recipe: Recipe, *, num_gpus: float | None = None) -> list[LintWa
         *_absent(recipe),
         *_training(recipe),
         *_attacks(recipe),
+        *_transfer(recipe),
         *_certificates(recipe),
         *_tuning(recipe),
     ]
@@ -131,6 +132,20 @@ def _attacks(recipe: Recipe) -> Iterator[LintWarning]:
             yield LintWarning(
                 f"attack.{name}.eps",
                 f"{section.eps:g} differs from the training eps {sorted(trained)}",
+            )
+
+
+def _transfer(recipe: Recipe) -> Iterator[LintWarning]:
+    """Models whose input size is not that of the data: no perturbation fits both."""
+    how, facts = recipe.evaluate and recipe.evaluate.transfer, facts_of(recipe)
+    for name, folder in how.models.items() if how and facts.side and not how.resample else ():
+        spec = spec_of(Path(folder).expanduser()) or {}
+        side = spec.get("image_size")
+        if side and side != facts.side:
+            yield LintWarning(
+                f"evaluate.transfer.models.{name}",
+                f"takes {side} pixels, the data have {facts.side}: no result between the two; "
+                "set evaluate.transfer.resample: bilinear",
             )
 
 

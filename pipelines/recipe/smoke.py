@@ -58,8 +58,10 @@ _STAGES = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}
 # Options of the smallest network of a family; the first prefix that matches a name is used.
 NETWORKS: Mapping[str, Values] = {
     r"tiny_(vit|xcit)": {"depth": 2, "embed_dim": 32, "num_heads": 2},
+    r"vit_\w+_patch14_": {**_BLOCKS, "patch_size": 16},  # 14 does not divide SIDE
     r"(vit|deit|cait|xcit|beit)_": _BLOCKS,
     r"(wide_)?resnet\d": _STAGES,
+    r"resnetv2_\w+_bit": {"channels": [128] * 4, "stem_chs": 32},  # groups of 32; depth is fixed
     r"preact_resnet18": {"layers": [1, 1, 1, 1], "widths": [8, 16, 24, 32]},
     r"wrn_28_10": {"layers": [1, 1, 1], "widths": [8, 16, 32]},
     r"tiny_unet": {"widths": [8, 16]},

@@ -151,6 +151,16 @@ def test_files_of_other_machines_are_warnings():
     }
 
 
+def test_models_of_another_size_are_a_warning(tmp_path):
+    write_imagenet_model(tmp_path)
+    data = {"source": "made", "options": {"classes": 1000, "image_size": 32, "train": 2000}}
+    (found,) = warnings_of(recipe({"transfer": {"models": {"a": str(tmp_path)}}}, data=data))
+    assert found.key == "evaluate.transfer.models.a"
+    assert found.message.startswith("takes 16 pixels, the data have 32: no result between the two")
+    how = {"models": {"a": str(tmp_path)}, "resample": "bilinear"}
+    assert warnings_of(recipe({"transfer": how}, data=data)) == []
+
+
 def test_smoke_keeps_the_suites_and_shrinks_them(caplog):
     section = {
         **SUITES,

@@ -99,6 +99,9 @@ MEANINGFUL = {
     *("rand_augment", "train_items", "num_items", "band", "challenge", "curves", "surrogate"),
     *("kappa", "num_steps", "num_queries", "search", "sweep", "denoiser"),
     *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri"),
+    # the evaluate section: suites that are not run, and their choices
+    *("evaluate.corruptions", "evaluate.shape_bias", "evaluate.transfer", "evaluate.spatial"),
+    *("evaluate.models", "item_ids", "fidelity", "textures", "resample", "grid", "fit", "resize"),
 }
 
 

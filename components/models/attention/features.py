@@ -1,22 +1,24 @@
 """The residual stream after every block, as part of the autograd graph."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from components.models.attention.discover import blocks_of, check_patchable
+from components.models.attention.discover import BlockSite, blocks_of, check_patchable
 
 
 @contextmanager
-def block_outputs(net: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Outputs of all blocks in the last forward pass, by block name, in execution order.
+def block_outputs(
+    net: nn.Module, sites: Sequence[BlockSite] | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Outputs of blocks (all, or `sites`) in the last forward pass, by name, in execution order.
 
     Not detached, before the network's final norm. Shapes follow the family: (B, N, C) for tokens,
     (B, 1, C) in CaiT's class blocks, (B, H, W, C) in Swin.
     """
-    sites = blocks_of(net)
+    sites = blocks_of(net) if sites is None else sites
     check_patchable(net)
     outputs: dict[str, Tensor] = {}
     with ExitStack() as stack:

@@ -60,6 +60,18 @@ class GapHistogram:
         self.num_cancelled += int((gaps > self.limits.cancels).sum())
         self.num_underflowed += int((gaps > self.limits.underflows).sum())
 
+    def merged(self, other: "GapHistogram") -> "GapHistogram":
+        """The histogram of both; counts add up, so the order does not matter."""
+        if self.limits != other.limits:
+            raise ValueError("histograms of two number formats cannot be merged")
+        return GapHistogram(
+            self.limits,
+            self.counts + other.counts,
+            max(self.largest, other.largest),
+            self.num_cancelled + other.num_cancelled,
+            self.num_underflowed + other.num_underflowed,
+        )
+
     @property
     def num_gaps(self) -> int:
         """Number of counted gaps."""

@@ -1,6 +1,6 @@
 """Removal of parts of a network: a residual block, its attention or its MLP.
 
-Bhojanapalli et al., "Understanding Robustness of Transformers for Image Classification", sec. 6:
+Bhojanapalli et al., "Understanding Robustness of Transformers for Image Classification", sec. 4:
 the residual stream passes the missing part unchanged.
 """
 
@@ -29,7 +29,7 @@ def removed(net: nn.Module, parts: Iterable[tuple[int, str]]) -> Iterator[None]:
         for index, part in parts:
             if not 0 <= index < len(sites):
                 raise ValueError(f"there is no block {index}; the network has {len(sites)}")
-            stack.enter_context(_without(sites[index], part))
+            stack.enter_context(without(sites[index], part))
         yield
 
 
@@ -39,15 +39,16 @@ def removable_parts(site: BlockSite) -> list[str]:
     return whole + list(site.layout.branches)
 
 
-def _without(site: BlockSite, part: str) -> AbstractContextManager[None]:
+def without(site: BlockSite, part: str) -> AbstractContextManager[None]:
+    """Remove one part of one block inside the context; see `removed` for several."""
     if part not in (known := removable_parts(site)):
         raise CasemateError(
             site.name, part, f"cannot be removed from a {type(site.module).__name__}, only {known}"
         )
-    if part == "block":
-        assert site.layout.stream is not None  # or it would not be removable
-        return shadowed(site.module, "forward", _passing(site.layout.stream))
-    return _silenced([module for _, module in site.parts(site.layout.branches[part])])
+    if part in site.layout.branches:
+        return _silenced([module for _, module in site.parts(site.layout.branches[part])])
+    assert site.layout.stream is not None  # or it would not be removable
+    return shadowed(site.module, "forward", _passing(site.layout.stream))
 
 
 def _passing(position: int) -> Callable[..., Any]:

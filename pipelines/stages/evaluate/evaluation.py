@@ -1,6 +1,6 @@
-"""One step of the evaluate stage on the driver: its models and items, and the units it runs."""
+"""What a suite is given: models, items and a way to compute units."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -9,16 +9,20 @@ import pyarrow as pa
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.tables import read_table
 from components.core.units import Unit
+from components.data.memory import MemoryDataset
 from components.data.prepared import PreparedDataset
 from components.evaluate.metrics import Subject
 from components.evaluate.subsets import choose_items
 from components.models.catalog import family_of
 from components.models.checkpoint import read_header
 from components.models.costs import costs_of
+from components.models.pixels import PixelModel
+from components.models.pretrained import weights_name
 from components.models.spec import ModelSpec
 from pipelines.recipe import build
-from pipelines.recipe.schema.evaluate import EvaluateSection
+from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir, software
 from pipelines.runtime.parts import PartStore
@@ -27,24 +31,44 @@ from pipelines.stages.evaluate.steps import OTHER
 from pipelines.stages.evaluate.worker import DEVICE, EvaluateConfig, make_worker
 
 ITEMS_PER_UNIT = 100
+PREDICTIONS_NAME = "predictions.parquet"
 
 Some = TypeVar("Some")
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedModel:
-    """A model folder with its header."""
+    """A model folder or a loaded model, and what is known of it."""
 
     name: str
-    folder: Path
+    place: Path | PixelModel
     digest: str
     spec: ModelSpec
-    pretrain: str | None
+    pretrain: str | None = None
+    params_m: float | None = None
+    gmacs: float | None = None
+
+    @staticmethod
+    def of_folder(name: str, folder: Path, *, pretrain: str | None = None) -> "EvaluatedModel":
+        """The model of a folder; its costs are counted by shapes."""
+        header = read_header(folder)
+        spec = ModelSpec.from_dict(header["spec"], source=f"model {name}")
+        return EvaluatedModel(name, folder, str(header["digest"]), spec, pretrain, *_costs(spec))
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of its images."""
         return self.spec.channels, self.spec.image_size, self.spec.image_size
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrigin:
+    """Name of the clean dataset, and how its images were brought to their size."""
+
+    name: str
+    fit: str
+    resize: int | None
+    image_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,60 +91,27 @@ class TestItems:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Models, items and folders of one step."""
+    """One suite on models and items; `execute` computes units, on a cluster or in this process."""
 
-    recipe: Recipe
+    suite: str
     section: EvaluateSection
-    dataset: PreparedDataset
+    dataset: PreparedDataset | MemoryDataset
+    origin: DataOrigin
     models: Mapping[str, EvaluatedModel]
     items: TestItems
-    inputs: Mapping[str, Path]
-    out: StageDir
+    seed: int
+    execute: Callable[[Sequence[Unit]], Iterable[pa.Table]]
+    clean: Callable[[], pa.Table]  # the predictions of the clean suite
+    recipe: str | None = None
     devices: set[str] = field(default_factory=set)  # that computed what was read
 
-    @staticmethod
-    def of(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> "Evaluation":
-        """The step that `out` names."""
-        section = recipe.evaluate
-        assert section is not None
-        dataset = PreparedDataset.open(inputs["prepare"])
-        if not dataset.splits["test"]:
-            raise CasemateError("evaluate", inputs["prepare"], "has no test items to evaluate")
-        models = {name: _model(recipe, inputs, name) for name in recipe.evaluated_models()}
-        for model in models.values():
-            model.spec.check_image((dataset.channels, dataset.height, dataset.width))
-        others = [step for step in inputs if step.startswith(f"{OTHER}.")]
-        models |= {_name(step): _other(_name(step), inputs[step]) for step in others}
-        for model in models.values():
-            model.spec.check_classes(len(dataset.classes))
-        items = _chosen(dataset, section, seed=recipe.seed)
-        return Evaluation(recipe, section, dataset, models, items, inputs, out)
-
     @property
-    def suite(self) -> str:
-        return self.out.part
+    def step(self) -> str:
+        return f"evaluate.{self.suite}"
 
-    def run(self, units: Sequence[Unit], *, phase: str = "") -> pa.Table:
+    def run(self, units: Sequence[Unit]) -> pa.Table:
         """The results of all units, in their order; those of an earlier start are kept."""
-        parts = PartStore(self.out.scratch / "parts", run_id=self._identity())
-        run_units(
-            list(units),
-            make=make_worker,
-            config=EvaluateConfig(
-                dataset=self.inputs["prepare"],
-                models={name: model.folder for name, model in self.models.items()},
-                micro_batch=self.section.micro_batch,
-                seed=self.recipe.seed,
-            ),
-            parts=parts,
-            cluster=self.recipe.cluster,
-            label=self.out.step,
-            out=self.out,
-            phase=phase,
-        )
-        return pa.concat_tables(
-            self._noted(table) for table in parts.tables([unit.name for unit in units])
-        )
+        return pa.concat_tables(self._noted(table) for table in self.execute(units))
 
     def subject(
         self,
@@ -131,36 +122,95 @@ class Evaluation:
         fidelity: str | None = None,
         resize: str | None = None,
     ) -> Subject:
-        """What a number of this model belongs to; the dataset is the recipe's by default."""
-        own = self.models[model]
-        params_m, gmacs = _costs(own.spec)
-        data = self.recipe.data
+        """What a number of this model belongs to; the dataset is the clean one by default."""
+        own, data = self.models[model], self.origin
         return Subject(
             model=model,
             model_digest=own.digest,
             family=family_of(own.spec.architecture),
             arch=own.spec.architecture,
-            params_m=params_m,
-            gmacs=gmacs,
+            params_m=own.params_m,
+            gmacs=own.gmacs,
             pretrain=own.pretrain,
-            recipe=self.recipe.name,
-            dataset=dataset or data.source,
+            recipe=self.recipe,
+            dataset=dataset or data.name,
             dataset_digest=dataset_digest or self.dataset.digest,
-            seed=self.recipe.seed,
+            seed=self.seed,
             resize=resize or resize_name(data.fit, data.resize, data.image_size),
             fidelity=fidelity,
         )
-
-    def _identity(self) -> str:
-        device = self.recipe.cluster.actor_device
-        digests = [model.digest for model in self.models.values()]
-        made_with = [self.out.fingerprint, self.dataset.digest, digests, device, software()]
-        return digest_json(made_with)
 
     def _noted(self, table: pa.Table) -> pa.Table:
         """The table without its column of devices, which are kept apart."""
         self.devices.update(table[DEVICE].unique().to_pylist())
         return table.drop_columns([DEVICE])
+
+
+def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evaluation:
+    """The evaluation of the step that `out` names, on the cluster."""
+    section = recipe.evaluate
+    assert section is not None
+    dataset = PreparedDataset.open(inputs["prepare"])
+    if not dataset.splits["test"]:
+        raise CasemateError("evaluate", inputs["prepare"], "has no test items to evaluate")
+    models = _models(recipe, inputs, dataset)
+    config = EvaluateConfig(
+        dataset=inputs["prepare"],
+        models={name: model.place for name, model in models.items()},
+        micro_batch=section.micro_batch,
+        seed=recipe.seed,
+    )
+    device = recipe.cluster.actor_device
+    digests = [model.digest for model in models.values()]
+    identity = digest_json([out.fingerprint, dataset.digest, digests, device, software()])
+
+    def execute(units: Sequence[Unit]) -> Iterator[pa.Table]:
+        parts = PartStore(out.scratch / "parts", run_id=identity)
+        run_units(
+            list(units),
+            make=make_worker,
+            config=config,
+            parts=parts,
+            cluster=recipe.cluster,
+            label=out.step,
+            out=out,
+        )
+        return parts.tables([unit.name for unit in units])
+
+    data = recipe.data
+    return Evaluation(
+        suite=out.part,
+        section=section,
+        dataset=dataset,
+        origin=DataOrigin(data.source, data.fit, data.resize, data.image_size),
+        models=models,
+        items=chosen_items(*dataset.listing("test"), section, seed=recipe.seed),
+        seed=recipe.seed,
+        execute=execute,
+        clean=lambda: read_table(inputs[f"evaluate.{CLEAN}"] / PREDICTIONS_NAME),
+        recipe=recipe.name,
+    )
+
+
+def _models(
+    recipe: Recipe, inputs: Mapping[str, Path], dataset: PreparedDataset
+) -> dict[str, EvaluatedModel]:
+    """The models of the recipe, which take these images, and those of other runs."""
+    models = {}
+    for name in recipe.evaluated_models():
+        own = recipe.model_of(name)
+        start = None if recipe.given_model() else own.pretrained
+        pretrain = weights_name(start, architecture=own.architecture)
+        folder = build.model_folder(inputs, name)
+        models[name] = EvaluatedModel.of_folder(name, folder, pretrain=pretrain)
+        models[name].spec.check_image((dataset.channels, dataset.height, dataset.width))
+    for step, folder in inputs.items():
+        stage, _, name = step.partition(".")
+        if stage == OTHER:
+            models[name] = EvaluatedModel.of_folder(name, folder)
+    for model in models.values():
+        model.spec.check_classes(len(dataset.classes))
+    return models
 
 
 def blocks(values: Sequence[Some], size: int | None = None) -> Iterator[tuple[Some, ...]]:
@@ -177,8 +227,10 @@ def resize_name(fit: str, resize: int | None, image_size: int | None) -> str:
     return f"crop {image_size} of {resize}" if resize else fit
 
 
-def _chosen(dataset: PreparedDataset, section: EvaluateSection, *, seed: int) -> TestItems:
-    item_ids, labels = dataset.listing("test")
+def chosen_items(
+    item_ids: Sequence[str], labels: Sequence[int], section: EvaluateSection, *, seed: int
+) -> TestItems:
+    """The items of the section's subset."""
     place = {item_id: number for number, item_id in enumerate(item_ids)}
     try:
         chosen = choose_items(item_ids, labels, section.subset, seed=seed)
@@ -186,26 +238,6 @@ def _chosen(dataset: PreparedDataset, section: EvaluateSection, *, seed: int) ->
         raise CasemateError(f"evaluate.{error.key}", error.value, error.remedy) from error
     places = tuple(place[item_id] for item_id in chosen)
     return TestItems(tuple(chosen), tuple(labels[p] for p in places), places)
-
-
-def _name(step: str) -> str:
-    return step.partition(".")[2]
-
-
-def _model(recipe: Recipe, inputs: Mapping[str, Path], name: str) -> EvaluatedModel:
-    folder = build.model_folder(inputs, name)
-    start = recipe.model_of(name).pretrained
-    return _opened(name, folder, pretrain=None if recipe.given_model() else start)
-
-
-def _other(name: str, folder: Path) -> EvaluatedModel:
-    return _opened(name, folder, pretrain=None)
-
-
-def _opened(name: str, folder: Path, *, pretrain: str | None) -> EvaluatedModel:
-    header = read_header(folder)
-    spec = ModelSpec.from_dict(header["spec"], source=f"model {name}")
-    return EvaluatedModel(name, folder, str(header["digest"]), spec, pretrain)
 
 
 def _costs(spec: ModelSpec) -> tuple[float | None, float | None]:

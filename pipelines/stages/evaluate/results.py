@@ -23,10 +23,10 @@ from components.evaluate.predictions import (
     comparison_measurements,
     verdict_comparison,
 )
-from pipelines.stages.evaluate.evaluation import Evaluation
+from pipelines.runtime.artifacts import StageDir
+from pipelines.stages.evaluate.evaluation import PREDICTIONS_NAME, Evaluation
 from pipelines.stages.registry import Headline, headline
 
-PREDICTIONS_NAME = "predictions.parquet"
 SUMMARY_NAME = "summary.json"
 UNTRACKED = ("class_accuracy", "bin_accuracy", "bin_confidence")  # up to thousands: file only
 
@@ -43,16 +43,15 @@ class SuiteResult:
     tables: Mapping[str, pa.Table] = field(default_factory=dict)  # further ones, by file name
 
 
-def write(evaluation: Evaluation, result: SuiteResult) -> None:
+def write(evaluation: Evaluation, result: SuiteResult, out: StageDir) -> None:
     """The files of a step, its metrics and its tags."""
-    out = evaluation.out
     tables = {PREDICTIONS_NAME: result.predictions, **result.tables}
     for name, table in tables.items():
         write_table(out.path / name, table)
     write_metrics(out.path / METRICS_NAME, result.rows)
     out.write_json(SUMMARY_NAME, _summary(evaluation, result))
     out.run.tags({"casemate.device": ", ".join(sorted(evaluation.devices))})
-    _track(evaluation, result.rows)
+    _track(out, evaluation.suite, result.rows)
     out.run.artifacts(*(out.path / name for name in (METRICS_NAME, SUMMARY_NAME, *tables)))
 
 
@@ -119,7 +118,7 @@ def _summary(evaluation: Evaluation, result: SuiteResult) -> dict[str, Any]:
         "suite": suite,
         "settings": plain(settings),
         "subset": plain(section.subset),
-        "seed": evaluation.recipe.seed,
+        "seed": evaluation.seed,
         "num_items": result.num_items,
         "flags": sorted(set(result.flags)),
         "models": models,
@@ -150,9 +149,8 @@ def _short(row: MetricRow) -> str:
     return mlflow_name(row).removeprefix(f"evaluate/{row.suite}/")
 
 
-def _track(evaluation: Evaluation, rows: Sequence[MetricRow]) -> None:
+def _track(out: StageDir, suite: str, rows: Sequence[MetricRow]) -> None:
     """All numbers of a model; in the step's run with its name, if there are several models."""
-    out = evaluation.out
     several = len({row.model for row in rows}) > 1
     for model in dict.fromkeys(row.model for row in rows):
         own = {
@@ -160,7 +158,7 @@ def _track(evaluation: Evaluation, rows: Sequence[MetricRow]) -> None:
             for row in rows
             if row.model == model and row.value is not None and row.metric not in UNTRACKED
         }
-        prefix = f"evaluate/{evaluation.suite}/"
+        prefix = f"evaluate/{suite}/"
         named = {prefix + f"{model}/" + name.removeprefix(prefix): v for name, v in own.items()}
         trained_in = out.trained_in(model)
         out.run.metrics(named if several else own, trained_in=trained_in)

@@ -10,11 +10,11 @@ from pathlib import Path
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import results
-from pipelines.stages.evaluate.evaluation import Evaluation
+from pipelines.stages.evaluate.evaluation import of_step
 from pipelines.stages.evaluate.suites import suite_of
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     """Evaluate the suite that the step names; write its tables and its summary."""
-    evaluation = Evaluation.of(recipe, inputs, out)
-    results.write(evaluation, suite_of(out.part)(evaluation))
+    evaluation = of_step(recipe, inputs, out)
+    results.write(evaluation, suite_of(out.part)(evaluation), out)

@@ -21,7 +21,8 @@ from components.attacks.sanity.model import refuse_probabilities
 from components.core.arithmetic import EXACT, use
 from components.core.types import Images, Logits, LogitsFn
 from components.core.units import WorkFn
-from components.data.prepared import ImageSplit, PreparedDataset
+from components.data.memory import MemoryDataset
+from components.data.prepared import ImageSplit, PreparedDataset, Split
 from components.models.checkpoint import load_model
 from components.models.fast import fast_forward
 from components.models.logits import check_independent_rows, check_logits
@@ -34,10 +35,10 @@ NUM_PROBED = 25  # items on which a model must return logits before it is evalua
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
-    """Paths and settings of a worker, no tensors."""
+    """Paths and settings of a worker; in this process also loaded images and models."""
 
-    dataset: Path
-    models: Mapping[str, Path]
+    dataset: Path | MemoryDataset
+    models: Mapping[str, Path | PixelModel]
     micro_batch: int
     seed: int
 
@@ -55,8 +56,9 @@ class EvaluateWorker:
 
     def __init__(self, config: EvaluateConfig, device: str) -> None:
         self.config, self.device = config, device
-        self.dataset = PreparedDataset.open(config.dataset)
-        self.split = self.dataset.open_split("test")
+        given = config.dataset
+        self.dataset = PreparedDataset.open(given) if isinstance(given, Path) else given
+        self.split: Split = self.dataset.open_split("test")
         self.model = cache(self._load)
         self._opened: dict[str, Any] = {}
 
@@ -105,7 +107,8 @@ class EvaluateWorker:
     @torch.no_grad()
     def _load(self, name: str) -> PixelModel:
         """A model that returns logits of each image by itself, tried on random images."""
-        model = load_model(self.config.models[name], device=self.device)
+        given = self.config.models[name]
+        model = load_model(given, device=self.device) if isinstance(given, Path) else given
         side, generator = model.spec.image_size, torch.Generator().manual_seed(0)
         shape = (NUM_PROBED, model.spec.channels, side, side)
         probed = torch.rand(shape, generator=generator).to(self.device)

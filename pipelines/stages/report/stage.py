@@ -18,6 +18,9 @@ from components.data.prepared import PreparedDataset
 from components.report import attacked, chapters, results
 from components.report.certified import certificate_facts
 from components.report.content import Chapter, Content, Fact
+from components.report.evaluation.chapters import chapters as evaluation_chapters
+from components.report.evaluation.chapters import read_evaluation
+from components.report.evaluation.headline import with_evaluation
 from components.report.page import render
 from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
@@ -78,9 +81,11 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         published=tuple(load_reference(e.reader)(name, e) for name, e in compare.items()),
         first_images=partial(_first_images, dataset),
     )
+    evaluated = read_evaluation(inputs)
     shown = (
         chapters.attack_chapter(found.attacks),
         *chapters.certificate_chapters(found, num_examples=num_examples),
+        *evaluation_chapters(evaluated),
         chapters.example_chapter(found, num_examples=num_examples),
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),
@@ -91,7 +96,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         recipe.report.title or recipe.name,
         f"Recipe {recipe.name}, seed {recipe.seed}",
         chapters.identity(found),
-        chapters.headline(found),
+        with_evaluation(chapters.headline(found), evaluated),
         chapters.checks(found),
         tuple(chapter for chapter in shown if chapter),
         yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True),

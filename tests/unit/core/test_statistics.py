@@ -13,6 +13,7 @@ from components.core.statistics import (
     accuracy,
     clopper_pearson_interval,
     mcnemar_p_value,
+    mean_interval,
     wilson_interval,
 )
 
@@ -91,3 +92,32 @@ def test_mcnemar_needs_verdicts_of_the_same_items():
         mcnemar_p_value(np.array([True]), np.array([True, False]))
     with pytest.raises(ValueError, match="at least one"):
         mcnemar_p_value(np.zeros(0, bool), np.zeros(0, bool))
+
+
+def test_the_interval_of_a_mean_counts_dependent_verdicts_once():
+    """Variants that all agree are one verdict per item; independent ones are many."""
+    rng = np.random.default_rng(0)
+    one = rng.random(200) < 0.7
+    assert mean_interval(one.astype(float))[0] == pytest.approx(
+        wilson_interval(int(one.sum()), 200)[0], abs=2e-3
+    )
+    many = (rng.random((200, 95)) < 0.7).mean(axis=1)
+    low, high = mean_interval(many)
+    expected = wilson_interval(round(many.sum() * 95), 200 * 95)
+    assert high - low == pytest.approx(expected[1] - expected[0], rel=0.3)
+    assert mean_interval(np.ones(5)) == wilson_interval(5, 5)
+    assert mean_interval(np.zeros(5)) == wilson_interval(0, 5)
+    for wrong in (np.array([]), np.array([1.5]), np.ones((2, 2))):
+        with pytest.raises(ValueError, match="shares in"):
+            mean_interval(wrong)
+
+
+def test_the_interval_of_a_mean_covers_it():
+    """Items of different difficulty, 20 variants each: about 95 of 100 intervals hold the mean."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(400):
+        difficulty = rng.beta(0.8, 0.4, 150)  # mean 2/3
+        low, high = mean_interval(rng.binomial(20, difficulty) / 20)
+        held += low <= 2 / 3 <= high
+    assert 0.92 <= held / 400 <= 0.98

@@ -17,7 +17,7 @@ from components.data.corruptions import corrupt, encoding, generate
 from components.data.corruptions import settings as corruption_settings
 from components.data.corruptions.generate import corruption
 from components.data.corruptions.settings import CORRUPTIONS, flags_of, unit_of
-from components.data.corruptions.stored import open_variant, stored_variants
+from components.data.corruptions.stored import image_ids, open_variant, stored_variants
 from components.data.corruptions.textures import NUM_TEXTURES, load_textures
 from components.data.sources.names import BENCHMARK_CORRUPTIONS, SEVERITIES, imagenet_synsets
 from components.data.sources.names import CORRUPTIONS as NAMES
@@ -403,6 +403,7 @@ def test_stored_cifar_c_agrees_with_the_generator(tmp_path):
     read = np.stack([source.decode(entry) for entry in source.entries()])
     expected = corrupt(images, name="contrast", severity=4, seed=0, item_ids=names)
     assert np.array_equal(read, expected)
+    assert image_ids(("contrast", 4), source.entries()) == [f"{i:05d}" for i in range(4)]
     with pytest.raises(CasemateError, match="lacks snow/1"):
         open_variant("cifar10_c", tmp_path, ("snow", 1))
 
@@ -420,6 +421,7 @@ def test_stored_imagenet_c_agrees_with_the_generator(tmp_path, group):
     (entry,) = source.entries()
     assert entry.label == 9
     assert np.array_equal(source.decode(entry), out[0])
+    assert image_ids(("fog", 2), [entry]) == [f"{wnid}/v.png"]
 
 
 def test_folders_without_a_corruption_are_refused(tmp_path):

@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision import transforms
 
 from components.core.errors import CasemateError
-from components.data.fitting import Fitting
+from components.data.fitting import Fitting, resize_square, squash
 
 
 def random_pixels(*shape: int, seed: int = 0) -> np.ndarray:
@@ -159,3 +159,14 @@ def test_crops_that_cannot_be_are_named(settings, key):
     with pytest.raises(CasemateError) as caught:
         Fitting(**settings)
     assert caught.value.key == key
+
+
+def test_squashed_images_keep_all_and_lose_their_aspect():
+    wide = random_pixels(20, 40, 3)
+    wide[:, 20:] = 255
+    squashed = Fitting(10, "squash").apply(wide, item_id="x")
+    assert squashed.shape == (10, 10, 3)
+    assert (squashed[:, 6:] == 255).all()  # the right half is still there
+    square = random_pixels(20, 20, 1)
+    for size in (10, 20, 30):
+        assert np.array_equal(squash(square, size=size), resize_square(square, size=size))

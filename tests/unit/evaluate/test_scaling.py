@@ -126,7 +126,7 @@ def test_groups_without_a_line_say_why():
     two = fit_line(points()[:2], family="vit")
     assert (two.slope, two.why_not) == (None, "2 models; a line needs 3")
     assert len(two.points) == 2
-    same = fit_line([p._replace(params_m=5.0) for p in points()], family="vit")
+    same = fit_line([replace(p, params_m=5.0) for p in points()], family="vit")
     assert same.why_not == "all models have the same number of parameters"
     perfect = fit_line([*points()[:2], ScalingPoint("best", 3.0, 0.0)], family="vit")
     assert perfect.why_not == "best has no errors: the logarithm of 0 is undefined"

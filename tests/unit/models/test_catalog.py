@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from components.core.errors import CasemateError
 from components.models import catalog
-from components.models.catalog import CATALOG, PAPERS, Architecture
+from components.models.catalog import CATALOG, PAPERS, Architecture, family_of
 from components.models.zoo import build_network
 from pipelines.cli.models import commands
 
@@ -159,3 +159,12 @@ def test_the_command_says_what_it_left_out():
 def test_the_command_takes_one_pattern():
     with pytest.raises(CasemateError, match="--all: vit_\\* takes no NAME"):
         CliRunner().invoke(commands, ["resnet18", "--all", "vit_*"], catch_exceptions=False)
+
+
+def test_families_of_a_figure():
+    assert family_of("vit_base_patch16_384.augreg_in21k_ft_in1k") == "vit"
+    assert family_of("deit3_small_patch16_224") == "vit"
+    assert family_of("resnetv2_152x4_bit.goog_in21k_ft_in1k") == "resnet"
+    assert family_of("tiny_vit") == "vit"
+    assert family_of("swin_tiny_patch4_window7_224") == "swin"
+    assert family_of("python:mine.py:Net") is None

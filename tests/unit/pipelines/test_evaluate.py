@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from components.core.errors import CasemateError
 from components.core.statistics import mcnemar_p_value, wilson_interval
 from components.data.corruptions import corrupt
 from components.data.fitting import Fitting, to_channels
@@ -22,6 +23,7 @@ from components.evaluate.transfer import TransferModel, transfer_predictions
 from components.models.checkpoint import load_model, save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
+from pipelines import api
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import evaluation, stage
@@ -182,6 +184,26 @@ def test_order_and_a_kill_change_no_byte(run_suite, corrupted, clean, tmp_path):
     assert len(executor.done) == len(set(executor.done)) == 3 * 3  # blocks of 14, 13 and 13 items
     for name in FILES:
         assert (again.path / name).read_bytes() == (corrupted.path / name).read_bytes(), name
+
+
+def test_the_python_function_finds_what_the_stage_finds(clean, corrupted, prepared, models):
+    test = PreparedDataset.open(prepared).load("test")
+    loaded = {name: load_model(folder / "model") for name, folder in models.items()}
+    found = api.evaluate(
+        loaded, test.images, test.labels, corruptions=CORRUPTIONS, seed=5,
+        item_ids=test.item_ids, micro_batch=8, classes=[str(digit) for digit in range(10)],
+    )  # fmt: skip
+    for row in rows_of(clean) + rows_of(corrupted):
+        place = {"item": row.item, "level": row.level, "model": row.model}
+        assert found.value(row.suite, row.metric, **place) == row.value, row
+    with pytest.raises(CasemateError, match="names 2 numbers, not one"):
+        found.value("clean", "accuracy")
+    with pytest.raises(CasemateError, match=r"evaluate: spatial\.chunk_size: 0 must be at least 1"):
+        api.evaluate(loaded, test.images, test.labels, spatial={"chunk_size": 0})
+    with pytest.raises(CasemateError, match=r"transfer\.models: x are for recipes"):
+        api.evaluate(loaded, test.images, test.labels, transfer={"models": {"x": "y"}})
+    with pytest.raises(CasemateError, match="classes: 2 different names, but there are 10"):
+        api.evaluate(loaded, test.images, test.labels, classes=["a", "b"])
 
 
 GRID = {"max_shift": 1, "num_shifts": 3, "max_angle": 20, "num_angles": 3}

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.core.statistics import mean_interval
-from components.core.tables import read_table
 from components.core.units import Unit
 from components.data.corruptions import corrupt
 from components.data.corruptions.settings import Fidelity, flags_of
@@ -40,9 +39,9 @@ from components.evaluate.metrics import ALL, Measurement, MetricRow, Subject, nu
 from components.evaluate.predictions import Predictions, accuracy_measurements, joined
 from components.evaluate.settings import CorruptionSuiteSettings, SubsetSettings
 from components.evaluate.subsets import choose_items
+from pipelines.runtime.progress import say
 from pipelines.stages.evaluate.evaluation import Evaluation, blocks, units_of
 from pipelines.stages.evaluate.results import (
-    PREDICTIONS_NAME,
     SuiteResult,
     comparisons,
     in_order,
@@ -119,8 +118,7 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
     found = {
         model: _by_variant(rows) for model, rows in rows_by_model(table, evaluation.models).items()
     }
-    clean = read_table(evaluation.inputs["evaluate.clean"] / PREDICTIONS_NAME)
-    before = clean_predictions(clean, list(evaluation.models))
+    before = clean_predictions(evaluation.clean(), list(evaluation.models))
     reporter = _Reporter(evaluation, settings, found, before)
     return SuiteResult(
         rows=[row for model in found for row in reporter.rows(model)],
@@ -158,8 +156,11 @@ def stored_units(evaluation: Evaluation, settings: CorruptionSuiteSettings) -> l
     """Every block of images of every variant that is there."""
     assert settings.path is not None
     root = Path(settings.path).expanduser().absolute()
-    subset, seed = evaluation.section.subset, evaluation.recipe.seed
+    subset, seed = evaluation.section.subset, evaluation.seed
     present = set(stored_variants(settings.source, root))
+    if missing := [f"{n}/{level}" for n, level in settings.variants() if (n, level) not in present]:
+        lacks = f"{settings.path} lacks {', '.join(missing)}"
+        say(f"{evaluation.step}: {lacks}; scores that need them are null")
     found: list[Unit] = []
     for variant in settings.variants():
         if variant not in present:

@@ -71,7 +71,7 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
     assert settings is not None
     if tuple(evaluation.dataset.classes) != imagenet_synsets():
         remedy = "needs models whose classes are the 1000 of ImageNet, in the order of their wnids"
-        raise CasemateError("evaluate.shape_bias", evaluation.recipe.data.source, remedy)
+        raise CasemateError("evaluate.shape_bias", evaluation.origin.name, remedy)
     root = Path(settings.path).expanduser().absolute()
     tasks = [
         (f"{len(block)} stimuli", ShapeTask(root, block, settings.pooling))

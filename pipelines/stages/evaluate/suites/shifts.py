@@ -141,7 +141,7 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
 
 
 def _fitting(evaluation: Evaluation, shift: ShiftSuiteSettings) -> Fitting:
-    data, dataset = evaluation.recipe.data, evaluation.dataset
+    data, dataset = evaluation.origin, evaluation.dataset
     fit, resize = (shift.fit, shift.resize) if shift.fit else (data.fit, data.resize)
     return Fitting(dataset.height, fit, dataset.channels, resize)
 
@@ -187,7 +187,7 @@ def _units(
     }
     subset = SubsetSettings(num_items=shift.num_items)
     labels = [items.labels[place] for place in places.values()]
-    chosen = choose_items(list(places), labels, subset, seed=evaluation.recipe.seed)
+    chosen = choose_items(list(places), labels, subset, seed=evaluation.seed)
     if not chosen:
         raise CasemateError(f"evaluate.shifts.{name}", "", "has no items of the models' classes")
     fitting = _fitting(evaluation, shift)

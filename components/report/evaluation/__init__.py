@@ -1,0 +1,1 @@
+"""Chapters of the report about the evaluation suites, from `metrics.parquet`."""

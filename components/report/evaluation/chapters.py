@@ -1,0 +1,92 @@
+"""Chapters of the evaluation suites; suites that were not run have none."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from components.core.errors import CasemateError
+from components.core.tables import read_table
+from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
+from components.report.content import Accuracy, Chapter, Column
+from components.report.evaluation import (
+    clean,
+    corruptions,
+    overview,
+    shape_bias,
+    shifts,
+    spatial,
+    transfer,
+)
+from components.report.evaluation.rows import SuiteRows, suite_rows
+
+FAILURE_MAP = "failure_map.parquet"
+SUITES = ("clean", "corruptions", "shifts", "shape_bias", "transfer", "spatial")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The numbers of all suites, and the failure maps of the spatial attack by model."""
+
+    rows: tuple[MetricRow, ...] = ()
+    failures: Mapping[str, pa.Table] = field(default_factory=dict)
+
+    def suites(self) -> dict[str, list[SuiteRows]]:
+        """The suites that have rows."""
+        found = {name: suite_rows(self.rows, name) for name in SUITES}
+        return {name: parts for name, parts in found.items() if parts}
+
+    def single(self) -> dict[str, SuiteRows]:
+        """The suites with one setting, which an overview may put side by side."""
+        return {name: parts[0] for name, parts in self.suites().items() if len(parts) == 1}
+
+    def headline_columns(self) -> dict[Column, dict[str, Accuracy]]:
+        """Columns of the headline: accuracy of each model, by suite."""
+        return overview.headline_columns(self.single())
+
+
+def chapters(found: Evaluation) -> tuple[Chapter, ...]:
+    """The overview, then one chapter per suite."""
+    parts = found.suites()
+    shown = (
+        overview.chapter(found.single()),
+        clean.chapter(parts.get("clean", [])),
+        corruptions.chapter(parts.get("corruptions", [])),
+        shifts.chapter(parts.get("shifts", [])),
+        shape_bias.chapter(parts.get("shape_bias", [])),
+        transfer.chapter(parts.get("transfer", [])),
+        spatial.chapter(parts.get("spatial", []), found.failures),
+    )
+    return tuple(chapter for chapter in shown if chapter)
+
+
+def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
+    """The results of all steps `evaluate.<suite>`; empty without one."""
+    rows: list[MetricRow] = []
+    failures: dict[str, pa.Table] = {}
+    for step, folder in folders.items():
+        if step.split(".")[0] != "evaluate":
+            continue
+        with _named(step):
+            rows += read_metrics(folder / METRICS_NAME)
+            if (path := folder / FAILURE_MAP).exists():
+                failures |= _by_model(read_table(path))
+    return Evaluation(tuple(rows), failures)
+
+
+def _by_model(table: pa.Table) -> dict[str, pa.Table]:
+    models = table.column("model").unique().to_pylist()
+    return {model: table.filter(pc.equal(table["model"], model)) for model in models}
+
+
+@contextmanager
+def _named(step: str) -> Iterator[None]:
+    """Errors about a file name its step."""
+    try:
+        yield
+    except CasemateError as error:
+        remedy = f"{error.remedy}; run this step again"
+        raise CasemateError(step, error.value, remedy) from error

@@ -1,0 +1,220 @@
+"""Common corruptions: a heat map per model, lines for several, and the scores of the benchmark."""
+
+from collections.abc import Iterator
+
+from components.data.corruptions.settings import CORRUPTIONS
+from components.data.sources.names import SEVERITIES
+from components.evaluate.corruptions import groups
+from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
+from components.report.evaluation.plots import Curve, small_multiples
+from components.report.evaluation.rows import SuiteRows
+from components.report.evaluation.signs import MAX_MODELS, hidden_models, sign_of
+
+ALL = "all"  # the item of scores over several variants
+MEANS = ("mean75", "mean95", *(f"mean_{group}" for group in groups()))
+ERRORS = ("mce", "relative_mce")
+INTRO = (
+    "Accuracy on test images with a corruption at five severities (Hendrycks & Dietterich 2019). "
+    "mean75 averages the 15 corruptions of the benchmark, mean95 all 19. mCE and relative mCE "
+    "divide errors by those of AlexNet, which has 100; lower is better. A score that lacks a part "
+    "is empty and says why. Error need not grow with severity."
+)
+
+
+def chapter(parts: list[SuiteRows]) -> Chapter | None:
+    """The chapter of all settings; None without rows."""
+    if not parts:
+        return None
+    charts = [chart for part in parts for chart in _charts(part)]
+    tables = [table for part in parts for table in _tables(part)]
+    return Chapter(
+        "corruptions", "Common corruptions", INTRO, charts=tuple(charts), tables=tuple(tables)
+    )
+
+
+def _charts(suite: SuiteRows) -> Iterator[Chart]:
+    for number, model in enumerate(suite.models, start=1):
+        if _names(suite, model):
+            yield _heat(suite, model, number)
+    if len(suite.models) > 1:
+        yield _lines(suite)
+
+
+def _names(suite: SuiteRows, model: str) -> list[str]:
+    """The corruptions of a model, in the order of the benchmark."""
+    known = {row.item for row in suite.found("accuracy", model=model)}
+    return [name for name in CORRUPTIONS if name in known]
+
+
+def _heat(suite: SuiteRows, model: str, number: int) -> Chart:
+    names = _names(suite, model)
+    rows = [[suite.row(model, name, "accuracy", level) for level in SEVERITIES] for name in names]
+    cells = [
+        [
+            None
+            if row is None or row.value is None
+            else HeatCell(1 - row.value, f"{100 * row.value:.1f}")
+            for row in line
+        ]
+        for line in rows
+    ]
+    group_of = {name: group for group, members in groups().items() for name in members}
+    breaks = [
+        place
+        for place in range(1, len(names))
+        if group_of[names[place]] != group_of[names[place - 1]]
+    ]
+    chart_name = suite.name(f"heat-{number}")
+    present = [row for line in rows for row in line]
+    lowest, where, level = min(
+        (row.value, _words(row.item), row.level)
+        for row in present
+        if row is not None and row.value is not None
+    )
+    said = f"Lowest: {where} at severity {level:g}, {100 * lowest:.1f}%."
+    layout = HeatLayout(
+        [_words(name) for name in names],
+        [str(level) for level in SEVERITIES],
+        "severity",
+        row_breaks=breaks,
+    )
+    return Chart(
+        chart_name,
+        suite.title(f"{model}: accuracy by corruption and severity"),
+        heat_map(
+            cells,
+            layout,
+            kind="measured",
+            name=chart_name,
+            alt=f"Accuracy of {model} under {len(names)} corruptions at five severities, in "
+            f"percent. {said}",
+        ),
+        (
+            LegendEntry(
+                "the darker, the more errors; numbers are accuracy in percent", "measured", "bar"
+            ),
+        ),
+        (
+            f"{said} {look.num_items(present)} per cell; lines separate "
+            f"{', '.join(dict.fromkeys(group_of[name] for name in names))}. Intervals are in the "
+            "table.",
+            *look.flag_sentence(present),
+        ),
+        _heat_table(suite, model, names, chart_name),
+    )
+
+
+def _heat_table(suite: SuiteRows, model: str, names: list[str], name: str) -> Table:
+    columns = (
+        *(Column("Corruption"), Column("Group")),
+        *(Column(f"severity {level}", "measured") for level in SEVERITIES),
+        Column("CE", "number", "AlexNet = 100"),
+        Column("n", "number"),
+        Column("Note", "note"),
+    )
+    group_of = {name: group for group, members in groups().items() for name in members}
+    cells: list[tuple[Cell, ...]] = []
+    for corruption in names:
+        found = [suite.row(model, corruption, "accuracy", level) for level in SEVERITIES]
+        error = suite.row(model, ALL, f"ce_{corruption}")
+        counts = {row.n for row in found if row is not None and row.n is not None}
+        cells.append(
+            (
+                corruption,
+                group_of[corruption],
+                *(look.cell(row) for row in found),
+                look.value(error),
+                max(counts, default=None),
+                look.notes([*found, error]),
+            )
+        )
+    return Table(name, columns, tuple(cells))
+
+
+def _lines(suite: SuiteRows) -> Chart:
+    """Every corruption in its own panel, one line per model."""
+    shown = suite.models[:MAX_MODELS]
+    names = [name for name in CORRUPTIONS if any(name in _names(suite, m) for m in suite.models)]
+    panels = []
+    for corruption in names:
+        series = []
+        for number, model in enumerate(shown):
+            found = [
+                (float(level), share)
+                for level in SEVERITIES
+                if (share := look.share(suite.row(model, corruption, "accuracy", level)))
+            ]
+            if found:
+                series.append(Curve(found, sign_of(number)))
+        panels.append((_words(corruption), series))
+    chart_name = suite.name("lines")
+    rows: list[tuple[Cell, ...]] = [
+        (
+            corruption,
+            level,
+            *(look.cell(suite.row(m, corruption, "accuracy", level)) for m in suite.models),
+        )
+        for corruption in names
+        for level in SEVERITIES
+    ]
+    return Chart(
+        chart_name,
+        suite.title("Accuracy by severity, all models"),
+        small_multiples(
+            panels,
+            num_columns=3,
+            x_label="severity",
+            name=chart_name,
+            alt=f"Accuracy by severity of {', '.join(shown)}, one panel for each of "
+            f"{len(names)} corruptions; the table has every number.",
+        ),
+        tuple(sign_of(number).legend(model) for number, model in enumerate(shown)),
+        (
+            f"{look.num_items(suite.found('accuracy'))} per point; intervals are in the table.",
+            *hidden_models(len(suite.models)),
+        ),
+        Table(
+            chart_name,
+            (
+                *(Column("Corruption"), Column("severity", "number")),
+                *(Column(model, "measured") for model in suite.models),
+            ),
+            tuple(rows),
+        ),
+    )
+
+
+def _tables(suite: SuiteRows) -> Iterator[Table]:
+    """Scores of all models, and their differences on the same items."""
+    columns = (
+        Column("Model"),
+        *(Column(name, "number", "% accuracy") for name in MEANS),
+        Column("mCE", "number", "AlexNet = 100"),
+        Column("relative mCE", "number", "AlexNet = 100"),
+        Column("n", "number"),
+        Column("Note", "note"),
+    )
+    cells: list[tuple[Cell, ...]] = []
+    for model in suite.models:
+        means = [suite.row(model, ALL, name) for name in MEANS]
+        errors = [suite.row(model, ALL, name) for name in ERRORS]
+        counts = [row.n for row in suite.found("accuracy", model=model) if row.n is not None]
+        cells.append(
+            (
+                model,
+                *(look.value(row, factor=100) for row in means),
+                *(look.value(row) for row in errors),
+                min(counts, default=None),
+                look.notes([*means, *errors]),
+            )
+        )
+    yield Table(suite.name("scores"), columns, tuple(cells), title=suite.title("Scores"))
+    if compared := comparison_table(suite):
+        yield compared
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,149 @@
+"""Shape against texture on conflict stimuli, overall and by class."""
+
+from components.evaluate.shape_bias import CLASSES
+from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.evaluation import rows as look
+from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.plots import Series, dots
+from components.report.evaluation.rows import SuiteRows
+from components.report.evaluation.signs import MAX_MODELS, hidden_models, sign_of
+
+ALL = "all"
+ACCURACIES = {
+    "shape_acc": ("shape", "all images"),
+    "shape_acc_conflict": ("shape", "in conflict"),
+    "texture_acc": ("texture", "in conflict"),
+}
+INTRO = (
+    "Images with the shape of one class and the texture of another (Geirhos et al. 2019), decided "
+    "among 16 classes. Shape accuracy counts all images; shape bias is the share of shape among "
+    "images in conflict that were decided for their shape or their texture."
+)
+
+
+def chapter(parts: list[SuiteRows]) -> Chapter | None:
+    """The chapter of all settings; None without rows."""
+    if not parts:
+        return None
+    charts = [chart for part in parts for chart in (_accuracies(part), _biases(part))]
+    tables = [table for part in parts if (table := comparison_table(part))]
+    return Chapter(
+        "shape", "Shape against texture", INTRO, charts=tuple(charts), tables=tuple(tables)
+    )
+
+
+def _accuracies(suite: SuiteRows) -> Chart:
+    """Shape and texture accuracy of every model."""
+    shown = suite.models[:MAX_MODELS]
+    rows = {m: [suite.row(m, ALL, metric) for metric in ACCURACIES] for m in suite.models}
+    labels = [f"{what}, {of}" for what, of in ACCURACIES.values()]
+    said = "; ".join(
+        f"{model} "
+        + ", ".join(
+            f"{label} {100 * row.value:.1f}%"
+            for label, row in zip(labels, rows[model], strict=True)
+            if row is not None and row.value is not None
+        )
+        for model in shown
+    )
+    name = suite.name("accuracy")
+    cells: list[tuple[Cell, ...]] = [
+        (
+            m,
+            *map(look.cell, found),
+            *(row.n if row else None for row in found[:2]),
+            look.notes(found),
+        )
+        for m, found in rows.items()
+    ]
+    columns = (
+        Column("Model"),
+        *(Column(f"{what} accuracy", "measured", of) for what, of in ACCURACIES.values()),
+        *(
+            Column("n", "number", "all"),
+            Column("n", "number", "in conflict"),
+            Column("Note", "note"),
+        ),
+    )
+    every = [row for found in rows.values() for row in found]
+    return Chart(
+        name,
+        suite.title("Decisions for shape and for texture"),
+        dots(
+            labels,
+            [
+                Series([look.share(row) for row in rows[model]], sign_of(number))
+                for number, model in enumerate(shown)
+            ],
+            x_label="accuracy, % of images",
+            name=name,
+            alt=f"Accuracy on conflict stimuli: {said}.",
+        ),
+        (
+            *(sign_of(number).legend(model) for number, model in enumerate(shown)),
+            LegendEntry("lines: 95% intervals", "ink", "line"),
+        ),
+        (
+            f"{look.num_items(every)}.",
+            *look.flag_sentence(every),
+            *hidden_models(len(suite.models)),
+        ),
+        Table(name, columns, tuple(cells)),
+    )
+
+
+def _biases(suite: SuiteRows) -> Chart:
+    """Shape bias of each class, and overall as a line."""
+    shown = suite.models[:MAX_MODELS]
+    rows = {m: [suite.row(m, item, "shape_bias") for item in (ALL, *CLASSES)] for m in suite.models}
+    name = suite.name("bias")
+    said = "; ".join(
+        f"{model} {100 * row.value:.1f}%"
+        if (row := rows[model][0]) is not None and row.value is not None
+        else f"{model} none ({look.reason(row)})"
+        for model in shown
+    )
+    cells: list[tuple[Cell, ...]] = [
+        (
+            item,
+            *(look.cell(rows[m][place]) for m in suite.models),
+            *(row.n if (row := rows[m][place]) else None for m in suite.models),
+            look.notes(rows[m][place] for m in suite.models),
+        )
+        for place, item in enumerate((ALL, *CLASSES))
+    ]
+    columns = (
+        Column("Shape class"),
+        *(Column(model, "measured", "shape bias") for model in suite.models),
+        *(Column("n", "number", model) for model in suite.models),
+        Column("Note", "note"),
+    )
+    every = [row for found in rows.values() for row in found]
+    return Chart(
+        name,
+        suite.title("Shape bias by class"),
+        dots(
+            CLASSES,
+            [
+                Series([look.share(row) for row in rows[model][1:]], sign_of(number))
+                for number, model in enumerate(shown)
+            ],
+            means=[look.value(rows[model][0]) for model in shown],
+            x_label="shape bias, % of decided images",
+            name=name,
+            alt=f"Shape bias over all classes: {said}. The table has every class.",
+        ),
+        (
+            *(
+                sign_of(number).legend(f"{m}; dashed: all classes")
+                for number, m in enumerate(shown)
+            ),
+            LegendEntry("lines: 95% intervals", "ink", "line"),
+        ),
+        (
+            f"All classes: {said}. {look.num_items(every)} decided for shape or texture.",
+            *look.flag_sentence(every),
+            *hidden_models(len(suite.models)),
+        ),
+        Table(name, columns, tuple(cells)),
+    )
