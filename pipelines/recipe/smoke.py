@@ -6,7 +6,8 @@ valid recipe; the caller validates the result.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,8 @@ CAPS = {
     "num_steps": 3,
     "num_items": 16,
     "max_items": 16,
-    "num_select": 20,
-    "num_estimate": 200,
-    "num_positions": 2,
     "num_draws": 4,
     "num_levels": 3,
-    "num_predict": 50,
-    "block_size": 100,
     "micro_batch": 50,
     "train_items": 96,
     "grace_epochs": 1,
@@ -50,7 +46,7 @@ CAPS = {
     "num_angles": 3,
 }
 OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
-LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "mask_patch", "pad")  # pixels
+LENGTHS = ("band", "size", "pad")  # pixels, in training and searches
 
 SIDE = 64  # side of images and network inputs: 16-pixel patches still give 4 x 4 tokens
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
@@ -97,8 +93,11 @@ def shrink(values: Values) -> list[str]:
         _train_denoiser(values, notes)
     caps = {**CAPS, "batch_size": MADE_BATCH} if made else CAPS
     _shrink_evaluation(values, made=made, notes=notes)
-    for section in ("train", "tune", "attack", "evaluate", "certify"):
-        _each(values.get(section), lambda key, value: _capped(key, value, caps))
+    for section in ("train", "tune", "attack", "evaluate"):
+        _each(values.get(section), partial(_capped, caps=caps))
+    for certify in values["certify"].values():
+        with_own = {**caps, **settings_of(certify["kind"]).smoke_caps}
+        _each(certify, partial(_capped, caps=with_own))
     _keep_valid(values, caps)
     if values["tune"]:
         _shrink_tune(values, caps, notes)
@@ -141,8 +140,11 @@ def _shrink_images(values: Values, *, made: bool, before: int | None) -> None:
         for key in ("image_size", "resize", "train_size"):
             if data[key] is not None:
                 data[key] = _scaled(data[key], factor)
-        for section in ("train", "tune", "certify"):
-            _each(values[section], lambda key, value: _resized(key, value, factor))
+        for section in ("train", "tune"):
+            _each(values[section], partial(_resized, factor=factor, lengths=LENGTHS))
+        for certify in values["certify"].values():
+            lengths = settings_of(certify["kind"]).pixel_fields
+            _each(certify, partial(_resized, factor=factor, lengths=lengths))
     if model["upsample"] is not None:
         model["upsample"] = min(model["upsample"], SIDE)
     sizes = [data[key] for key in ("image_size", "resize", "train_size") if data[key]]
@@ -192,8 +194,8 @@ def _scaled(length: int, factor: float) -> int:
     return max(1, round(length * factor))
 
 
-def _resized(key: str, value: Any, factor: float) -> Any:
-    if key not in LENGTHS or value in (None, 0):
+def _resized(key: str, value: Any, factor: float, lengths: Collection[str]) -> Any:
+    if key not in lengths or value in (None, 0):
         return value
     if isinstance(value, list):
         return sorted({_scaled(length, factor) for length in value})

@@ -160,7 +160,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
         micro_batch=section.micro_batch,
         seed=recipe.seed,
     )
-    device = build.actor_device(recipe.cluster)
+    device = recipe.cluster.actor_device
     digests = [model.digest for model in models.values()]
     identity = digest_json([out.fingerprint, dataset.digest, digests, device, software()])
 
