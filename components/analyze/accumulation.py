@@ -1,6 +1,6 @@
 """Gradient accumulation: noise becomes an image of a class by steps along the gradient.
 
-The thesis "Adversarially Robust Vision Transformers", Figs. 13 and 14: from uniform noise, 100
+The thesis "Adversarially Robust Vision Transformers", Figs. 12 and 14: from uniform noise, 100
 targeted steps that decrease the cross-entropy of a random class. Its "eps = 15" is l-inf in units
 of the pixel range, so the ball never binds, and its random start adds U(-15, 15) before clipping:
 96.7 % of the first image is 0 or 1. Preset `l2` has a ball that binds.

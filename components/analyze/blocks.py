@@ -115,7 +115,7 @@ def find_blocks(net: nn.Module, how: BlockSettings | None = None) -> Blocks:
         early = tuple(place for place, is_late in enumerate(late) if not is_late)
         last = tuple(place for place, is_late in enumerate(late) if is_late)
         parts = (Stream("all", early), Stream("cls", last, first_token_only=True))
-        return Blocks(net, sites, parts, 0, "pearson")
+        return Blocks(net, sites, tuple(p for p in parts if p.positions), 0, "pearson")
     streams = _token_streams(sites, has_cls=_has_class_token(net))
     return Blocks(net, sites, streams, _num_prefix_tokens(net), "pearson")
 

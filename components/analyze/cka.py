@@ -1,9 +1,9 @@
 """Linear centred kernel alignment between the outputs of all pairs of blocks.
 
-Kornblith et al. 2019, eq. 5: CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with the Gram matrices
+Kornblith et al. 2019, sec. 3: CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with the Gram matrices
 K = X X^T, L = Y Y^T of n images; it compares outputs of different shapes. `exact` uses the biased
-HSIC of all images at once; `minibatch` averages the unbiased HSIC_1 (Song et al. 2012, eq. 5) over
-batches before the ratio (Nguyen, Raghu & Kornblith 2021, eq. 2), which estimates the same value
+HSIC of all images at once; `minibatch` averages the unbiased HSIC_1 (Song et al. 2012) over
+batches before the ratio (Nguyen, Raghu & Kornblith 2021), which estimates the same value
 without a bias from the batch size. Its values may leave [0, 1] slightly.
 
 Symbols: n = images of a batch, B = number of blocks.

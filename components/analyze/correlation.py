@@ -1,6 +1,6 @@
 """Absolute Pearson correlation between the outputs of all pairs of blocks, streamed in float64.
 
-Bhojanapalli et al. 2021, sec. 5.1 and appendix F: the residual stream after each block, before the
+Bhojanapalli et al. 2021, sec. 4 and appendix F: the residual stream after each block, before the
 final norm. Means and co-moments are merged by the formula of Chan, Golub & LeVeque 1983, which does
 not cancel where a block's mean is far larger than its spread.
 

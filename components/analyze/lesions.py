@@ -1,6 +1,6 @@
 """Lesion study: accuracy after parts of a trained network are removed, at inference only.
 
-Bhojanapalli et al. 2021, sec. 5.2 and appendix G: each block, attention or MLP alone; then n of
+Bhojanapalli et al. 2021, sec. 4 and appendix G: each block, attention or MLP alone; then n of
 them at once, 25 random sets for each n, the first block always kept. The residual stream passes a
 removed part unchanged (`models/attention/lesions.py`).
 """

@@ -1,7 +1,7 @@
 """Perturbations as pictures, and how far they follow the patch grid of a network.
 
 Pictures: Bhojanapalli et al. 2021, Fig. 5, and the thesis "Adversarially Robust Vision
-Transformers", Figs. 11 and 12: [-eps, eps] becomes [0, 1], zero is mid gray. The alignment score
+Transformers", Figs. 11 and 13: [-eps, eps] becomes [0, 1], zero is mid gray. The alignment score
 measures a remark of the former: perturbations of a ViT change at the borders of its patches.
 """
 

@@ -1,6 +1,6 @@
 """Restricted attention: which patches may attend to which, at inference only.
 
-Bhojanapalli et al. 2021, sec. 5.3 and appendix B: pairs of patches more than d apart on either axis
+Bhojanapalli et al. 2021, sec. 4 and appendix A: pairs of patches more than d apart on either axis
 of the grid are masked; the control masks equally many pairs, chosen by one random permutation that
 is the same for all d, so its masks are nested. Prefix tokens (class, distillation, registers) see
 all tokens and are seen by all. In the extreme case no patch sees another one, in the first or last

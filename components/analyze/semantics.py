@@ -1,9 +1,9 @@
 """Semantics of perturbations: can other models classify the perturbation alone?
 
-The thesis "Adversarially Robust Vision Transformers", sec. 4.3 and Table 9: judges that are trained
-as usual classify the rescaled colour perturbation; right if the true class is among their five
-highest. Robust generators score far above chance, others at chance. The text perturbs by +delta,
-the published code stores x - x_adv: both signs are measured.
+The thesis "Adversarially Robust Vision Transformers", sec. 4.3.1 and Table 9: judges that are
+trained as usual classify the rescaled colour perturbation; right if the true class is among their
+five highest. Robust generators score far above chance, others at chance. The text perturbs by
++delta, the published code stores x - x_adv: both signs are measured.
 """
 
 from collections.abc import Sequence

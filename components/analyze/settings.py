@@ -145,7 +145,7 @@ class GapSettings(Settings):
 @settings
 class PerturbationSettings(Settings):
     """Pictures of perturbations: their patch alignment, and what judges see in them (the thesis
-    "Adversarially Robust Vision Transformers", sec. 4.3).
+    "Adversarially Robust Vision Transformers", sec. 4.3.1).
     """
 
     kind: Literal["perturbations"] = "perturbations"
@@ -169,7 +169,7 @@ class PerturbationSettings(Settings):
 
 @settings
 class AccumulationSettings(Settings):
-    """Images of a class, grown from noise along the gradient (the same thesis, sec. 4.3)."""
+    """Images of a class, grown from noise along the gradient (the same thesis, sec. 4.3.2)."""
 
     kind: Literal["accumulation"] = "accumulation"
     preset: Literal["thesis", "l2"] = "thesis"

@@ -1,6 +1,6 @@
 """Removal of parts of a network: a residual block, its attention or its MLP.
 
-Bhojanapalli et al., "Understanding Robustness of Transformers for Image Classification", sec. 6:
+Bhojanapalli et al., "Understanding Robustness of Transformers for Image Classification", sec. 4:
 the residual stream passes the missing part unchanged.
 """
 

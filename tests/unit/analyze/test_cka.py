@@ -64,6 +64,8 @@ def test_exact_equals_the_feature_form():
     found = exact_cka(grams(values))
     for a, b in combinations(range(len(values)), 2):
         assert found[a, b] == pytest.approx(feature_form(values[a], values[b]), abs=1e-14)
+    plain = torch.stack([torch.from_numpy(v @ v.T) for v in values])  # around 0, not their mean
+    np.testing.assert_allclose(exact_cka(plain), found, atol=1e-12)
     assert (np.diagonal(found) == 1).all()
     np.testing.assert_allclose(found, found.T, atol=1e-15)
 

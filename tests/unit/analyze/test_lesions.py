@@ -18,7 +18,7 @@ from components.analyze.lesions import (
     removable_places,
     sampled_sets,
 )
-from components.analyze.prefixes import variant_logits, variant_table
+from components.analyze.prefixes import SharedPasses, variant_logits, variant_table
 from components.analyze.settings import BlockSettings, LesionSettings
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
@@ -132,26 +132,51 @@ def test_predictions_do_not_depend_on_the_other_lesions(new_net, x):
         assert (lesion_predictions(net, blocks, x, [lesions[place]])[0] == whole[place]).all()
 
 
+class Wave(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return (self.scale * x - 0.5).sin()
+
+
+class TurnInPlace(nn.Module):
+    def forward(self, x):
+        return x.mul_(-0.7)
+
+
 def test_networks_that_work_in_place_are_not_spoilt_by_kept_outputs(x):
-    class Block(nn.Module):
-        def __init__(self, seed):
-            super().__init__()
-            self.scale = 1.0 + 0.3 * seed
-
-        def forward(self, x):
-            return (self.scale * x - 0.5).sin()
-
-    blocks = nn.Sequential(*(m for s in range(3) for m in (Block(s), nn.ReLU(inplace=True))))
-    net = nn.Sequential(blocks, nn.Flatten()).eval()
-    found = find_blocks(net, BlockSettings(names=("0.0", "0.2", "0.4")))
-    for places in [(0,), (1,), (2,), (1, 2)]:
-        lesions = [Lesion("block", ()), Lesion("block", places)]
-        variants = [lesion.variant(3) for lesion in lesions]
-        shared = dict(variant_logits(net, found, x.clone(), variants))
+    layers = [part for scale in (1.0, 1.3, 1.6) for part in (Wave(scale), TurnInPlace())]
+    net = nn.Sequential(nn.Sequential(*layers), nn.Flatten()).eval()
+    blocks = find_blocks(net, BlockSettings(names=("0.0", "0.2", "0.4")))
+    removed_places = [(), (2,), (1,), (1, 2)]
+    variants = [Lesion("block", places).variant(3) for places in removed_places]
+    shared = dict(variant_logits(lambda images: net(images.clone()), blocks, x, variants))
+    for index, places in enumerate(removed_places):
         value = x
         for place in range(3):
-            value = torch.relu(value if place in places else net[0][2 * place](value))
-        assert torch.equal(shared[1], value.flatten(1))
+            value = -0.7 * (value if place in places else net[0][2 * place](value))
+        assert torch.equal(shared[index], value.flatten(1)), places
+
+
+def test_nothing_is_kept_of_a_pass_that_failed(new_net, x):
+    net = new_net("vit")
+    blocks = blocks_of(net)
+    whole, lesioned = Lesion("block", ()).variant(4), Lesion("mlp", (1,)).variant(4)
+    passes = SharedPasses(net, blocks, x)
+    expected = passes.logits(whole)
+
+    def interrupted(images):
+        net(images)
+        raise KeyboardInterrupt
+
+    passes.logits_of = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        passes.logits(lesioned)
+    passes.logits_of = net
+    assert torch.equal(passes.logits(whole), expected)
+    assert not torch.equal(passes.logits(lesioned), expected)
 
 
 def test_parts_of_two_part_networks(new_net):

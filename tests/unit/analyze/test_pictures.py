@@ -33,7 +33,7 @@ def generator(seed=0):
 
 def test_zero_is_mid_gray_and_the_budget_is_black_and_white():
     for dtype in (torch.float32, torch.float64):
-        for eps in (EPS, 8 / 255, 1 / 255):
+        for eps in (EPS, 3 / 255, 7 / 255, 0.1, 0.3):
             limit = torch.tensor(eps, dtype=dtype)
             delta = torch.stack([-limit, torch.zeros_like(limit), limit, limit / 2])
             assert to_picture(delta, eps=eps).tolist() == [0, 0.5, 1, 0.75]

@@ -118,6 +118,7 @@ def test_masked_attention_equals_dropping_those_keys(new_net, x, name):
     assert not torch.allclose(logits["spatial", 1], logits["random", 1], atol=1e-3)
     if name == "vit":
         assert torch.equal(logits["cls_first", 0], whole)
+        assert torch.equal(logits["cls_last", 0], whole)
         assert torch.equal(logits["cls_first", 4], logits["cls_last", 4])
         assert not torch.allclose(logits["cls_first", 1], logits["cls_last", 1], atol=1e-3)
 
