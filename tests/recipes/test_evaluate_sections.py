@@ -233,9 +233,9 @@ def test_shifts_follow_the_fit_that_they_take_over(tmp_path):
     document = {"format": FORMAT, "digest": "d"}
     (tmp_path / "dataset.json").write_text(json.dumps(document))
 
-    def found(fit, **shift) -> str:
+    def found(of_data, **shift) -> str:
         shift = {"source": "folder", "path": str(tmp_path / "r"), **shift}
-        data = {"source": "mnist5k", "fit": fit, "image_size": 28}
+        data = {"source": "mnist5k", "fit": of_data, "image_size": 28}
         planned = plan(recipe({"shifts": {"a": shift}}, data=data), Path("runs"), prepared=tmp_path)
         return next(step.fingerprint for step in planned if step.name == "evaluate.shifts")
 
