@@ -36,6 +36,9 @@ _RESNET = re.compile(r"(?:resnet(?:18|50|101)|wide_resnet(?:50|101)_2)(?:\.tv_in
 _WITH_WEIGHTS = re.compile(
     r"deit_(?:tiny|small|base)_patch16_224|vit_(?:tiny|small|base)_patch16_224"
     r"|resnet(?:18|50|101)\.tv_in1k|wide_resnet(?:50|101)_2\.tv_in1k"
+    r"|vit_base_patch(?:16|32)_224\.augreg_in1k"
+    r"|vit_(?:base_patch(?:16|32)|large_patch(?:16|32)|huge_patch14)_224\.orig_in21k"
+    r"|resnetv2_(?:50x1|50x3|101x1|101x3|152x4)_bit\.goog_in21k"
 )
 _SIZES_AND_RATES = {"patch_size", "drop_path_rate"}  # do not change the function of the weights
 
