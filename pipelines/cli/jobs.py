@@ -159,8 +159,10 @@ def stop(
     stopped = flows.stop(connect(address, say=_note), flow)
     if as_json:
         print(json.dumps([job.job_id for job in stopped], indent=2))
-    else:
+    elif stopped:
         print(f"stopped {len(stopped)} job(s) of {flow}; submit the recipe again to continue")
+    else:
+        print(f"{flow} has ended already: no job to stop")
 
 
 @commands.command(hidden=True)
