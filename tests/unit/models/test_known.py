@@ -125,7 +125,17 @@ def test_nothing_is_said_of_other_networks():
     assert known_network("tiny_vit", {"patch_size": 3}, image_size=8) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+TAGGED = [
+    *("vit_base_patch16_224.augreg_in1k", "vit_huge_patch14_224.orig_in21k"),
+    *("vit_large_patch32_224.orig_in21k", "resnetv2_152x4_bit.goog_in21k"),
+]
+
+
+def test_tagged_weights_are_known():
+    assert all(starts_from_timm(name, {}) for name in TAGGED)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *TAGGED])
 def test_weights_that_timm_is_said_to_have(name):
     if starts_from_timm(name, {}):
         assert len(read_parent("timm", architecture=name).mean) == 3
