@@ -125,7 +125,9 @@ def _preact(options: Options, side: int) -> bool:
     if not options:
         return True
     both = options.keys() == {"layers", "widths"} and all(map(_are_counts, options.values()))
-    return both and len(options["layers"]) == len(options["widths"])
+    if not both or any(width % 8 for width in options["widths"]):
+        return False
+    return len(options["layers"]) == len(options["widths"])
 
 
 def _tiny_unet(options: Options, side: int) -> bool:
