@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from components.evaluate.metrics import MetricRow
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.rows import SuiteRows
 from components.report.wording import pixels
@@ -38,12 +38,8 @@ class Attack:
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in _charts(part)]
-    tables = [table for part in parts for table in _tables(part)]
-    return Chapter(
-        "transfer", "Adversarial transfer", INTRO, charts=tuple(charts), tables=tuple(tables)
+    return suite_chapter(
+        "transfer", "Adversarial transfer", INTRO, parts, charts=_charts, tables=_tables
     )
 
 
@@ -260,8 +256,6 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
             tuple(_pair(suite, attack, *pair) for pair in pairs),
             title=suite.title(f"{attack.title}: pairs across families"),
         )
-    if compared := comparison_table(suite):
-        yield compared
 
 
 def _pair(suite: SuiteRows, attack: Attack, one: str, other: str) -> tuple[Cell, ...]:
