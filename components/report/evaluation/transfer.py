@@ -14,6 +14,7 @@ from components.report.evaluation.rows import SuiteRows
 from components.report.wording import pixels
 
 CLEAN = "clean"
+RESNET = "resnet"  # the second of a pair, as in the paper
 MAX_DROPS, MAX_DECIMALS, MAX_NUMBERS = 5, 6, 12  # models up to which a cell has room for them
 INTRO = (
     "Perturbations made for a source model, evaluated on a target model (Bhojanapalli et al. 2021, "
@@ -152,7 +153,10 @@ def _rate_map(suite: SuiteRows, attack: Attack, number: int) -> Chart:
             LegendEntry("the darker, the more perturbations transfer", "attacked", "bar"),
             *_keys(models),
         ),
-        (f"Rows are sources, columns targets, in percent of {look.num_items(every)}.",),
+        (
+            f"Rows are sources, columns targets, in percent of {look.num_items(every)} that were "
+            "correct and whose perturbation fooled the source.",
+        ),
         Table(name, columns, tuple(rows)),
     )
 
@@ -233,9 +237,9 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
     for number, attack in enumerate(attacks_of(suite), start=1):
         models = [m for m in _models(suite, attack) if m in suite.models]
         pairs = [
-            (one, other)
-            for one, other in combinations(models, 2)
-            if suite.subject(one).family != suite.subject(other).family
+            sorted(pair, key=lambda model: suite.subject(model).family == RESNET)
+            for pair in combinations(models, 2)
+            if len({suite.subject(model).family for model in pair}) == 2
         ]
         if not pairs:
             continue
