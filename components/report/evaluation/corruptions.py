@@ -7,7 +7,7 @@ from components.data.sources.names import SEVERITIES
 from components.evaluate.corruptions import groups
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, small_multiples
 from components.report.evaluation.rows import SuiteRows
@@ -26,12 +26,8 @@ INTRO = (
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in _charts(part)]
-    tables = [table for part in parts for table in _tables(part)]
-    return Chapter(
-        "corruptions", "Common corruptions", INTRO, charts=tuple(charts), tables=tuple(tables)
+    return suite_chapter(
+        "corruptions", "Common corruptions", INTRO, parts, charts=_charts, tables=_tables
     )
 
 
@@ -211,8 +207,6 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
             )
         )
     yield Table(suite.name("scores"), columns, tuple(cells), title=suite.title("Scores"))
-    if compared := comparison_table(suite):
-        yield compared
 
 
 def _words(name: str) -> str:

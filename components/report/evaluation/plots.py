@@ -57,7 +57,7 @@ def dots(
         axes.set_yticks(range(len(labels)), [short(label) for label in labels])
         axes.set_ylim(len(labels) - 0.45, -0.55)  # first row on top
         axes.set_xlim(0, 100)
-        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="y", length=0, pad=8)  # a sign at 0 reaches over the axis
         for edge in range(1, len(labels)):
             axes.axhline(edge - 0.5, color=COLOURS["grid"], linewidth=0.6)
         axes.grid(axis="y", visible=False)
