@@ -214,6 +214,8 @@ def describe_need(resources: Mapping[str, float]) -> str:
         return f"{need}; no node of the cluster has that, one must join" + _who_adds_nodes()
     total, free = ray.cluster_resources(), ray.available_resources()
     wanted = [name for name, amount in resources.items() if amount]
+    if is_local() and not any(free.get(name, 0) for name in wanted):
+        return f"{need}; they are starting"  # a local Ray is ours: no other job holds it
     left = ", ".join(f"{free.get(n, 0):g} of {total.get(n, 0):g} {n}s free" for n in wanted)
     return f"{need}; {left}"
 
