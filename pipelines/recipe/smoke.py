@@ -61,7 +61,6 @@ NETWORKS: Mapping[str, Values] = {
     r"vit_\w+_patch14_": {**_BLOCKS, "patch_size": 16},  # 14 does not divide SIDE
     r"(vit|deit|cait|xcit|beit)_": _BLOCKS,
     r"(wide_)?resnet\d": _STAGES,
-    r"resnetv2_\w+_bit": {"channels": [128] * 4, "stem_chs": 32},  # groups of 32; depth is fixed
     r"preact_resnet18": {"layers": [1, 1, 1, 1], "widths": [8, 16, 24, 32]},
     r"wrn_28_10": {"layers": [1, 1, 1], "widths": [8, 16, 32]},
     r"tiny_unet": {"widths": [8, 16]},
@@ -75,6 +74,10 @@ NETWORKS: Mapping[str, Values] = {
     },
     r"convnext_": {"depths": [1, 1, 1, 1], "dims": [8, 16, 24, 32]},
 }
+
+
+# Networks whose depth timm fixes, and a small one of their family.
+STAND_INS: Mapping[str, str] = {r"resnetv2_\w+_bit": "preact_resnet18"}
 
 
 def shrink(values: Values) -> list[str]:
@@ -207,6 +210,10 @@ def _shrink_model(model: Values, notes: list[str]) -> None:
     if model["pretrained"]:
         notes.append(f"fresh weights instead of {model['pretrained']}")
         model["pretrained"] = None
+    for name, smaller in STAND_INS.items():
+        if re.match(name, model["architecture"]):
+            notes.append(f"{smaller} instead of {model['architecture']}: timm fixes its depth")
+            model |= {"architecture": smaller, "options": {}}
     small = _small_options(model["architecture"])
     if small is None:
         notes.append(f"{model['architecture']} at its full size: no smaller one is known")
