@@ -111,7 +111,11 @@ def insert(path, text, *, before):
 
 def test_an_attack_and_an_objective_are_a_settings_class_and_a_file_each(copy, tmp_path):
     attacks, objectives = copy / "components/attacks", copy / "components/train/objectives"
-    insert(attacks / "settings.py", ATTACK_SETTINGS, before="class UserAttackSettings(")
+    insert(
+        attacks / "settings.py",
+        ATTACK_SETTINGS,
+        before='@ATTACKS.register("components.attacks.aas:',
+    )
     (attacks / "corners.py").write_text(ATTACK)
     insert(objectives / "settings.py", OBJECTIVE_SETTINGS, before="class UserObjectiveSettings(")
     (objectives / "focal.py").write_text(OBJECTIVE)
