@@ -27,7 +27,7 @@ from components.models.settings import ModelSettings
 from components.models.spec import ModelSpec
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.schedules import peak_rate
-from pipelines.recipe import evaluation
+from pipelines.recipe import analysis, evaluation
 from pipelines.recipe.facts import (
     Facts,
     facts_of,
@@ -488,6 +488,21 @@ def _attention(recipe: Recipe, facts: Facts, problems: Problems) -> None:
             problems.add(key, section.architecture, error.remedy)
 
 
+def _studies(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks that a study of the analyze section does not work for."""
+    if recipe.analyze is None or facts.side is None:
+        return
+    for name in recipe.analyzed_models():
+        if folder := recipe.given_model():
+            if (network := analysis.given_network(folder)) is None:
+                continue  # on another machine
+        elif recipe.denoiser_of(name):
+            continue
+        else:
+            network = _network(recipe.model_of(name), facts)
+        analysis.check_network(recipe.analyze, network, problems, seed=recipe.seed)
+
+
 def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(key, model) of every place where a recipe scales the attention of a trained model."""
     if recipe.train is None:
@@ -584,11 +599,11 @@ REGISTRIES: list[Check] = [
 IMAGES: list[Check] = [
     *(_source_images, _limits, _lengths, _inputs),
     *(_classes, _votes, _given_model),
-    evaluation.check_images,
+    *(evaluation.check_images, analysis.check_images),
 ]
 NETWORKS: list[Check] = [
     *(_denoisers, _user_networks, _networks),
-    *(_attention, _starting_weights, _sharding),
+    *(_attention, _starting_weights, _sharding, _studies),
 ]
 PREPARED: list[Check] = [_prepared]
 GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)
