@@ -103,5 +103,8 @@ def _studies(text: str, num_items: int | None) -> dict[str, Any]:
     for name in names:
         if name not in STUDIES:
             raise CasemateError("--study", repr(name), did_you_mean(name, STUDIES))
-    subset = {} if num_items is None else {"subset": {"num_items": num_items}}
-    return {name: {} if name == FROM_NOISE else subset for name in names}
+    if num_items is None:
+        return {name: {} for name in names}
+    return {
+        name: {} if name == FROM_NOISE else {"subset": {"num_items": num_items}} for name in names
+    }

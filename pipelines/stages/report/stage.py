@@ -15,6 +15,8 @@ from components.certify.l2.cohen_tsv import audit, read_cohen_tsv
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.report import attacked, chapters, galleries, results
+from components.report.analysis.chapters import chapters as analysis_chapters
+from components.report.analysis.chapters import read_analyses
 from components.report.certified import certificate_facts
 from components.report.content import Chapter, Content, Fact, Gallery
 from components.report.evaluation.chapters import chapters as evaluation_chapters
@@ -92,6 +94,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         chapters.patch_chapter(found, pictures=pictures),
         chapters.radius_chapter(found),
         *evaluation_chapters(evaluated),
+        *analysis_chapters(read_analyses(inputs), dataset.classes),
         chapters.example_chapter(found, num_examples=recipe.report.num_examples),
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),

@@ -18,10 +18,12 @@ from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.evaluate.metrics import read_metrics
 from components.models.checkpoint import load_model
+from components.report.page import render
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.analyze import stage
 from pipelines.stages.evaluate import evaluation
+from pipelines.stages.report.stage import build_content
 from tests.unit.pipelines.conftest import NUM_ITEMS, FakeRun, InProcess
 
 PERTURBED = {"num_steps": 4, "eps": 0.1, "num_pictures": 10, "judge_models": ["plain"], "top_k": 2}
@@ -215,3 +217,22 @@ def test_items_that_are_not_there_are_named(run_study):
     with pytest.raises(CasemateError) as caught:
         run_study("lesions", {"subset": {"num_items": None, "item_ids": ["gone"]}})
     assert str(caught.value).startswith("analyze.lesions.subset.item_ids: gone is not an item")
+
+
+def test_the_report_shows_every_study(run_study, prepared, tmp_path):
+    recipe = parse({"name": "x", "data": {"source": "digits"}}, source="x")
+    inputs = {f"analyze.{study}": run_study(study).path for study in STUDIES}
+    out = mock.Mock(path=tmp_path, provenance=dict)
+    content = build_content(recipe, {"prepare": prepared, **inputs}, out)
+    chapters = {chapter.anchor: chapter for chapter in content.chapters}
+    assert [len(chapter.charts) for chapter in chapters.values()] == [4, 2, 4, 2, 0, 0]
+    assert len(chapters["analysis-perturbations"].galleries[0].strips) == 10
+    assert len(chapters["analysis-accumulation"].galleries[0].strips[0].pictures) == 3
+    page = render(content)
+    assert all(f'id="{anchor}"' in page for anchor in chapters)
+    assert page == render(build_content(recipe, {"prepare": prepared, **inputs}, out))
+    names = {table.name for table in content.tables()}
+    assert {"analyze.lesions.main", "analyze.perturbations.semantics"} <= names
+    alone = {"prepare": prepared, "analyze.lesions": inputs["analyze.lesions"]}
+    (only,) = build_content(recipe, alone, out).chapters
+    assert only.anchor == "analysis-lesions"
