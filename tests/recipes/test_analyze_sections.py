@@ -9,6 +9,7 @@ from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.check import check
 from pipelines.recipe.load import load, parse, shrink
+from pipelines.stages.analyze.cost import estimates_of
 from tests.unit.published import write_imagenet_model
 
 STUDIES = {
@@ -21,11 +22,11 @@ STUDIES = {
 }
 TINY = {"architecture": "tiny_vit", "options": {"depth": 3, "embed_dim": 16, "num_heads": 1}}
 RESNET = {"architecture": "resnet18"}
-XCIT = {"architecture": "tiny_xcit", "options": {"patch_size": 4}}
+XCIT = {"architecture": "tiny_xcit", "upsample": 32}
 
 
-def recipe(section, *, model=None, **changes):
-    values = {"name": "x", "data": {"source": "mnist5k"}, "model": model or TINY, "train": {}}
+def recipe(section, *, model=TINY, data=None, **changes):
+    values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": model, "train": {}}
     return parse({**values, "analyze": section, **changes}, source="x.yaml")
 
 
@@ -137,3 +138,18 @@ def test_fingerprints_follow_what_a_study_computes(tmp_path):
 def test_recipes_without_the_section_do_not_name_it():
     assert "analyze" not in load("demo").resolved()
     assert recipe({"lesions": {}}).resolved()["analyze"]["correlation"] is None
+
+
+def test_costs_count_variants_and_gradients():
+    deep = {"architecture": "vit_tiny_patch16_224", "options": {}}
+    data = {"source": "made", "options": {"classes": 10, "image_size": 64}, "image_size": 64}
+    place = {"accelerators": (), "dtype": "fp32", "num_workers": 1, "passes_per_second": None}
+    found = estimates_of(recipe(STUDIES, model=deep, data=data), num_items=20, **place)
+    rows = {row["step"].removeprefix("analyze."): row for row in found}
+    assert rows["correlation"]["passes"] == 20
+    assert rows["lesions"]["passes"] == 673 * 20
+    assert 0.3 < rows["lesions"]["least_passes"] / rows["lesions"]["passes"] < 0.7
+    assert rows["restricted_attention"]["passes"] == (2 * 4 + 2 * 13) * 20  # a grid of 4 x 4
+    assert (rows["gaps"]["passes"], rows["gaps"]["gradients"]) == (4 * 20, 20 * 20)
+    assert (rows["perturbations"]["passes"], rows["perturbations"]["gradients"]) == (0, 100 * 20)
+    assert rows["accumulation"]["gradients"] == 8 * 100
