@@ -61,7 +61,7 @@ def test_workers_change_no_byte(ray_session, places, finished_flow, tmp_path):
     runs = MlflowClient(f"sqlite:///{tmp_path}/1/mlflow.db").search_runs(["1"])
     logged = {name: value for run in runs for name, value in run.data.metrics.items()}
     assert logged["analyze/lesions/none/accuracy"] == whole.value
-    assert 0 < logged["analyze/correlation/all/neighbour_mean"] <= 1
+    assert 0 < logged["analyze/correlation/all/neighbours/mean_similarity"] <= 1
 
 
 def mistake(*arguments: object) -> str:

@@ -6,7 +6,8 @@ Every step `analyze.<study>` writes `metrics.parquet`, one row per number with t
 `headlines`, the rows of a flow's summary. Arrays are `.npy` files; pictures are uint8.
 
 `analyze.correlation`
-    metrics: `<stream>/<i>-<j>`: pearson_<mode>, cka_<estimator>; `<stream>`: neighbour_mean.
+    metrics: `<stream>/<i>-<j>`: pearson_<mode>, cka_<estimator>.
+    `<stream>/neighbours`: mean_similarity.
     `matrices/<model>.<stream>.npy`. details: `blocks` and `measures` by model.
 `analyze.lesions`
     metrics: `none`: accuracy. Part, with the block as level: single_accuracy; with the number of

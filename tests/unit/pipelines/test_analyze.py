@@ -137,7 +137,7 @@ def test_correlations_are_those_of_all_items_at_once(run_study, models, prepared
         np.testing.assert_allclose(found, state.matrix(), rtol=1e-6)
         row = value_of(out, model="main", item=f"{stream}/0-1", metric="pearson_flat")
         assert row.value == found[0, 1]
-        near = value_of(out, model="main", item=stream, metric="neighbour_mean")
+        near = value_of(out, model="main", item=f"{stream}/neighbours")
         assert near.value == pytest.approx(found[0, 1])
     details = json.loads((out.path / "summary.json").read_text())["details"]
     assert details["blocks"]["main"]["all"] == blocks.names

@@ -146,7 +146,7 @@ def _neighbours(matrix: FloatArray, stream: str, *, num_items: int) -> Measureme
     """Mean similarity of a block and the next one."""
     near = np.diagonal(matrix, offset=1)
     known = near[np.isfinite(near)]
+    item, metric = f"{stream}/neighbours", "mean_similarity"
     if not len(known):
-        return null(item=stream, metric="neighbour_mean", why="fewer than two blocks that vary")
-    mean = float(known.mean())
-    return Measurement(item=stream, metric="neighbour_mean", value=mean, n=num_items)
+        return null(item=item, metric=metric, why="fewer than two blocks that vary")
+    return Measurement(item=item, metric=metric, value=float(known.mean()), n=num_items)
