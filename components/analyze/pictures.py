@@ -7,6 +7,7 @@ measures a remark of the former: perturbations of a ViT change at the borders of
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,25 @@ def gray(images: Tensor) -> Tensor:
         raise ValueError(f"expected one or three channels, got {images.shape[1]}")
     weights = torch.tensor(LUMA, dtype=images.dtype, device=images.device)
     return torch.einsum("bchw,c->bhw", images, weights)
+
+
+def patch_size_of(net: Any, how: PerturbationSettings, *, scale: float) -> int:
+    """Side of the patches in pixels of the images: that of `how`, else of the network.
+
+    `scale` is how many times larger the network sees the images (`upsample` / `image_size`).
+    """
+    if how.patch_size is not None:
+        return how.patch_size
+    side = getattr(getattr(net, "patch_embed", None), "patch_size", None)
+    name = type(net).__name__
+    if side is None:
+        remedy = f"is missing: {name} has no patches; write the side to compare with"
+        raise CasemateError("patch_size", "", remedy)
+    tall, wide = side if isinstance(side, tuple) else (side, side)
+    if tall != wide or tall / scale != int(tall / scale) or tall / scale < 2:
+        remedy = f"is missing: patches of {name}, {tall}x{wide} at scale {scale:g}, are not squares"
+        raise CasemateError("patch_size", "", f"{remedy} of whole pixels from 2 on; write a side")
+    return int(tall / scale)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Results do not depend on batches, so a list may be cut anywhere: run the first a
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,8 +36,7 @@ class Outcome:
         return cls(**{field.name: getattr(result, field.name) for field in fields(cls)})
 
 
-@dataclass(frozen=True, slots=True)
-class AttackTally:
+class AttackTally(NamedTuple):
     """Number of rows that one attack of the list received, and that it broke."""
 
     name: str

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from components.attacks.aas import worst_of
+from components.attacks.base_settings import AttackSettings
 from components.attacks.cascade import (
     CascadeResult,
     Outcome,
@@ -19,7 +20,6 @@ from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.sanity.outcomes import cascade_findings
-from components.attacks.settings import AttackSettings
 from components.core.types import Images, LogitsFn
 from components.models.fast import fast_forward
 from components.models.logits import check_independent_rows, check_logits

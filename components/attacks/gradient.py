@@ -23,17 +23,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from components.attacks.base_settings import GradientSettings
 from components.attacks.gradients import input_gradient, is_zero
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, kl_divergence, margin
 from components.attacks.projections import Ball, ball_around, linf_bounds
-from components.attacks.settings import (
-    FgsmSettings,
-    GamaSettings,
-    GradientSettings,
-    MimSettings,
-    PgdSettings,
-)
+from components.attacks.settings import FgsmSettings, GamaSettings, MimSettings, PgdSettings
 from components.attacks.starts import random_corner, random_point, restart_stream
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from components.attacks.settings import AttackSettings, Norm
+from components.attacks.base_settings import AttackSettings, Norm
 from components.core.seeding import generator_for
 from components.core.settings import NonNegative, Problem
 from components.core.types import Images, Labels, Logits, LogitsFn

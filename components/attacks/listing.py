@@ -7,9 +7,10 @@ from itertools import chain, count
 from torch import nn
 
 from components.attacks.aas import ScaledAttack
+from components.attacks.base_settings import AttackSettings, UserAttackSettings
 from components.attacks.interface import Attack, Items
 from components.attacks.scales import Scales, ScaleSearch, global_scales
-from components.attacks.settings import ATTACKS, AasSettings, AttackSettings, UserAttackSettings
+from components.attacks.settings import ATTACKS, AasSettings
 from components.attacks.user import user_attack
 from components.core.errors import CasemateError
 from components.core.settings import values_of

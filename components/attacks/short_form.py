@@ -1,6 +1,7 @@
 """Attack lists as short text: `fgsm,pgd-20,square-1000,autoattack-plus`."""
 
-from components.attacks.settings import ATTACKS, AttackSettings
+from components.attacks.base_settings import AttackSettings
+from components.attacks.settings import ATTACKS
 from components.core.errors import CasemateError
 
 

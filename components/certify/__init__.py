@@ -5,7 +5,12 @@ Importing this package registers the families, in the order of reports: patch, t
 
 from components.certify.patch.settings import AblationClaimSettings, DoubleMaskingClaimSettings
 
-from components.certify.l2.settings import GaussianClaimSettings  # isort: skip
+from components.certify.l2.settings import (  # isort: skip
+    GaussianClaimSettings,
+    PublishedRadiiSettings as PublishedSettings,
+)
 
 CLAIMS = (GaussianClaimSettings, DoubleMaskingClaimSettings, AblationClaimSettings)
 """Settings of all claims, in the order of the flags of `casemate recertify`."""
+
+__all__ = ["CLAIMS", "PublishedSettings"]

@@ -75,6 +75,9 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     recorded_fields: ClassVar[FieldTypes]  # fields of a header's settings that claims require
     threat_name: ClassVar[str]  # "l2" or "patch": the threat model in one word
     vote_unit: ClassVar[str]  # what one vote costs: a "pass", or a "draw" of several passes
+    chapter: ClassVar[str] = "components.report.certified:chapter"
+    """`module:function` that makes the chapter of the report; this one has a table, no charts."""
+    unsound_words: ClassVar[str] = ""  # why a claim is not sound, if `is_sound` says so
 
     # Units and workers ----------------------------------------------------------------------------
 
@@ -276,9 +279,17 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     def threat(self, header: VotesHeader, claim: ClaimT) -> Threat:
         """What the adversary may do."""
 
+    @abstractmethod
+    def threat_words(self, threat: Summary) -> str:
+        """The same as a sentence, from the JSON values of a certificate."""
+
     def is_sound(self, claim: Mapping[str, object]) -> bool:
         """False for a claim that only reproduces published tables."""
         return True
+
+    def shares(self, entry: Summary) -> dict[str, Summary]:
+        """Certified accuracy of one entry of a summary by rule; "" is the rule of the claim."""
+        return {"": entry["accuracy"]}
 
     @abstractmethod
     def budget(self, entry: Summary) -> float:
@@ -326,15 +337,17 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """(K, H, W) bool: what each vote sees, in the order of votes; None: the whole image."""
         return None
 
-    can_sweep: ClassVar[bool] = False  # whether one section makes several comparable certificates
+    def swept(self, header: VotesHeader) -> dict[str, int]:
+        """Settings by which several certificates of one claim are compared; {}: there are none."""
+        return {}
 
     def metrics(self, summary: Summary) -> dict[str, float]:
         """The figures of a certificate by metric name."""
         values = {"standard_accuracy": summary["standard_accuracy"]["value"]}
         for entry in summary["certified"]:
-            for name in ("accuracy", "accuracy_loc"):
-                if name in entry:
-                    values[f"{name}_at_{self.metric_suffix(entry)}"] = entry[name]["value"]
+            for rule, share in self.shares(entry).items():
+                name = f"accuracy_{rule}" if rule else "accuracy"
+                values[f"{name}_at_{self.metric_suffix(entry)}"] = share["value"]
         for name in ("ablation_accuracy", "votes_asked", "prediction_accuracy"):
             if name in summary:
                 values[name] = summary[name]["value"]

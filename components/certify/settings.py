@@ -93,6 +93,9 @@ class CertificateSettings(Settings):
 
     __slots__ = ()
 
+    smoke_caps: ClassVar[Mapping[str, int]] = {}  # by `--smoke`; its challenge included
+    pixel_fields: ClassVar[tuple[str, ...]] = ()  # lengths that `--smoke` shrinks with images
+
     kind: str
     model: str
     num_items: int | None
@@ -122,9 +125,17 @@ class CertificateSettings(Settings):
         """Problems of these settings for this model."""
         return iter(())
 
+    def device_problems(self, device: str) -> Iterator[Problem]:
+        """Problems of these settings on workers with this kind of device, `cpu` or `cuda`."""
+        return iter(())
+
     def max_votes(self, *, side: int) -> int:
         """An upper bound of the stored predictions per item of square images."""
         return 0
+
+    def recorded(self, *, run_seed: int) -> dict[str, object]:
+        """What the header of its votes records, as far as the number of votes depends on it."""
+        return {**plain(self), "run_seed": run_seed}
 
     @property
     def denoiser_on_disk(self) -> str | None:

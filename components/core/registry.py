@@ -1,9 +1,8 @@
 """Registries of attacks, objectives and so on: name -> settings class and implementation."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from components.core.settings import hints_of
 
@@ -11,8 +10,7 @@ KIND = "kind"
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One kind; `implementation` is `module:attribute`, imported when it is first needed."""
 
     name: str
@@ -21,8 +19,13 @@ class Entry:
 
     def load(self) -> Any:
         """The class or function behind the name."""
-        module, _, attribute = self.implementation.partition(":")
-        return getattr(import_module(module), attribute)
+        return load_reference(self.implementation)
+
+
+def load_reference(reference: str) -> Any:
+    """The class or function that `module:attribute` names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Registry:

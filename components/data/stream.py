@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +22,7 @@ from components.data.shards import FORMAT, decode_image
 from components.data.sources.base import Pixels
 
 
-@dataclass(frozen=True, slots=True)
-class StoredShard:
+class StoredShard(NamedTuple):
     """One file listed in dataset.json."""
 
     file: str

@@ -28,14 +28,20 @@ Rule = Callable[[Options, int], bool]
 _VIT = re.compile(
     r"deit_(?:tiny|small|base)_patch(16)_224|vit_(?:tiny|small|base)_patch(16|32)_224"
     r"|vit_large_patch(16|32)_224"
+    r"|vit_(?:base_patch(16|32)|large_patch(16|32)|huge_patch(14))_224\.orig_in21k"
+    r"|vit_base_patch(16|32)_224\.augreg_in1k"
 )
 _XCIT = re.compile(r"xcit_(?:nano|tiny|small|medium|large)_12_p(8|16)_224")
 _CAIT = re.compile(r"cait_s(?:12|24)_224")
 _RESNET = re.compile(r"(?:resnet(?:18|50|101)|wide_resnet(?:50|101)_2)(?:\.tv_in1k)?|resnet50_gelu")
+_BIT = re.compile(r"resnetv2_(?:50x[13]|101x[13]|152x4)_bit\.goog_in21k")
 # timm's hub has weights of these, for three channels.
 _WITH_WEIGHTS = re.compile(
     r"deit_(?:tiny|small|base)_patch16_224|vit_(?:tiny|small|base)_patch16_224"
     r"|resnet(?:18|50|101)\.tv_in1k|wide_resnet(?:50|101)_2\.tv_in1k"
+    r"|vit_(?:base_patch(?:16|32)|large_patch(?:16|32)|huge_patch14)_224\.orig_in21k"
+    r"|vit_base_patch(?:16|32)_224\.augreg_in1k"
+    r"|resnetv2_(?:50x[13]|101x[13]|152x4)_bit\.goog_in21k"
 )
 _SIZES_AND_RATES = {"patch_size", "drop_path_rate"}  # do not change the function of the weights
 
@@ -119,7 +125,9 @@ def _preact(options: Options, side: int) -> bool:
     if not options:
         return True
     both = options.keys() == {"layers", "widths"} and all(map(_are_counts, options.values()))
-    return both and len(options["layers"]) == len(options["widths"])
+    if not both or any(width % 8 for width in options["widths"]):
+        return False
+    return len(options["layers"]) == len(options["widths"])
 
 
 def _tiny_unet(options: Options, side: int) -> bool:
@@ -161,6 +169,7 @@ _RULES: tuple[tuple[str | re.Pattern[str], Rule, Known], ...] = (
     (_XCIT, _xcit, _ATTENDS),
     (_CAIT, _cait, _ATTENDS),
     (_RESNET, _resnet, _NEITHER),
+    (_BIT, _resnet, _NEITHER),
     ("preact_resnet18|wrn_28_10", _preact, _NEITHER),
     ("tiny_unet", _tiny_unet, _NEITHER),
     ("unet", _unet, _NEITHER),

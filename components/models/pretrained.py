@@ -23,10 +23,10 @@ from components.models.adapt import head_keys
 from components.models.checkpoint import load_model, read_header
 from components.models.importing.match import ImportReport, load_matching
 from components.models.pixels import PixelModel
+from components.models.settings import TIMM
 from components.models.spec import ModelSpec
 
 KEY = "model.pretrained"
-TIMM = "timm"
 PROBE_SECONDS = 5.0
 # Sizes, which `adapt` resamples, and options without effect in eval mode.
 _FREE_OPTION = re.compile(r"patch_size|stem_patch|window_size|(\w+_)?drop(_\w+)?_rate|init_values")

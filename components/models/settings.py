@@ -1,11 +1,13 @@
 """Settings of a model: architecture, input adapter and the weights it starts from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from typing import Any, Literal
 
 from components.core import user_code
 from components.core.settings import Problem, Settings, Side, settings
+
+TIMM = "timm"  # as `pretrained`: the weights of timm
 
 
 @settings
@@ -33,8 +35,15 @@ class ModelSettings(Settings):
         Settings.__post_init__(self)
 
     def problems(self) -> Iterator[Problem]:
-        if self.mean and not all(0 <= value <= 1 for value in self.mean):
-            remedy = "is outside [0, 1]; pixels are fractions of full scale"
-            yield Problem("mean", list(self.mean), remedy)
-        if self.std and not all(value > 0 for value in self.std):
-            yield Problem("std", list(self.std), "must be above 0: images are divided by it")
+        return normalisation_problems(self.mean, self.std)
+
+
+def normalisation_problems(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Iterator[Problem]:
+    """Problems of the mean and deviation per channel that images are normalised with."""
+    if mean and not all(0 <= value <= 1 for value in mean):
+        remedy = "is outside [0, 1]; pixels are fractions of full scale"
+        yield Problem("mean", list(mean), remedy)
+    if std and not all(value > 0 for value in std):
+        yield Problem("std", list(std), "must be above 0: images are divided by it")

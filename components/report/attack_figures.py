@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 
-import matplotlib as mpl
-
 from components.report.content import Accuracy
 from components.report.figures import new_figure, percent_axis, to_svg
-from components.report.palette import ATTACKED, COLOURS, INK, MUTED, STYLE
+from components.report.palette import ATTACKED, COLOURS, INK, MUTED
 
 DASHES = (0, (4, 2))
 
@@ -23,8 +21,7 @@ def accuracy_curves(
     alt: str,
 ) -> str:
     """One line per model with its intervals; `marked` is a highlighted budget."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.3)
+    with new_figure(1, height=3.3) as (figure, (axes,)):
         for points, colour, dash in zip(series, colours, dashed, strict=True):
             x = [x for x, _ in points]
             shares = [share for _, share in points]
@@ -63,8 +60,7 @@ def gap_histogram(
     alt: str,
 ) -> str:
     """Share of attention rows by gap, one line per block; the outer two bins have no edge."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.0)
+    with new_figure(1, height=3.0) as (figure, (axes,)):
         order = [i for i in range(len(counts)) if i != highlighted] + [highlighted]
         for i in order:
             inner = counts[i][1:-1]

@@ -1,12 +1,11 @@
 """Chapters of the report, built from results."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from components.certify.family import AnyFamily
-from components.certify.registry import FAMILIES
-from components.report import attacked, certified, figures, galleries, radii, sweeps, tuning
+from components.certify.registry import FAMILIES, family_of
+from components.core.registry import load_reference
+from components.report import attacked, certified, figures, galleries, sweeps, tuning
 from components.report.content import (
     Accuracy,
     Cell,
@@ -15,11 +14,11 @@ from components.report.content import (
     Check,
     Column,
     Fact,
-    Gallery,
     LegendEntry,
     Table,
 )
 from components.report.results import AttackResult, CertifyResult, TrainResult, TuneResult
+from components.report.run_results import Results
 from components.report.wording import TIMES, long_threat, settings_text, short_threat
 
 HISTORY = (
@@ -40,40 +39,6 @@ ACCURACY_SIGNS = {
     "val_accuracy": LegendEntry("validation accuracy", "ink", "line"),
     "val_robust_accuracy": LegendEntry("validation accuracy under attack", "attacked", "line"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """The properties of a prepared dataset that the report shows."""
-
-    classes: tuple[str, ...]
-    channels: int
-    height: int
-    width: int
-    digest: str
-    splits: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """All finished results of a run; parts that were not run are empty."""
-
-    dataset: Dataset
-    trained: tuple[TrainResult, ...] = ()
-    tuned: TuneResult | None = None
-    attacks: tuple[AttackResult, ...] = ()
-    certificates: tuple[CertifyResult, ...] = ()
-    compared: tuple[radii.ComparedTable, ...] = ()
-
-    def model_of(self, result: CertifyResult) -> str:
-        """The trained model of a certificate, found by its digest."""
-        digest = str(result.document.evidence.model_digest)
-        names = {train.digest: train.model for train in self.trained}
-        return names.get(digest, f"model {digest[:12]}")
-
-    def sweeps(self) -> tuple[sweeps.Sweep, ...]:
-        """Certificates that differ only in ablation size and stride."""
-        return sweeps.find_sweeps(self.certificates, self.model_of)
 
 
 def headline(results: Results) -> Table:
@@ -161,58 +126,14 @@ def attack_chapter(attacks: Sequence[AttackResult]) -> Chapter | None:
     )
 
 
-def patch_chapter(results: Results, *, pictures: Sequence[Gallery]) -> Chapter | None:
-    """Patch certificates with the pictures of their ablations."""
-    found = [c for c in results.certificates if c.threat == "patch"]
-    if not found:
-        return None
-    area, swept = results.dataset.height * results.dataset.width, results.sweeps()
-    own = [
-        certified.patch_chart(c, model=results.model_of(c), image_area=area)
-        for c in sweeps.own_charts(found, swept)
-    ]
-    of_sweeps = [
-        chart
-        for sweep in swept
-        for chart in sweeps.sweep_charts(sweep, results.model_of, image_area=area)
-    ]
-    return Chapter(
-        "patches",
-        "Proven against patches",
-        " ".join(_intros(found)),
-        charts=(*own, *of_sweeps),
-        galleries=tuple(pictures),
-        tables=tuple(
-            sweeps.sweep_table(sweep, results.model_of, image_area=area) for sweep in swept
-        ),
-    )
-
-
-def _intros(found: Sequence[CertifyResult]) -> list[str]:
-    """One paragraph per certificate family: how it proves its claims."""
-    kinds: dict[AnyFamily, set[str]] = {}
-    for result in found:
-        kinds.setdefault(result.family, set()).add(result.kind)
-    ordered = sorted(kinds, key=lambda family: list(FAMILIES).index(family.kinds[0]))
-    return [family.proof_words(kinds[family]) for family in ordered]
-
-
-def radius_chapter(results: Results) -> Chapter | None:
-    """l2 certificates."""
-    found = [c for c in results.certificates if c.threat == "l2"]
-    if not found:
-        return None
-    return Chapter(
-        "radii",
-        "Proven within an l2 radius",
-        " ".join(_intros(found)),
-        charts=(
-            *(certified.radius_chart(c, model=results.model_of(c)) for c in found),
-            *radii.curves_charts(found, model_of=results.model_of, compared=results.compared),
-            *(radii.bound_chart(c, model=results.model_of(c)) for c in found),
-        ),
-        tables=(radii.figures_table(found, results.model_of),),
-    )
+def certificate_chapters(results: Results, *, num_examples: int) -> Iterator[Chapter]:
+    """The chapters of all certificate families, in the order of the registry."""
+    groups: dict[str, list[CertifyResult]] = {family_of(kind).chapter: [] for kind in FAMILIES}
+    for result in results.certificates:
+        groups[result.family.chapter].append(result)
+    for reference, found in groups.items():
+        if found:
+            yield load_reference(reference)(results, found, num_examples=num_examples)
 
 
 def example_chapter(results: Results, *, num_examples: int) -> Chapter | None:
@@ -252,7 +173,7 @@ def threat_chapter(results: Results) -> Chapter | None:
     facts += [
         Fact(
             c.name,
-            f"{long_threat(c.document.threat)} "
+            f"{c.family.threat_words(c.document.threat)} "
             f"Claim: {settings_text(c.document.claim)}; "
             f"votes: {settings_text(c.document.evidence.settings)}.",
         )

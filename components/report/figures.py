@@ -6,19 +6,18 @@ selectable), and is never parsed as mathematics, because labels may be names tha
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from components.core.types import FloatArray
 from components.report.content import Accuracy
-from components.report.palette import ATTACKED, COLOURS, INK, MEASURED, MUTED, PAPER, PROVEN, STYLE
+from components.report.palette import ATTACKED, COLOURS, INK, MEASURED, PAPER, STYLE
 
 WIDTH = 5.0  # inches = 360 pt: about one pixel per point on a phone, so 11 pt text stays legible
 
@@ -32,8 +31,7 @@ def attack_bars(
     alt: str,
 ) -> str:
     """Clean and attacked accuracy of each model, with intervals."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=0.9 + 0.72 * len(models))
+    with new_figure(1, height=0.9 + 0.72 * len(models)) as (figure, (axes,)):
         for offset, rows, colour in ((-0.19, clean, MEASURED), (0.19, attacked, ATTACKED)):
             places = [i + offset for i in range(len(models))]
             axes.barh(places, [100 * a.value for a in rows], height=0.34, color=colour)
@@ -46,74 +44,6 @@ def attack_bars(
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("accuracy, % of items")
-        return to_svg(figure, name=name, alt=alt)
-
-
-def patch_curve(
-    sizes: Sequence[int],
-    *,
-    certified: Sequence[Accuracy],
-    standard: Accuracy,
-    attacked: tuple[float, Accuracy] | None,
-    name: str,
-    alt: str,
-) -> str:
-    """Certified accuracy by patch side; side 0 is the vote's accuracy without an adversary."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.3)
-        shares = [100 * a.value for a in certified]
-        axes.fill_between(
-            sizes,
-            [100 * a.low for a in certified],
-            [100 * a.high for a in certified],
-            color=PROVEN,
-            alpha=0.16,
-            linewidth=0,
-        )
-        axes.plot(sizes, shares, color=PROVEN, marker="o", markersize=5)
-        _interval_point(axes, 0, standard, colour=MEASURED, marker="o")
-        axes.plot(
-            [0, sizes[0]], [100 * standard.value, shares[0]], color=MUTED, lw=1, ls=(0, (2, 3))
-        )
-        if attacked:
-            _interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
-        axes.set_xlabel("side of the square patch, pixels")
-        axes.set_xlim(-0.35, max(sizes) + 0.35)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
-        percent_axis(axes, "accuracy, % of items")
-        return to_svg(figure, name=name, alt=alt)
-
-
-def radius_curve(
-    radii: FloatArray,
-    *,
-    share: FloatArray,
-    low: FloatArray,
-    high: FloatArray,
-    cap: float | None,
-    attacked: tuple[float, Accuracy] | None,
-    standard: Accuracy,
-    name: str,
-    alt: str,
-) -> str:
-    """Certified accuracy by l2 radius: `share[i]` holds on the interval that ends at `radii[i]`."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.3)
-        ends = [float(radii[-1]), cap or 0.0, attacked[0] if attacked else 0.0]
-        right = 1.08 * max(max(ends), 1e-3)
-        x = np.concatenate([[0.0], radii, [radii[-1], right]])
-        # beyond the largest radius nothing is proven: the last two knots are zero
-        y, below, above = (100 * np.concatenate([v[:1], v, [0, 0]]) for v in (share, low, high))
-        axes.fill_between(x, below, above, step="pre", color=PROVEN, alpha=0.16, linewidth=0)
-        axes.step(x, y, where="pre", color=PROVEN)
-        if cap is not None:
-            axes.axvline(cap, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-        _interval_point(axes, 0, standard, colour=MEASURED, marker="o")
-        if attacked:
-            _interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
-        axes.set_xlabel("l2 radius, pixels in [0, 1]")
-        axes.set_xlim(-0.02 * right, right)
-        percent_axis(axes, "accuracy, % of items")
         return to_svg(figure, name=name, alt=alt)
 
 
@@ -137,8 +67,7 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
     ]
     if not shown:
         raise ValueError("training history holds no series to draw")
-    with mpl.rc_context(STYLE):
-        figure, all_axes = new_figure(len(shown), height=0.7 + 1.45 * len(shown))
+    with new_figure(len(shown), height=0.7 + 1.45 * len(shown)) as (figure, all_axes):
         for axes, (title, series) in zip(all_axes, shown, strict=True):
             factor = {"accuracy, %": 100, "epsilon, /255": 255}.get(title, 1)
             for key, colour, dashes in series:
@@ -164,23 +93,6 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
         return to_svg(figure, name=name, alt=alt)
 
 
-def certified_steps(
-    radii: FloatArray, *, num_items: int, max_steps: int = 400
-) -> tuple[FloatArray, FloatArray]:
-    """(radius, share) knots of r -> share of items with a radius of at least r.
-
-    `radii` are those of the correctly classified, certified items. Of more distinct radii than
-    `max_steps` some are left out; the line then runs on or below the exact one, never above.
-    """
-    knots = np.unique(radii)
-    if len(knots) == 0:
-        return np.zeros(1), np.zeros(1)
-    if len(knots) > max_steps:
-        knots = knots[np.unique(np.linspace(0, len(knots) - 1, max_steps).round().astype(int))]
-    held = len(radii) - np.searchsorted(np.sort(radii), knots, side="left")
-    return knots, held / num_items
-
-
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
     return [(int(row["epoch"]), float(row[key])) for row in rows if row.get(key) is not None]
 
@@ -189,7 +101,8 @@ def _short(text: str, limit: int = 16) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _interval_point(axes: Any, x: float, accuracy: Accuracy, *, colour: str, marker: str) -> None:
+def interval_point(axes: Any, x: float, accuracy: Accuracy, *, colour: str, marker: str) -> None:
+    """An accuracy with its interval at `x`."""
     axes.plot([x, x], [100 * accuracy.low, 100 * accuracy.high], color=colour, lw=1.6, zorder=4)
     axes.plot(
         [x],
@@ -211,11 +124,16 @@ def percent_axis(axes: Any, label: str) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
 
 
-def new_figure(num_panels: int, *, height: float) -> tuple[Any, list[Any]]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    FigureCanvasSVG(figure)
-    grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
-    return figure, [row[0] for row in grid]
+@contextmanager
+def new_figure(
+    num_panels: int, *, height: float, style: Mapping[str, Any] | None = None
+) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure in the style of the page, and the axes of its panels, one below the other."""
+    with mpl.rc_context({**STYLE, **(style or {})}):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
+        yield figure, [row[0] for row in grid]
 
 
 def to_svg(figure: Any, *, name: str, alt: str) -> str:

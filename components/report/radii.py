@@ -1,11 +1,11 @@
-"""Comparison of l2 certificates: figures, one curve per sigma, envelope, published tables."""
+"""Chapter of the l2 certificates: accuracy by radius, one curve per sigma, published tables."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components.certify.l2.cohen_tsv import PublishedTable
 from components.certify.l2.curves import (
     BoundDistribution,
     average_certified_radius,
@@ -14,24 +14,114 @@ from components.certify.l2.curves import (
     envelope,
     num_possible_failures,
 )
+from components.core.statistics import clopper_pearson_interval
 from components.core.types import FloatArray
 from components.report import radius_figures
-from components.report.certified import share
-from components.report.content import Accuracy, Cell, Chart, Column, LegendEntry, Table
-from components.report.figures import certified_steps
+from components.report.certified import (
+    attack_legend,
+    budget_points,
+    challenge_sentences,
+    challenged_point,
+    primary_budget,
+    proof_paragraphs,
+    share,
+    standard_sentence,
+)
+from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.results import CertifyResult
+from components.report.run_results import Results
+from components.report.sweeps import ModelOf
 
-ModelOf = Callable[[CertifyResult], str]
+
+def chapter(results: Results, found: Sequence[CertifyResult], *, num_examples: int) -> Chapter:
+    """l2 certificates."""
+    model_of = results.model_of
+    return Chapter(
+        "radii",
+        "Proven within an l2 radius",
+        " ".join(proof_paragraphs(found)),
+        charts=(
+            *(radius_chart(c, model=model_of(c)) for c in found),
+            *curves_charts(found, model_of=model_of, published=results.published),
+            *(bound_chart(c, model=model_of(c)) for c in found),
+        ),
+        tables=(figures_table(found, model_of),),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedTable:
-    """Published radii of another work, image by image, and its impossible rows."""
+def radius_chart(result: CertifyResult, *, model: str) -> Chart:
+    """Certified accuracy by l2 radius."""
+    radii = sorted({float(r) for r in result.document.claim["radii"]})
+    certified, standard = [share(result.certified_at(r)) for r in radii], share(result.correct)
+    knots, held, low, high = _steps(result)
+    points = budget_points((f"{r:g}: " for r in radii), certified)
+    svg = radius_figures.radius_curve(
+        knots,
+        share=held,
+        low=low,
+        high=high,
+        standard=standard,
+        attacked=challenged_point(result),
+        cap=float(result.document.summary["max_radius"]),
+        name=result.name,
+        alt=f"Certified accuracy of {model} by l2 radius, {points}.",
+    )
+    rows: list[tuple[Cell, ...]] = list(zip(radii, certified, strict=True))
+    return Chart(
+        result.name,
+        f"{model}: certified accuracy by l2 radius",
+        svg,
+        (
+            LegendEntry("proven at this radius, band: 95% interval", "proven", "line"),
+            LegendEntry("largest radius that this many draws can prove", "muted", "dash"),
+            LegendEntry("the vote without an adversary", "measured", "dot"),
+            *attack_legend(result),
+        ),
+        (
+            standard_sentence(result, standard),
+            *_draws_sentences(result),
+            *challenge_sentences(result, f"an l2 budget of {primary_budget(result):g}"),
+        ),
+        Table(
+            result.name,
+            (Column("radius", "number", "l2, pixels in [0, 1]"), Column("certified", "proven")),
+            tuple(rows),
+        ),
+    )
 
-    name: str
-    correct: NDArray[np.bool_]
-    radius: FloatArray
-    problems: tuple[str, ...] = ()
+
+def _steps(result: CertifyResult) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Knots of the certified curve with pointwise exact intervals."""
+    proven = result.correct & ~np.asarray(result.columns["abstain"], dtype=np.bool_)
+    radii = np.asarray(result.columns["radius"], dtype=np.float64)[proven]
+    num_items = len(proven)
+    knots, held = radius_figures.certified_steps(radii, num_items=num_items)
+    counts = np.rint(held * num_items).astype(int)
+    bounds = np.array([clopper_pearson_interval(int(k), num_items) for k in counts])
+    return knots, held, bounds[:, 0], bounds[:, 1]
+
+
+def _draws_sentences(result: CertifyResult) -> tuple[str, ...]:
+    """Number of draws behind the radii, and their failure probability."""
+    claim, settings = result.document.claim, result.document.evidence.settings
+    fails = f"fails with a probability of at most {claim['failure_prob']:g}"
+    if settings.get("method") != "sequential":
+        draws = int(max(result.columns["n"]))
+        return (f"Each radius is computed from {draws:,} noisy draws of its item and {fails}.",)
+    asked = ", ".join(f"{radius:g}" for radius in settings["declared"]["radii"])
+    mean, most = float(np.mean(result.columns["n"])), int(settings["num_estimate"])
+    sentences = (
+        f"Each item was drawn until the radii {asked} were decided: {mean:,.0f} draws on average, "
+        f"at most {most:,}. Each radius {fails}; between and beyond these radii the curve is a "
+        "lower bound that more draws could raise."
+    )
+    if 0 in settings["declared"]["radii"]:
+        return (sentences,)
+    return (
+        sentences,
+        "An item whose radii were given up early counts as an abstention here; with radius 0 "
+        "among the declared ones its label would have been decided too.",
+    )
 
 
 def figures_table(results: Sequence[CertifyResult], model_of: ModelOf) -> Table:
@@ -110,14 +200,14 @@ def _bound_table(name: str, spread: BoundDistribution) -> Table:
 
 
 def curves_charts(
-    results: Sequence[CertifyResult], *, model_of: ModelOf, compared: Sequence[ComparedTable]
+    results: Sequence[CertifyResult], *, model_of: ModelOf, published: Sequence[PublishedTable]
 ) -> tuple[Chart, ...]:
     """Certificates of the same items in one chart, with their envelope and published tables."""
     groups: dict[tuple[str, ...], list[CertifyResult]] = {}
     for result in results:
         groups.setdefault(tuple(result.columns["item_id"]), []).append(result)
-    shown = [group for group in groups.values() if compared or len(_sigmas(group)) > 1]
-    return tuple(_curves(number, group, model_of, compared) for number, group in enumerate(shown))
+    shown = [group for group in groups.values() if published or len(_sigmas(group)) > 1]
+    return tuple(_curves(number, group, model_of, published) for number, group in enumerate(shown))
 
 
 def _sigmas(group: Sequence[CertifyResult]) -> set[float]:
@@ -128,12 +218,12 @@ def _curves(
     number: int,
     group: Sequence[CertifyResult],
     model_of: ModelOf,
-    compared: Sequence[ComparedTable],
+    published: Sequence[PublishedTable],
 ) -> Chart:
     radii = np.array(sorted({0.0, *(r for one in group for r in one.document.claim["radii"])}))
     several = len(_sigmas(group)) > 1
     lines = [_line(f"{r.name}, sigma {_sigma(r):g}", r.correct, _radius(r)) for r in group]
-    others = [_line(table.name, table.correct, table.radius) for table in compared]
+    others = [_line(table.name, table.correct, table.radius) for table in published]
     name = f"l2-curves-{number}"
     shown = ", ".join(line.label for line in (*lines, *others))
     svg = radius_figures.curves(
@@ -151,26 +241,27 @@ def _curves(
             "The envelope is the convention of the literature. It is optimistic: sigma is chosen "
             "per radius on the same items, and no single classifier attains it."
         )
-    if compared:
+    if published:
         signs.append(LegendEntry("from published tables", "muted", "dash"))
         sentences.append(
             "Published radii are taken as the smallest number that rounds to the printed one. "
             "Their items, models and budgets may differ, and their votes are not checked."
         )
-        sentences += [_first_problem(table) for table in compared if table.problems]
-    table = _curves_table(name, radii, group, compared, with_envelope=several)
+        sentences += [_first_problem(table) for table in published if table.problems]
+    table = _curves_table(name, radii, group, published, with_envelope=several)
     title = "Certified accuracy by l2 radius, side by side"
     return Chart(name, title, svg, tuple(signs), tuple(sentences), table)
 
 
-def _first_problem(table: ComparedTable) -> str:
+def _first_problem(table: PublishedTable) -> str:
     more = f" and {len(table.problems) - 1} more" if len(table.problems) > 1 else ""
     return f"{table.name}: {table.problems[0]}{more}."
 
 
 def _line(label: str, correct: NDArray[np.bool_], radius: FloatArray) -> radius_figures.RadiusLine:
     return radius_figures.RadiusLine(
-        label, *certified_steps(radius[correct & (radius > 0)], num_items=len(radius))
+        label,
+        *radius_figures.certified_steps(radius[correct & (radius > 0)], num_items=len(radius)),
     )
 
 
@@ -178,7 +269,7 @@ def _curves_table(
     name: str,
     radii: FloatArray,
     group: Sequence[CertifyResult],
-    compared: Sequence[ComparedTable],
+    published: Sequence[PublishedTable],
     *,
     with_envelope: bool,
 ) -> Table:
@@ -192,7 +283,7 @@ def _curves_table(
         best = envelope(curves)
         parts[Column("envelope", "number", "share")] = best.values.tolist()
         parts[Column("best sigma", "number")] = best.sigmas.tolist()
-    for table in compared:
+    for table in published:
         column = Column(table.name, "measured", "table of others")
         parts[column] = [share(table.correct & (table.radius >= r)) for r in radii]
     return Table(name, tuple(parts), tuple(zip(*parts.values(), strict=True)))

@@ -1,14 +1,15 @@
-"""Charts that compare l2 certificates, in the style of `figures`."""
+"""Charts of l2 certificates as inline SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 
 from components.core.types import FloatArray, IntArray
-from components.report.figures import new_figure, percent_axis, to_svg
-from components.report.palette import INK, MUTED, PROVEN, STYLE
+from components.report.content import Accuracy
+from components.report.figures import interval_point, new_figure, percent_axis, to_svg
+from components.report.palette import ATTACKED, INK, MEASURED, MUTED, PROVEN
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # one per curve
 
@@ -22,6 +23,37 @@ class RadiusLine:
     share: FloatArray
 
 
+def radius_curve(
+    radii: FloatArray,
+    *,
+    share: FloatArray,
+    low: FloatArray,
+    high: FloatArray,
+    cap: float | None,
+    attacked: tuple[float, Accuracy] | None,
+    standard: Accuracy,
+    name: str,
+    alt: str,
+) -> str:
+    """Certified accuracy by l2 radius: `share[i]` holds on the interval that ends at `radii[i]`."""
+    with new_figure(1, height=3.3) as (figure, (axes,)):
+        ends = [float(radii[-1]), cap or 0.0, attacked[0] if attacked else 0.0]
+        right = 1.08 * max(max(ends), 1e-3)
+        x = np.concatenate([[0.0], radii, [radii[-1], right]])
+        # beyond the largest radius nothing is proven: the last two knots are zero
+        y, below, above = (100 * np.concatenate([v[:1], v, [0, 0]]) for v in (share, low, high))
+        axes.fill_between(x, below, above, step="pre", color=PROVEN, alpha=0.16, linewidth=0)
+        axes.step(x, y, where="pre", color=PROVEN)
+        if cap is not None:
+            axes.axvline(cap, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
+        interval_point(axes, 0, standard, colour=MEASURED, marker="o")
+        if attacked:
+            interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
+        _radius_axis(axes, right)
+        percent_axis(axes, "accuracy, % of items")
+        return to_svg(figure, name=name, alt=alt)
+
+
 def curves(
     lines: Sequence[RadiusLine],
     *,
@@ -31,8 +63,7 @@ def curves(
     alt: str,
 ) -> str:
     """Certified accuracy by l2 radius of several certificates; each line is named at its end."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.6)
+    with new_figure(1, height=3.6) as (figure, (axes,)):
         right = 1.25 * max(1e-3, *(float(line.radii[-1]) for line in (*lines, *others)))
         if with_envelope:
             _draw(axes, envelope_line(lines), right, color=INK, linewidth=6, alpha=0.18)
@@ -48,10 +79,14 @@ def curves(
                     color=colour,
                     fontsize=9,
                 )
-        axes.set_xlabel("l2 radius, pixels in [0, 1]")
-        axes.set_xlim(-0.02 * right, right)
+        _radius_axis(axes, right)
         percent_axis(axes, "certified accuracy, % of items")
         return to_svg(figure, name=name, alt=alt)
+
+
+def _radius_axis(axes: Any, right: float) -> None:
+    axes.set_xlabel("l2 radius, pixels in [0, 1]")
+    axes.set_xlim(-0.02 * right, right)
 
 
 def envelope_line(lines: Sequence[RadiusLine]) -> RadiusLine:
@@ -61,19 +96,35 @@ def envelope_line(lines: Sequence[RadiusLine]) -> RadiusLine:
     return RadiusLine("envelope", knots, np.max(shares, axis=0))
 
 
-def _draw(axes: object, line: RadiusLine, right: float, **style: object) -> None:
+def _draw(axes: Any, line: RadiusLine, right: float, **style: object) -> None:
     x = np.concatenate([[0.0], line.radii, [line.radii[-1], right]])
     y = 100 * np.concatenate([line.share[:1], line.share, [0, 0]])  # nothing is proven beyond
-    axes.step(x, y, where="pre", **style)  # type: ignore[attr-defined]
+    axes.step(x, y, where="pre", **style)
 
 
 def bound_bars(edges: FloatArray, counts: IntArray, *, name: str, alt: str) -> str:
     """Items by the lower bound of their class probability."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=2.6)
+    with new_figure(1, height=2.6) as (figure, (axes,)):
         axes.bar(edges[:-1], counts, width=np.diff(edges) * 0.92, align="edge", color=PROVEN)
         axes.axvline(0.5, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.set_xlim(0, 1)
         axes.set_xlabel("lower bound of the class probability")
         axes.set_ylabel("items")
         return to_svg(figure, name=name, alt=alt)
+
+
+def certified_steps(
+    radii: FloatArray, *, num_items: int, max_steps: int = 400
+) -> tuple[FloatArray, FloatArray]:
+    """(radius, share) knots of r -> share of items with a radius of at least r.
+
+    `radii` are those of the correctly classified, certified items. Of more distinct radii than
+    `max_steps` some are left out; the line then runs on or below the exact one, never above.
+    """
+    knots = np.unique(radii)
+    if len(knots) == 0:
+        return np.zeros(1), np.zeros(1)
+    if len(knots) > max_steps:
+        knots = knots[np.unique(np.linspace(0, len(knots) - 1, max_steps).round().astype(int))]
+    held = len(radii) - np.searchsorted(np.sort(radii), knots, side="left")
+    return knots, held / num_items

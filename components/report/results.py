@@ -165,11 +165,6 @@ class CertifyResult:
         return family_of(self.kind)
 
     @property
-    def threat(self) -> str:
-        """The kind of adversary: `l2` or `patch`."""
-        return str(self.document.threat["kind"])
-
-    @property
     def sound(self) -> bool:
         """False for a claim that only reproduces published tables."""
         return self.document.sound
@@ -341,8 +336,8 @@ def read_certify(step: str, folder: Path) -> CertifyResult:
     return CertifyResult(step, folder, document, columns, challenge)
 
 
-def read_band_votes(result: CertifyResult, item_ids: list[str]) -> dict[str, list[int]]:
-    """Per item, the prediction on every ablation or pair of masks, in the order of votes."""
+def read_item_votes(result: CertifyResult, item_ids: list[str]) -> dict[str, list[int]]:
+    """All predictions on each item, in the order of votes."""
     table = _read_table(result.folder / "votes.parquet", step=result.name)
     rows = [row for row in table.to_pylist() if row["item_id"] in item_ids]
     votes: dict[str, list[int]] = {}

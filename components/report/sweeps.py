@@ -1,26 +1,17 @@
-"""Certificates that differ only in ablation size and stride: one table and two charts for all.
-
-Table in the layout of Salman et al. 2022, Table 8; charts as in their Figures 5, 9, 12, 14 and 15.
-"""
+"""Certificates that differ only in the settings that their family can sweep."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from components.core.digests import canonical_json
-from components.report.certified import describe_kind, primary_size, proven_column, share
-from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.results import CertifyResult
-from components.report.sweep_figures import Series, sweep_curves
-from components.report.wording import patch_with_area
 
 ModelOf = Callable[[CertifyResult], str]
-AXES = {"size": "side of an ablation, pixels", "stride": "stride between ablations, pixels"}
-MAX_LINES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Certificates of one kind and claim under several ablation sizes or strides."""
+    """Certificates of one kind and claim under several swept settings."""
 
     name: str
     results: tuple[CertifyResult, ...]
@@ -29,182 +20,33 @@ class Sweep:
     def first(self) -> CertifyResult:
         return self.results[0]
 
-    @property
-    def patch_sizes(self) -> list[int]:
-        return sorted(int(m) for m in self.first.document.claim["patch_sizes"])
-
 
 def find_sweeps(results: Sequence[CertifyResult], model_of: ModelOf) -> tuple[Sweep, ...]:
-    """Sets of certificates that share kind, claim and items, and have several sizes or strides."""
+    """Sets of certificates that share kind, claim and items, and have several swept values."""
     groups: dict[str, list[CertifyResult]] = {}
     for result in results:
-        if result.family.can_sweep:
+        if swept_values(result):
             groups.setdefault(canonical_json(_shared(result)), []).append(result)
     found: list[Sweep] = []
     for group in groups.values():
-        if len({geometry(r) for r in group}) > 1:
+        if len({swept_values(r) for r in group}) > 1:
             # of two certificates for one cell of the table the first is in the sweep
-            cells = {(model_of(r), *geometry(r)): r.name for r in reversed(group)}
+            cells = {(model_of(r), *swept_values(r)): r.name for r in reversed(group)}
             ordered = tuple(r for r in group if r.name in cells.values())
             found.append(Sweep(f"sweep-{group[0].kind}-{len(found)}", ordered))
     return tuple(found)
 
 
 def _shared(result: CertifyResult) -> list[object]:
-    """What the certificates of a sweep have in common, a token policy that differs included."""
-    settings = result.document.evidence.settings
-    policy = settings["token_policy"] if "trained_token_policy" in settings else ""
-    return [result.kind, result.document.claim, result.document.evidence.num_items, policy]
+    """What the certificates of a sweep have in common."""
+    evidence = result.document.evidence
+    votes = result.family.short_vote_words(evidence)
+    return [result.kind, result.document.claim, evidence.num_items, votes]
 
 
-def geometry(result: CertifyResult) -> tuple[int, int]:
-    """Ablation size and stride."""
-    settings = result.document.evidence.settings
-    return int(settings["band"]), int(settings["stride"])
-
-
-def sweep_table(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> Table:
-    """One row per model, stride and size: standard accuracy, then certified by patch."""
-    columns = [
-        Column("Model"),
-        Column("stride", "number", "px"),
-        Column("size", "number", "px"),
-        Column("without adversary", "measured"),
-    ]
-    for m in sweep.patch_sizes:
-        columns.append(proven_column("certified", patch_with_area(m, image_area), sweep.first))
-    models = list(dict.fromkeys(model_of(r) for r in sweep.results))
-    ordered = sorted(
-        sweep.results, key=lambda r: (models.index(model_of(r)), geometry(r)[1], geometry(r)[0])
-    )
-    rows: list[tuple[Cell, ...]] = []
-    for result in ordered:
-        size, stride = geometry(result)
-        certified = [share(result.certified_at(m)) for m in sweep.patch_sizes]
-        rows.append((model_of(result), stride, size, share(result.correct), *certified))
-    title = f"{describe_kind(sweep.first)}: accuracy by stride and size"
-    return Table(sweep.name, tuple(columns), tuple(rows), title=title)
-
-
-def sweep_charts(sweep: Sweep, model_of: ModelOf, *, image_area: int) -> tuple[Chart, ...]:
-    """Certified and standard accuracy by size and by stride, where there are several values.
-
-    Several models are compared at one patch size; a single model is shown at all sizes.
-    """
-    charts = []
-    for place, axis in enumerate(AXES):
-        fixed = _fixed(sweep, place)
-        line = [r for r in sweep.results if geometry(r)[1 - place] == fixed]
-        if len({geometry(r)[place] for r in line}) > 1:
-            charts.append(_chart(sweep, line, model_of, axis=axis, image_area=image_area))
-    return tuple(charts)
-
-
-def _fixed(sweep: Sweep, place: int) -> int:
-    """The value of the other axis with the most points along this one; ties: the smallest."""
-    points: dict[int, set[int]] = {}
-    for result in sweep.results:
-        points.setdefault(geometry(result)[1 - place], set()).add(geometry(result)[place])
-    return min(points, key=lambda value: (-len(points[value]), value))
-
-
-def _chart(
-    sweep: Sweep,
-    line: Sequence[CertifyResult],
-    model_of: ModelOf,
-    *,
-    axis: str,
-    image_area: int,
-) -> Chart:
-    place = list(AXES).index(axis)
-    ordered = sorted(line, key=lambda r: geometry(r)[place])
-    models = list(dict.fromkeys(model_of(r) for r in ordered))
-    patches = sweep.patch_sizes if len(models) == 1 else [primary_size(sweep.first)]
-    certified, standard = [], []
-    for model in models:
-        own = [r for r in ordered if model_of(r) == model]
-        x = tuple(geometry(r)[place] for r in own)
-        standard.append(Series(model, x, tuple(share(r.correct) for r in own)))
-        certified += [
-            Series(
-                model if len(models) > 1 else patch_with_area(m, image_area),
-                x,
-                tuple(share(r.certified_at(m)) for r in own),
-            )
-            for m in patches
-        ]
-    shown, hidden = certified[:MAX_LINES], certified[MAX_LINES:]
-    other, value = list(AXES)[1 - place], geometry(ordered[0])[1 - place]
-    return Chart(
-        f"{sweep.name}-{axis}",
-        f"{describe_kind(sweep.first)}: accuracy by {axis}, {other} {value} px",
-        sweep_curves(
-            shown,
-            standard[:MAX_LINES],
-            sound=sweep.first.sound,
-            label=AXES[axis],
-            name=f"{sweep.name}-{axis}",
-            alt=_alt(shown, axis=axis, sound=sweep.first.sound),
-        ),
-        (
-            LegendEntry(_label(sweep), "proven" if sweep.first.sound else "measured", "line"),
-            LegendEntry("the vote without an adversary", "measured", "line"),
-        ),
-        _caption(sweep, models, patches, image_area=image_area, num_hidden=len(hidden)),
-    )
-
-
-def _label(sweep: Sweep) -> str:
-    if sweep.first.sound:
-        return "proven for every patch of the size named, bars: 95% interval"
-    return "by the published count of touched votes, which may be too small: not proven"
-
-
-def _alt(series: Sequence[Series], *, axis: str, sound: bool) -> str:
-    word = "Certified accuracy" if sound else "Accuracy called certified, not sound,"
-    parts = [
-        f"{s.label}: "
-        + ", ".join(f"{x} {y.percent('proven')}" for x, y in zip(s.x, s.y, strict=True))
-        for s in series
-    ]
-    return f"{word} by {axis}. {'; '.join(parts)}."
-
-
-def _caption(
-    sweep: Sweep,
-    models: Sequence[str],
-    patches: Sequence[int],
-    *,
-    image_area: int,
-    num_hidden: int,
-) -> tuple[str, ...]:
-    sentences = []
-    if not sweep.first.sound:
-        sentences.append(
-            "sound: false. These figures use the published count of touched ablations, which "
-            "ignores the seam at the image's edge; they reproduce published tables and are not "
-            "a guarantee."
-        )
-    about = f"model {models[0]}" if len(models) == 1 else f"{len(models)} models"
-    sizes = ", ".join(patch_with_area(m, image_area) for m in patches)
-    sentences.append(f"{about.capitalize()}; patches of {sizes}; {_num_items(sweep)} items each.")
-    thinned = [r for r in sweep.results if "asked_stride" in r.document.evidence.settings]
-    if thinned:
-        sentences.append(
-            f"{len(thinned)} of {len(sweep.results)} certificates use a subset of the votes of a "
-            "finer stride; no forward pass was repeated."
-        )
-    if num_hidden:
-        sentences.append(f"{num_hidden} more lines are shown in the table only.")
-    sentences.append(
-        "Choose a size or stride on other items than these: the best of several on the same items "
-        "is optimistically biased."
-    )
-    return tuple(sentences)
-
-
-def _num_items(sweep: Sweep) -> int:
-    return len(sweep.first.columns["item_id"])
+def swept_values(result: CertifyResult) -> tuple[int, ...]:
+    """The values that a sweep changes, in the family's order; (): it cannot be swept."""
+    return tuple(result.family.swept(result.document.evidence).values())
 
 
 def own_charts(results: Sequence[CertifyResult], sweeps: Sequence[Sweep]) -> list[CertifyResult]:
@@ -228,8 +70,8 @@ def headline_results(
 
 
 def headline_detail(result: CertifyResult, detail: str, sweeps: Sequence[Sweep]) -> str:
-    """The detail of a heading, with size and stride for a certificate of a sweep."""
+    """The detail of a heading, with the swept values for a certificate of a sweep."""
     if not any(result.name == r.name for sweep in sweeps for r in sweep.results):
         return detail
-    size, stride = geometry(result)
-    return f"{detail}, size {size}, stride {stride}"
+    values = result.family.swept(result.document.evidence)
+    return ", ".join([detail, *(f"{name} {value}" for name, value in values.items())])

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from math import log10
 from typing import Any
 
-import matplotlib as mpl
-
 from components.report.content import Accuracy, ResultKind
 from components.report.figures import new_figure, percent_axis, to_svg
-from components.report.palette import COLOURS, INK, MEASURED, MUTED, STYLE
+from components.report.palette import COLOURS, INK, MEASURED, MUTED
 from components.report.results import TunedTrial
 from components.report.wording import settings_text
 
@@ -103,8 +101,7 @@ def parallel_coordinates(
     places = tuple((s.value - low) / span for s in scores)
     ends = [(0.0, f"{100 * low:.1f}"), (1.0, f"{100 * high:.1f}")][: 2 if high > low else 1]
     rows = [*axes, PlotAxis(trials.label, places, tuple(ends))]
-    with mpl.rc_context(STYLE):
-        figure, (plot,) = new_figure(1, height=0.3 + 0.85 * len(rows))
+    with new_figure(1, height=0.3 + 0.85 * len(rows)) as (figure, (plot,)):
         for y, row in enumerate(rows):
             plot.plot([0, 1], [y, y], color=MUTED, linewidth=0.8)
             plot.text(-0.02, y - 0.14, row.key, ha="left", va="bottom", color=MUTED, fontsize=9)
@@ -133,8 +130,7 @@ def _beside(x: float) -> str:
 
 def scores_by_value(axis: PlotAxis, trials: ScoredTrials, *, name: str, alt: str) -> str:
     """Every trial's score with its interval, above its value of one key."""
-    with mpl.rc_context(STYLE):
-        figure, (plot,) = new_figure(1, height=3.0)
+    with new_figure(1, height=3.0) as (figure, (plot,)):
         shown = zip(_spread(axis.places), trials.scores, trials.finished, strict=True)
         for x, score, whole in shown:
             drawn = COLOURS[trials.colour] if whole else MUTED
@@ -172,8 +168,7 @@ def added_steps(
     alt: str,
 ) -> str:
     """The steps of an additive ablation from top to bottom, with intervals."""
-    with mpl.rc_context(STYLE):
-        figure, (plot,) = new_figure(1, height=0.9 + 0.5 * len(names))
+    with new_figure(1, height=0.9 + 0.5 * len(names)) as (figure, (plot,)):
         series: list[tuple[Sequence[Accuracy | None], str, float]]
         series = [(scores, COLOURS[colour], 0.0), (clean, MEASURED, -0.16)]
         for shares, drawn, offset in series:

@@ -27,36 +27,28 @@ def patch_with_area(patch: int, image_area: int) -> str:
 
 
 def short_threat(threat: Mapping[str, Any]) -> str:
-    """A few words for a column heading."""
-    kind = threat["kind"]
-    if kind == "linf":
-        return f"l∞, eps {pixels(threat['eps'])}"
-    if kind == "l2" and "eps" in threat:
-        return f"l2, eps {threat['eps']:g}"
-    return str(kind)
+    """The threat model of an attack in a few words, for a column heading."""
+    budgets = {"linf": "l∞, eps {}", "l2": "l2, eps {}"}
+    return budgets.get(threat["kind"], str(threat["kind"])).format(_eps(threat))
 
 
 def long_threat(threat: Mapping[str, Any]) -> str:
-    """The threat model as a sentence."""
-    kind = threat["kind"]
-    if kind == "linf":
-        return f"Every pixel of every channel may move by at most {pixels(threat['eps'])}."
-    if kind == "patch":
-        sides = ", ".join(str(m) for m in threat["patch_sizes"])
-        return (
-            f"One square of m {TIMES} m pixels, anywhere inside the image (never wrapping around "
-            f"its edge), may take any values in every channel; m = {sides}."
-        )
-    if kind == "spatial":
-        return "The image may be rotated and shifted within the limits of the settings."
-    if kind == "l2" and "eps" in threat:
-        return f"The whole image may move by an l2 distance of at most {threat['eps']:g}."
-    if kind == "l2":
-        return (
-            "The whole image may move by an l2 distance of at most the radius stated for the item; "
-            f"the classifier votes under Gaussian noise of standard deviation {threat['sigma']:g}."
-        )
-    raise CasemateError("threat.kind", kind, "is not one of linf, l2, spatial, patch")
+    """The threat model of an attack as a sentence; certificate families word their own."""
+    sentences = {
+        "linf": "Every pixel of every channel may move by at most {}.",
+        "l2": "The whole image may move by an l2 distance of at most {}.",
+        "spatial": "The image may be rotated and shifted within the limits of the settings.",
+    }
+    if threat["kind"] not in sentences:
+        raise CasemateError("threat.kind", threat["kind"], f"is not one of {', '.join(sentences)}")
+    return sentences[threat["kind"]].format(_eps(threat))
+
+
+def _eps(threat: Mapping[str, Any]) -> str:
+    """The budget: one of pixels, or a distance."""
+    if threat.get("eps") is None:
+        return ""
+    return pixels(threat["eps"]) if threat["kind"] == "linf" else f"{threat['eps']:g}"
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+    from components.attacks.base_settings import AttackSettings
     from components.attacks.cascade import CascadeResult
     from components.attacks.interface import Items
-    from components.attacks.settings import AttackSettings
     from components.models.pixels import PixelModel
     from pipelines.recipe.schema.attack import AttackSection
 
@@ -134,7 +134,7 @@ def _attack_section(
     """The threat and the attack list, validated as in a recipe."""
     from pydantic import ValidationError
 
-    from components.attacks.settings import AttackSettings
+    from components.attacks.base_settings import AttackSettings
     from components.attacks.short_form import read_attack_list
     from components.core.problems import RecipeError
     from components.core.settings import plain

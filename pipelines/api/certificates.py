@@ -107,7 +107,6 @@ def certify_patch(
 
     >>> from pipelines import api
     >>> import torch
-    >>> _ = torch.manual_seed(0)
     >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
     >>> model = api.load_model(network, image_size=8)
     >>> images = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
@@ -145,7 +144,6 @@ def certify_l2(
 
     >>> from pipelines import api
     >>> import torch
-    >>> _ = torch.manual_seed(0)
     >>> network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
     >>> model = api.load_model(network, image_size=8)
     >>> images = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)

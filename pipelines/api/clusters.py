@@ -50,7 +50,7 @@ def submit(
     loaded = _placed(load_recipe(recipe, overrides=overrides, smoke=smoke), storage)
     check(loaded)
     if TRACKING_ENV in os.environ and not loaded.tracking.uri and TRACKING_ENV not in env:
-        say(f"{TRACKING_ENV} is set here, but not forwarded: add --env {TRACKING_ENV}")
+        env = [*env, TRACKING_ENV]  # honoured as by `run`
     flags = [flag for flag, on in ((jobs.FORCE, force), (jobs.PARALLEL, parallel)) if on]
     job = jobs.submit(loaded, address=address, flags=flags, python=python, env=env, say=say)
     with suppress(CasemateError):  # the dashboard may not know its nodes

@@ -1,6 +1,7 @@
 """Models to attack and certify: from a folder, or around a user's network."""
 
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,7 @@ def load_model(
         if type(value) is not int or value < 1 or (most and value > most):
             wanted = f"from 1 to {most}" if most else "above 0"
             raise CasemateError(key, repr(value), f"is not a whole number {wanted}")
-    for key, values in (("mean", mean), ("std", std)):
-        _check_normalisation(key, values, channels)
+    _check_normalisation(mean, std, channels)
     return _own_model(model, num_classes, image_size, channels, mean=mean, std=std, device=device)
 
 
@@ -95,13 +95,21 @@ def _check_device(device: str) -> None:
         raise CasemateError("device", repr(device), remedy) from error
 
 
-def _check_normalisation(key: str, values: Sequence[float] | None, channels: int) -> None:
-    if values is None:
-        return
-    if not isinstance(values, Sequence) or len(values) != channels:
-        raise CasemateError(key, repr(values), f"needs {channels} numbers, one per channel")
-    if key == "std" and not all(value > 0 for value in values):
-        raise CasemateError(key, list(values), "must be above 0: images are divided by it")
+def _check_normalisation(
+    mean: Sequence[float] | None, std: Sequence[float] | None, channels: int
+) -> None:
+    from components.models.settings import normalisation_problems
+
+    for key, values in (("mean", mean), ("std", std)):
+        if values is not None and not _are_numbers(values, channels):
+            raise CasemateError(key, repr(values), f"needs {channels} numbers, one per channel")
+    for problem in normalisation_problems(mean, std):
+        raise CasemateError(problem.field, problem.value, problem.remedy)
+
+
+def _are_numbers(values: object, count: int) -> bool:
+    listed = isinstance(values, Sequence) and len(values) == count
+    return listed and all(isinstance(value, Real) for value in values)  # type: ignore[attr-defined]
 
 
 def _own_model(

@@ -1,6 +1,5 @@
 """Flags of `casemate recertify`: the fields of all claim settings."""
 
-from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -9,8 +8,8 @@ import typer
 from components.certify import CLAIMS
 from components.certify.settings import ClaimSettings
 from components.core.errors import CasemateError
+from pipelines.cli.options import Command, with_parameters
 
-Command = Callable[..., None]
 FIELDS: dict[str, type[ClaimSettings]] = {name: c for c in CLAIMS for name in c.names()}
 HINTS: dict[str, Any] = {
     name: hint for c in CLAIMS for name, hint in get_type_hints(c, include_extras=True).items()
@@ -19,14 +18,10 @@ HINTS: dict[str, Any] = {
 
 def with_claim_flags(command: Command) -> Command:
     """`command`, which takes `**claim`, with one command-line flag for each field of a claim."""
-    shown = signature(command)
-    own = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    parameters = signature(command).parameters.values()
+    *before, last = [p for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
     flags = [_flag(name, claim) for name, claim in FIELDS.items()]
-    *before, last = own
-    parameters = [*before, *flags, last]
-    command.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-    return command
+    return with_parameters(command, [*before, *flags, last])
 
 
 def _flag(name: str, claim: type[ClaimSettings]) -> Parameter:

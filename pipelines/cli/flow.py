@@ -11,15 +11,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines import api
-from pipelines.cli.options import (
-    AddressOpt,
-    ForceOpt,
-    JsonOpt,
-    RecipeArg,
-    SetOpt,
-    SmokeOpt,
-    StorageOpt,
-)
+from pipelines.cli.options import AddressOpt, Chosen, JsonOpt, takes_recipe
 from pipelines.stages.registry import STAGES
 
 if TYPE_CHECKING:
@@ -40,44 +32,39 @@ def add_commands(app: typer.Typer, own: Mapping[str, tuple[Callable[..., None], 
 def _flow_command(until: str | None) -> Callable[..., None]:
     """The command that runs a flow up to a stage; None: the whole flow, the command `run`."""
 
-    def command(
-        recipe: RecipeArg,
-        set_: SetOpt = None,
-        storage: StorageOpt = None,
-        smoke: SmokeOpt = False,
-        force: ForceOpt = False,
-        address: AddressOpt = None,
-        as_json: JsonOpt = False,
-    ) -> None:
-        run_and_show(
-            api.load_recipe(recipe, overrides=set_ or [], smoke=smoke),
-            storage=storage,
-            force=force,
-            address=address,
-            as_json=as_json,
-            until=until,
-        )
+    @takes_recipe
+    def command(chosen: Chosen, address: AddressOpt = None, as_json: JsonOpt = False) -> None:
+        _run(chosen, address=address, as_json=as_json, until=until)
 
     return command
 
 
+@takes_recipe
 def _train(
-    recipe: RecipeArg,
-    set_: SetOpt = None,
-    storage: StorageOpt = None,
-    smoke: SmokeOpt = False,
-    force: ForceOpt = False,
+    chosen: Chosen,
     resume: Annotated[
         bool, typer.Option("--resume", help="Only continue an unfinished training.")
     ] = False,
     address: AddressOpt = None,
     as_json: JsonOpt = False,
 ) -> None:
-    loaded = api.load_recipe(recipe, overrides=set_ or [], smoke=smoke)
     if resume:
-        check_resumable(loaded, storage=storage, force=force)
+        check_resumable(_loaded(chosen), storage=chosen.storage, force=chosen.force)
+    _run(chosen, address=address, as_json=as_json, until="train")
+
+
+def _loaded(chosen: Chosen) -> "Recipe":
+    return api.load_recipe(chosen.recipe, overrides=chosen.set_ or [], smoke=chosen.smoke)
+
+
+def _run(chosen: Chosen, *, address: str | None, as_json: bool, until: str | None) -> None:
     run_and_show(
-        loaded, storage=storage, force=force, address=address, as_json=as_json, until="train"
+        _loaded(chosen),
+        storage=chosen.storage,
+        force=chosen.force,
+        address=address,
+        as_json=as_json,
+        until=until,
     )
 
 

@@ -11,15 +11,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines import api
-from pipelines.cli.options import (
-    ForceOpt,
-    JobsOpt,
-    JsonOpt,
-    RecipeArg,
-    SetOpt,
-    SmokeOpt,
-    StorageOpt,
-)
+from pipelines.cli.options import Chosen, JobsOpt, JsonOpt, takes_recipe
 
 if TYPE_CHECKING:
     from pipelines.runtime.flows import FlowJob
@@ -43,13 +35,10 @@ def _note(text: str) -> None:
 @commands.command(
     epilog="Example: casemate submit demo --address http://127.0.0.1:8265 --storage /shared/runs"
 )
+@takes_recipe
 def submit(
-    recipe: RecipeArg,
+    chosen: Chosen,
     address: JobsOpt = DASHBOARD,
-    set_: SetOpt = None,
-    storage: StorageOpt = None,
-    smoke: SmokeOpt = False,
-    force: ForceOpt = False,
     env: EnvOpt = None,
     parallel: Annotated[
         bool, typer.Option("--parallel", help="Run stages that do not need each other together.")
@@ -60,12 +49,12 @@ def submit(
 ) -> None:
     """Send a flow to a cluster: a controller job that runs every stage as its own Ray job."""
     job = api.submit(
-        recipe,
+        chosen.recipe,
         address=address,
-        overrides=set_ or [],
-        storage=storage,
-        smoke=smoke,
-        force=force,
+        overrides=chosen.set_ or [],
+        storage=chosen.storage,
+        smoke=chosen.smoke,
+        force=chosen.force,
         env=env or [],
         parallel=parallel,
         python=python,
@@ -159,8 +148,10 @@ def stop(
     stopped = flows.stop(connect(address, say=_note), flow)
     if as_json:
         print(json.dumps([job.job_id for job in stopped], indent=2))
-    else:
+    elif stopped:
         print(f"stopped {len(stopped)} job(s) of {flow}; submit the recipe again to continue")
+    else:
+        print(f"{flow} has ended already: no job to stop")
 
 
 @commands.command(hidden=True)

@@ -3,7 +3,7 @@
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -210,18 +210,16 @@ def recertify(
     family = family_of(document.kind)
     for entry in document.summary["certified"]:
         at = family.budget(entry)
-        print(f"certified at {at:<8} {_percent(entry['accuracy'])}{_second(entry)}")
+        shares = family.shares(entry)
+        others = [f"   rule {rule} {_percent(share)}" for rule, share in shares.items() if rule]
+        print(f"certified at {at:<8} {_percent(shares[''])}{''.join(others)}")
     if not document.sound:
-        print("sound: false (delta_rule paper_reference only reproduces published tables)")
+        print(f"sound: false ({family.unsound_words})")
     print(f"certificate: {made.folder}")
 
 
-def _percent(share: dict[str, Any]) -> str:
+def _percent(share: Mapping[str, Any]) -> str:
     return f"{int(1000 * share['value']) / 10:5.1f} %"  # rounded down: never above the proven share
-
-
-def _second(entry: dict[str, Any]) -> str:
-    return f"   rule loc {_percent(entry['accuracy_loc'])}" if "accuracy_loc" in entry else ""
 
 
 for group in (cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_import, cli_scaling):

@@ -1,8 +1,14 @@
 """Arguments and options that several commands share."""
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any
 
 import typer
+
+Command = Callable[..., None]
 
 RecipeArg = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
@@ -21,3 +27,34 @@ AddressOpt = Annotated[
 ]
 JobsOpt = Annotated[str, typer.Option("--address", metavar="URL", help="Dashboard of the cluster.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A recipe with the options of all commands that run one."""
+
+    recipe: RecipeArg
+    set_: SetOpt = None
+    storage: StorageOpt = None
+    smoke: SmokeOpt = False
+    force: ForceOpt = False
+
+
+def takes_recipe(command: Command) -> Command:
+    """`command`, whose first parameter is `chosen`, with the options of `Chosen` instead."""
+    names = [field.name for field in fields(Chosen)]
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        command(Chosen(**{name: given.pop(name) for name in names}), **given)
+
+    _, *own = signature(command).parameters.values()
+    return with_parameters(called, [*signature(Chosen).parameters.values(), *own])
+
+
+def with_parameters(command: Command, parameters: Sequence[Parameter]) -> Command:
+    """`command` with these parameters on the command line."""
+    shown = signature(command).replace(parameters=parameters)
+    command.__signature__ = shown  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
+    return command

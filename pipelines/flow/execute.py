@@ -25,7 +25,7 @@ from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import SCRATCH, StageDir, in_turn
 from pipelines.runtime.cluster import (
-    check_reachable,
+    check_joinable,
     end_idle_actors,
     in_job,
     ray_cluster,
@@ -54,7 +54,7 @@ def execute(
 ) -> None:
     """Run the steps `todo`; `inputs` are all planned steps, `again` those to run again."""
     if place := address or recipe.cluster.address:
-        check_reachable(place)  # before a tracking store is made for a flow that cannot start
+        check_joinable(place)  # before a tracking store is made for a flow that cannot start
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_check_and_track, recipe, root)
         own_code = digests(recipe.resolved())

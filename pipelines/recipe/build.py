@@ -7,13 +7,12 @@ from types import MappingProxyType
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
-from components.models.pretrained import TIMM, check_compatible, read_parent
-from components.models.settings import ModelSettings
+from components.models.pretrained import check_compatible, read_parent
+from components.models.settings import TIMM
 from components.models.spec import ModelSpec
 from components.train.objectives.make import trained_for
 from pipelines.recipe import denoisers
 from pipelines.recipe.load import with_values
-from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 
 
@@ -75,28 +74,18 @@ def with_absolute_paths(
         key = recipe.objective_key(model)
         if behind := recipe.objective_of(model).denoiser_name:
             changes[f"{key}.objective.denoiser"] = denoisers.with_absolute_path(behind, inputs)
-    for key, section in model_sections(recipe):
+    for above, section in recipe.model_sections():
         if section.pretrained and is_on_disk(section.pretrained):
-            changes[f"{key}.pretrained"] = denoisers.with_absolute_path(section.pretrained, {})
+            changes[f"{above}model.pretrained"] = denoisers.with_absolute_path(
+                section.pretrained, {}
+            )
         elif section.pretrained not in (None, TIMM):
             start = Path(section.pretrained).expanduser().absolute()
-            changes[f"{key}.pretrained"] = str(start)
+            changes[f"{above}model.pretrained"] = str(start)
     return with_values(recipe, changes) if changes else recipe
-
-
-def model_sections(recipe: Recipe) -> list[tuple[str, ModelSettings]]:
-    """Every model section that a recipe writes, by its key."""
-    variants = recipe.train.variants.items() if recipe.train else ()
-    own = [(f"train.variants.{name}.model", part.model) for name, part in variants if part.model]
-    return [("model", recipe.model), *own]
 
 
 def model_folder(inputs: Mapping[str, Path], model: str) -> Path:
     """Where a model of the recipe is: trained by it, or given to it."""
     given = inputs.get(f"model.{model}")
     return given or inputs[f"train.{model}"] / "model"
-
-
-def actor_device(cluster: ClusterSection) -> str:
-    """Where an actor is asked to compute; only the actor itself can tell whether it can."""
-    return "cuda" if cluster.gpus_per_actor else "cpu"

@@ -7,7 +7,8 @@ from pathlib import Path
 from components.core.errors import CasemateError
 from components.core.problems import Problems
 from components.data.sources import find_source, open_source
-from components.data.sources.registry import check_options, file_options
+from components.data.sources.info import check_options
+from components.data.sources.registry import file_options
 from components.evaluate.settings import (
     PREPARED,
     CorruptionSuiteSettings,

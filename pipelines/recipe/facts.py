@@ -13,6 +13,8 @@ from components.certify.settings import CertificateSettings, TrainedModel
 from components.core.settings import plain
 from components.data.settings import DataSettings
 from components.data.sources import SourceInfo, find_source
+from components.models.settings import ModelSettings
+from components.models.spec import ModelSpec
 from pipelines.recipe.schema.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -53,6 +55,24 @@ def facts_of(recipe: Recipe) -> Facts:
         channels=known_channels(data),
         num_classes=info.num_classes,
         splits=_limited(info.splits, data.limits) if info.splits else None,
+    )
+
+
+def spec_on(section: ModelSettings, facts: Facts) -> ModelSpec:
+    """The spec of a section's network on these images; its constructor checks it."""
+    assert facts.side is not None
+    channels = facts.channels or len(section.mean or section.std or (0, 0, 0))
+    return ModelSpec(
+        architecture=section.architecture,
+        num_classes=facts.num_classes or 2,
+        channels=channels,
+        image_size=facts.side,
+        upsample=section.upsample,
+        upsample_mode=section.upsample_mode,
+        token_policy=section.token_policy,
+        mean=tuple(section.mean or (0.5,) * channels),
+        std=tuple(section.std or (0.5,) * channels),
+        options=section.options,
     )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
-from pipelines.recipe.check import check, denoisers_on_disk, has_droppable_tokens
+from pipelines.recipe.check import check
+from pipelines.recipe.check_networks import denoisers_on_disk, has_droppable_tokens
 from pipelines.recipe.evaluation import evaluation_paths
 from pipelines.recipe.facts import facts_of, is_here, spec_of, trained_model
 from pipelines.recipe.gpus import local_gpus, unused_gpus

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from components.core.errors import CasemateError
 from components.data.sources.registry import file_options
 from components.denoising.settings import is_on_disk
-from components.models.pretrained import TIMM
+from components.models.settings import TIMM
 from pipelines.recipe.analysis import analysis_paths
-from pipelines.recipe.build import model_sections
 from pipelines.recipe.evaluation import evaluation_paths
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
@@ -48,9 +47,9 @@ def named_paths(recipe: Recipe) -> Iterator[NamedPath]:
     yield from _of_source("data", data.source, data.path, data.options)
     if made := data.synthetic:
         yield from _of_source("data.synthetic", made.source, made.path, made.options)
-    for key, section in model_sections(recipe):
+    for above, section in recipe.model_sections():
         if section.pretrained not in (None, TIMM):
-            yield _denoiser_or_folder(f"{key}.pretrained", section.pretrained)
+            yield _denoiser_or_folder(f"{above}model.pretrained", section.pretrained)
     behind = {
         f"{recipe.objective_key(model)}.objective.denoiser": recipe.objective_of(
             model

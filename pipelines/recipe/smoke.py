@@ -6,7 +6,8 @@ valid recipe; the caller validates the result.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,8 @@ CAPS = {
     "num_steps": 3,
     "num_items": 16,
     "max_items": 16,
-    "num_select": 20,
-    "num_estimate": 200,
-    "num_positions": 2,
     "num_draws": 4,
     "num_levels": 3,
-    "num_predict": 50,
-    "block_size": 100,
     "micro_batch": 50,
     "train_items": 96,
     "grace_epochs": 1,
@@ -53,7 +49,7 @@ CAPS = {
 ANALYSIS_CAPS = {"num_samples": 3, "num_pictures": 4, "num_images": 4}
 NETWORK_PLACES = {"counts", "distances", "depths", "positions", "patch_size"}
 OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
-LENGTHS = ("band", "size", "stride", "patch_size", "patch_sizes", "mask_patch", "pad")  # pixels
+LENGTHS = ("band", "size", "pad")  # pixels, in training and searches
 
 SIDE = 64  # side of images and network inputs: 16-pixel patches still give 4 x 4 tokens
 MADE = {"classes": 10, "train": 40, "val": 20, "test": 20}
@@ -68,7 +64,6 @@ NETWORKS: Mapping[str, Values] = {
     r"vit_\w+_patch14_": {**_BLOCKS, "patch_size": 16},  # 14 does not divide SIDE
     r"(vit|deit|cait|xcit|beit)_": _BLOCKS,
     r"(wide_)?resnet\d": _STAGES,
-    r"resnetv2_\w+_bit": {"channels": [128] * 4, "stem_chs": 32},  # groups of 32; depth is fixed
     r"preact_resnet18": {"layers": [1, 1, 1, 1], "widths": [8, 16, 24, 32]},
     r"wrn_28_10": {"layers": [1, 1, 1], "widths": [8, 16, 32]},
     r"tiny_unet": {"widths": [8, 16]},
@@ -82,6 +77,10 @@ NETWORKS: Mapping[str, Values] = {
     },
     r"convnext_": {"depths": [1, 1, 1, 1], "dims": [8, 16, 24, 32]},
 }
+
+
+# Networks whose depth timm fixes, and a small one of their family.
+STAND_INS: Mapping[str, str] = {r"resnetv2_\w+_bit": "preact_resnet18"}
 
 
 def shrink(values: Values) -> list[str]:
@@ -101,8 +100,11 @@ def shrink(values: Values) -> list[str]:
     caps = {**CAPS, "batch_size": MADE_BATCH} if made else CAPS
     _shrink_evaluation(values, made=made, notes=notes)
     _shrink_analysis(values, made=made, notes=notes)
-    for section in ("train", "tune", "attack", "evaluate", "analyze", "certify"):
-        _each(values.get(section), lambda key, value: _capped(key, value, caps))
+    for section in ("train", "tune", "attack", "evaluate", "analyze"):
+        _each(values.get(section), partial(_capped, caps=caps))
+    for certify in values["certify"].values():
+        with_own = {**caps, **settings_of(certify["kind"]).smoke_caps}
+        _each(certify, partial(_capped, caps=with_own))
     _keep_valid(values, caps)
     if values["tune"]:
         _shrink_tune(values, caps, notes)
@@ -145,8 +147,11 @@ def _shrink_images(values: Values, *, made: bool, before: int | None) -> None:
         for key in ("image_size", "resize", "train_size"):
             if data[key] is not None:
                 data[key] = _scaled(data[key], factor)
-        for section in ("train", "tune", "certify"):
-            _each(values[section], lambda key, value: _resized(key, value, factor))
+        for section in ("train", "tune"):
+            _each(values[section], partial(_resized, factor=factor, lengths=LENGTHS))
+        for certify in values["certify"].values():
+            lengths = settings_of(certify["kind"]).pixel_fields
+            _each(certify, partial(_resized, factor=factor, lengths=lengths))
     if model["upsample"] is not None:
         model["upsample"] = min(model["upsample"], SIDE)
     sizes = [data[key] for key in ("image_size", "resize", "train_size") if data[key]]
@@ -216,8 +221,8 @@ def _scaled(length: int, factor: float) -> int:
     return max(1, round(length * factor))
 
 
-def _resized(key: str, value: Any, factor: float) -> Any:
-    if key not in LENGTHS or value in (None, 0):
+def _resized(key: str, value: Any, factor: float, lengths: Collection[str]) -> Any:
+    if key not in lengths or value in (None, 0):
         return value
     if isinstance(value, list):
         return sorted({_scaled(length, factor) for length in value})
@@ -229,6 +234,10 @@ def _shrink_model(model: Values, notes: list[str]) -> None:
     if model["pretrained"]:
         notes.append(f"fresh weights instead of {model['pretrained']}")
         model["pretrained"] = None
+    for name, smaller in STAND_INS.items():
+        if re.match(name, model["architecture"]):
+            notes.append(f"{smaller} instead of {model['architecture']}: timm fixes its depth")
+            model |= {"architecture": smaller, "options": {}}
     small = _small_options(model["architecture"])
     if small is None:
         notes.append(f"{model['architecture']} at its full size: no smaller one is known")

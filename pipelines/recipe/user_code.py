@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from components.attacks.base_settings import UserAttackSettings
 from components.attacks.listing import make_attack
 from components.attacks.sanity.model import refuse_probabilities
-from components.attacks.settings import UserAttackSettings
 from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.problems import Problems

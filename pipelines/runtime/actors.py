@@ -18,16 +18,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from components.core.units import Unit, WorkFn
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import cluster as ray_place
-from pipelines.runtime.crew import (
-    Event,
-    Finished,
-    Lost,
-    NotStarted,
-    Place,
-    Raised,
-    Ready,
-    Worker,
-)
+from pipelines.runtime import crew
 
 COUNT_SECONDS = 5.0  # between two counts of the cluster's resources
 
@@ -54,12 +45,12 @@ class ShardWorker:
         self.job = ""
         self.work: WorkFn | None = None
 
-    def ready(self) -> Place:
+    def ready(self) -> crew.Place:
         """Where this actor runs."""
         node = ray.get_runtime_context().get_node_id()
         address = ray.util.get_node_ip_address()
         devices = tuple(str(device) for device in ray.get_gpu_ids())
-        return Place(node, f"{address} ({socket.gethostname()})", devices)
+        return crew.Place(node, f"{address} ({socket.gethostname()})", devices)
 
     def run(self, job: Job, payload: Any) -> pa.Table:
         if job.name != self.job or self.work is None:
@@ -121,7 +112,7 @@ class ActorCrew:
         pool.reshape(cluster)
         self.pool, self.cluster = pool, cluster
         self.job = ray.put(job)
-        self.busy: dict[Any, tuple[Worker, Unit]] = {}
+        self.busy: dict[Any, tuple[crew.Worker, Unit]] = {}
         self.counted, self.fitting = float("-inf"), dict[str, int]()
         pool.probe_all()
         self.kept = {number for number, _ in pool.pending.values()}  # of an earlier call
@@ -161,21 +152,21 @@ class ActorCrew:
             _, (_, handle) = self.pool.pending.popitem()
             ray.kill(handle)
 
-    def dismiss(self, worker: Worker, *, hold: bool = False) -> None:
+    def dismiss(self, worker: crew.Worker, *, hold: bool = False) -> None:
         handle = self.pool.ready.pop(worker.number)
         if hold:
             self.pool.held.append(handle)
         else:
             ray.kill(handle)
 
-    def send(self, worker: Worker, unit: Unit) -> None:
+    def send(self, worker: crew.Worker, unit: Unit) -> None:
         handle = self.pool.ready[worker.number]
         self.busy[handle.run.remote(self.job, unit.payload)] = worker, unit
 
     def needs(self) -> str:
         return ray_place.describe_need(self.resources)
 
-    def wait(self, seconds: float) -> Sequence[Event]:
+    def wait(self, seconds: float) -> Sequence[crew.Event]:
         references = [*self.busy, *self.pool.pending]
         if not references:
             time.sleep(min(seconds, 0.2))
@@ -184,22 +175,22 @@ class ActorCrew:
         events = [self._event(reference) for reference in done]
         return [event for event in events if event is not None]
 
-    def _event(self, reference: Any) -> Event | None:
+    def _event(self, reference: Any) -> crew.Event | None:
         if reference in self.pool.pending:
             return self._started(reference)
         worker, unit = self.busy.pop(reference)
         try:
-            return Finished(worker, unit, ray.get(reference))
+            return crew.Finished(worker, unit, ray.get(reference))
         except RayActorError as error:
-            return Lost(worker, unit, error, announced=error.preempted)
+            return crew.Lost(worker, unit, error, announced=error.preempted)
         except RayTaskError as error:
-            return Raised(worker, unit, getattr(error, "cause", None) or error)
+            return crew.Raised(worker, unit, getattr(error, "cause", None) or error)
 
-    def _started(self, reference: Any) -> Event | None:
+    def _started(self, reference: Any) -> crew.Event | None:
         number, handle = self.pool.pending.pop(reference)
         try:
             place = ray.get(reference)
         except (RayActorError, RayTaskError) as error:
-            return None if number in self.kept else NotStarted(error)
+            return None if number in self.kept else crew.NotStarted(error)
         self.pool.ready[number] = handle
-        return Ready(Worker(number, place))
+        return crew.Ready(crew.Worker(number, place))

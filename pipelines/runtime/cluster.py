@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.experimental.internal_kv import _internal_kv_get
 
 from components.core.errors import CasemateError, first_line
+from components.core.secrets import redact
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.artifacts import REVISION_ENV, git_revision
@@ -57,9 +60,10 @@ def connect(section: ClusterSection, *, address: str | None, user_code: Sequence
             "unset",
             "when ray was imported; import pipelines before ray, or set it to token",
         )
+    _hide_secrets_of_command()
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
-        check_reachable(address)
+        check_joinable(address)
     if address or os.environ.get("RAY_ADDRESS"):
         try:
             ray.init(address=address, runtime_env=_driver_env(user_code), **quiet)
@@ -84,6 +88,13 @@ def connect(section: ClusterSection, *, address: str | None, user_code: Sequence
         **quiet,
     )
     _started_here.add(ray.get_runtime_context().gcs_address)
+
+
+def _hide_secrets_of_command() -> None:
+    """Overwrite passwords in this process's arguments: Ray records them with the driver's job."""
+    given = shlex.join(sys.orig_argv)
+    if (shown := redact(given)) != given:
+        ray._raylet.setproctitle(shown)
 
 
 def end_idle_actors() -> None:
@@ -114,6 +125,17 @@ def revision_env() -> dict[str, str]:
     """The variable that tells the code on a cluster its revision: the copy has no `.git`."""
     revision = git_revision()
     return {REVISION_ENV: revision} if revision else {}
+
+
+def check_joinable(address: str) -> None:
+    """Refuse what a driver cannot join: other kinds of addresses, and dead ones."""
+    if "://" in address:
+        remedy = (
+            "is not host:port of the head, as ray start prints it (port 6379 by default); "
+            "addresses with http:// are those of submit"
+        )
+        raise CasemateError("cluster.address", address, remedy)
+    check_reachable(address)
 
 
 def check_reachable(address: str, *, key: str = "cluster.address") -> None:
@@ -192,6 +214,8 @@ def describe_need(resources: Mapping[str, float]) -> str:
         return f"{need}; no node of the cluster has that, one must join" + _who_adds_nodes()
     total, free = ray.cluster_resources(), ray.available_resources()
     wanted = [name for name, amount in resources.items() if amount]
+    if is_local() and not any(free.get(name, 0) for name in wanted):
+        return f"{need}; they are starting"  # a local Ray is ours: no other job holds it
     left = ", ".join(f"{free.get(n, 0):g} of {total.get(n, 0):g} {n}s free" for n in wanted)
     return f"{need}; {left}"
 

@@ -6,7 +6,7 @@ the real ones.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -25,44 +25,43 @@ class Place:
         return f"{self.name}, GPU {', '.join(self.devices)}" if self.devices else self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+class Worker(NamedTuple):
     """A process that computes units; its number is never used again."""
 
     number: int
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     worker: Worker
 
 
-@dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(NamedTuple):
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Ended:
+    """A worker has ended its work on a unit, one way or another."""
+
     worker: Worker
     unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Ended):
     table: pa.Table
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
-    worker: Worker
-    unit: Unit
+class Raised(Ended):
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Ended):
     """The worker died, alone or with its node; `announced`: the node was taken away."""
 
-    worker: Worker
-    unit: Unit
     error: BaseException
     announced: bool = False
 

@@ -100,8 +100,11 @@ def logs(
             if not job.active:
                 ended.add(job.job_id)
         if not follow or not any(job.active for job in jobs):
-            return
+            break
         time.sleep(PAUSE)
+    if not shown:
+        known = ", ".join(dict.fromkeys(job.stage for job in jobs))
+        raise CasemateError("--stage", stage, f"has no job in {name}; it has: {known}")
 
 
 def progress_of(text: str) -> list[dict[str, Any]]:

@@ -64,4 +64,5 @@ def load() -> None:
         remedy = "were forwarded, but their package is not here; submit the flow again"
         raise CasemateError("--env", os.environ[FORWARD_ENV], remedy)
     folder = Path(next(iter(found.submodule_search_locations)))
+    folder.chmod(0o700)  # Ray unpacks it readable for every user of the machine
     os.environ.update(json.loads((folder / VALUES).read_text())["values"])

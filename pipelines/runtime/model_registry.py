@@ -160,17 +160,15 @@ class Registry:
         model = load_model(folder)
         spec = model.spec
         example = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)
-        Model.log(
-            artifact_path=None,
-            name=content["name"],
-            flavor=mlflow.pytorch,
-            run_id=run_id,
-            model_id=model_id,
+        self._log(
+            mlflow.pytorch,
+            run_id,
+            model_id,
+            content,
             step=content["step"],
             pytorch_model=model,
             signature=infer_signature(example.numpy(), model(example).detach().numpy()),
             input_example=example.numpy(),
-            metadata=dict(content["metadata"]),
             pip_requirements=["torch", "timm"],
         )
 
@@ -184,20 +182,26 @@ class Registry:
             shutil.copytree(content["classifier"], networks / "classifier")
             if content["denoiser"] is not None:
                 shutil.copytree(content["denoiser"], networks / "denoiser")
-            Model.log(
-                artifact_path=None,
-                name=content["name"],
-                flavor=mlflow.pyfunc,
-                run_id=run_id,
-                model_id=model_id,
+            self._log(
+                mlflow.pyfunc,
+                run_id,
+                model_id,
+                content,
                 python_model=str(SMOOTHED),
                 artifacts={"networks": str(networks)},
                 model_config=dict(settings),
                 code_paths=[str(SMOOTHED.parents[2] / "components")],
                 signature=_smoothed_signature(shape),
-                metadata=dict(content["metadata"]),
                 pip_requirements=["mlflow", "torch", "timm", "diffusers", "scipy", "pyarrow"],
             )
+
+    def _log(
+        self, flavor: Any, run_id: str, model_id: str, content: Mapping[str, Any], **own: Any
+    ) -> None:
+        """Log a model under its id; `own` are arguments of its flavor."""
+        names = {"artifact_path": None, "name": content["name"], "run_id": run_id}
+        metadata = dict(content["metadata"])
+        Model.log(**names, flavor=flavor, model_id=model_id, metadata=metadata, **own)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 
 from components.certify.l2.deployed import SmoothedClassifier
+from components.certify.l2.noise import check_draws_alone
 from components.core.arithmetic import EXACT, using
 from components.core.errors import CasemateError
 from components.denoising.loading import load_denoised, source_of
@@ -47,6 +48,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
             )
         else:
             self.classify = load_model(networks / "classifier")
+        check_draws_alone(self.classify, torch.zeros(0, *self.shape), sigma=self.settings["sigma"])
 
     def predict(
         self,

@@ -6,7 +6,6 @@ Workers import this module: it stays free of torch, pydantic and mlflow.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from fractions import Fraction
 from math import sqrt
 from pathlib import Path
@@ -56,7 +55,9 @@ def read_split(folder: Path, split: str) -> ray.data.Dataset:
         raise CasemateError("split", split, f"of {folder} holds no item")
     sizes = document["splits"][split]
     height, width = (sizes.get(side, document[side]) for side in ("height", "width"))
-    rows = ray.data.from_items([asdict(shard) for shard in shards], override_num_blocks=len(shards))
+    rows = ray.data.from_items(
+        [shard._asdict() for shard in shards], override_num_blocks=len(shards)
+    )
     return rows.map_batches(
         _decoded,
         batch_size=1,

@@ -166,6 +166,20 @@ class Source:
 '''
 
 
+def test_a_password_on_the_command_line_is_not_recorded_with_the_job(tmp_path):
+    """Ray records the command of every driver that joins a cluster."""
+    recipe = write_recipe(tmp_path / "a.yaml", {"name": "joined", "data": TINY["data"]})
+    uri = f"tracking.uri=http://alice:{IN_URI}@127.0.0.1:1"
+    with ray_head() as head:
+        at = ("--address", head.address, "--storage", tmp_path / "storage", "--set", uri)
+        done = Cli()("run", recipe, *at)
+        jobs = str(connect(head.dashboard).list_jobs())
+    assert done.code == 2  # no such server
+    assert IN_URI not in done.out + done.err
+    assert "tracking.uri=http://" in jobs
+    assert IN_URI not in jobs
+
+
 def test_forwarded_variables_arrive_and_show_up_nowhere(tmp_path):
     """By `submit --env`: not in job details, logs, process arguments or lists of Ray."""
     place = tmp_path / "seen"
@@ -185,6 +199,8 @@ def test_forwarded_variables_arrive_and_show_up_nowhere(tmp_path):
         shown = [str(connect(head.dashboard).list_jobs())]
         for listed in (list_actors, list_runtime_envs, list_workers):
             shown.append(str(listed(address=head.dashboard, detail=True)))
+        unpacked = list(head.home.rglob("casemate_forwarded"))
+        modes = {folder.stat().st_mode & 0o777 for folder in unpacked}
         logs = files_with(head.home / "session_latest" / "logs", planted)
     watch.thread.join()
     seen = {path.name.partition("-")[0]: path.read_text() for path in place.iterdir()}
@@ -194,3 +210,4 @@ def test_forwarded_variables_arrive_and_show_up_nowhere(tmp_path):
     everything = [*shown, *watch.seen, done.out, done.err]
     assert [text for text in everything if any(secret in text for secret in planted)] == []
     assert logs == files_with(tmp_path / "storage", planted) == []
+    assert modes == {0o700}  # others on the machine cannot read the values

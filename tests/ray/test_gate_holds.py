@@ -7,6 +7,10 @@ import pytest
 import yaml
 
 from components.core.errors import CasemateError
+from components.core.user_code import pinned, reading
+from components.models.checkpoint import save_model
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
 from pipelines.flow import run as flow
 from pipelines.recipe.check import check
 from pipelines.recipe.load import loads, parse, shrink
@@ -108,3 +112,39 @@ def test_what_the_gate_accepts_runs_to_its_end(tmp_path, ray_session):
     check(recipe)
     steps = flow.run_flow(recipe, storage=tmp_path, until="certify")
     assert all(step.finished for step in steps)
+
+
+MIXING = """
+import torch
+from torch import nn
+
+
+class Rescaled(nn.Module):
+    def forward(self, x):
+        return x / x.amax()  # of the whole batch
+
+
+def build(*, num_classes, channels, image_size):
+    torch.manual_seed(0)
+    pixels = channels * image_size**2
+    return nn.Sequential(Rescaled(), nn.Flatten(), nn.Linear(pixels, num_classes))
+"""
+
+
+def test_a_network_that_mixes_images_is_refused_by_the_attack_stage(tmp_path, ray_session):
+    """Only its outputs show it: the gate does not know, the workers do, in one line."""
+    (tmp_path / "mixing.py").write_text(MIXING)
+    with reading(base=tmp_path, trusted=True):
+        spec = ModelSpec(
+            architecture=pinned("python:mixing.py:build", field="architecture"),
+            **{"num_classes": 10, "channels": 1, "image_size": 8, "mean": (0.0,), "std": (1.0,)},
+        )
+        save_model(tmp_path / "given", PixelModel(spec).eval(), recipe_digest="")
+    values = {"name": "mixed", "model": {"pretrained": str(tmp_path / "given")}}
+    values |= {key: yaml.safe_load(ATTACKED)[key] for key in ("data", "attack", "cluster")}
+    recipe = loads(yaml.safe_dump(values), source="mixed.yaml")
+    check(recipe)
+    with pytest.raises(CasemateError) as caught:
+        flow.run_flow(recipe, storage=tmp_path / "runs", until="attack")
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("mixed.yaml: model: main gives an image other logits beside bright im")

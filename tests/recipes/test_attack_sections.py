@@ -5,9 +5,10 @@ from dataclasses import MISSING, fields
 import pytest
 
 from components.attacks.autoattack import AutoAttack
+from components.attacks.base_settings import AttackSettings
 from components.attacks.interface import Attack
 from components.attacks.listing import attack_list
-from components.attacks.settings import ATTACKS, AttackSettings
+from components.attacks.settings import ATTACKS
 from components.core.settings import values_of
 from pipelines.recipe.schema.attack import AttackSection
 

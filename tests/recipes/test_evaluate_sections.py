@@ -228,6 +228,21 @@ def test_files_count_by_content(tmp_path):
         prints({"corruptions": {"source": "cifar10_c", "path": str(tmp_path / "gone")}})
 
 
+def test_shifts_follow_the_fit_that_they_take_over(tmp_path):
+    write_imagenet_sets(tmp_path)
+    document = {"format": FORMAT, "digest": "d"}
+    (tmp_path / "dataset.json").write_text(json.dumps(document))
+
+    def found(of_data, **shift) -> str:
+        shift = {"source": "folder", "path": str(tmp_path / "r"), **shift}
+        data = {"source": "mnist5k", "fit": of_data, "image_size": 28}
+        planned = plan(recipe({"shifts": {"a": shift}}, data=data), Path("runs"), prepared=tmp_path)
+        return next(step.fingerprint for step in planned if step.name == "evaluate.shifts")
+
+    assert found("squash") != found("resize")
+    assert found("squash", fit="resize") == found("resize", fit="resize")
+
+
 def test_recipes_without_the_section_do_not_name_it():
     assert "evaluate" not in load("demo").resolved()
     assert recipe({}).resolved()["evaluate"]["models"] is None

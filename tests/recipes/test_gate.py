@@ -14,6 +14,7 @@ import yaml
 from components.core.errors import CasemateError
 from components.core.problems import RecipeError
 from pipelines.recipe import check as gate
+from pipelines.recipe import check_networks
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import load, loads, parse
@@ -48,6 +49,10 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
         (
             ["certify={p: {kind: columns, band: 2, patch_sizes: [1], token_policy: drop}}"],
             "certify.p.token_policy: drop is not the training policy of model main (mask) and ",
+        ),
+        (
+            ["certify={p: {kind: columns, band: 2, patch_sizes: [1], precision: float16}}"],
+            "certify.p.precision: float16 needs GPUs; set cluster.gpus_per_actor, or use float32",
         ),
         ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
@@ -340,9 +345,9 @@ def test_what_is_certain_without_torch_changes_no_verdict(name, monkeypatch):
         except CasemateError:
             continue
     fast = [_verdict(recipe) for recipe in recipes]
-    monkeypatch.setattr(gate, "_known", lambda *_: None)
-    monkeypatch.setattr(gate, "_certainly_suits", lambda *_: False)
-    monkeypatch.setattr(gate, "_certainly_starts", lambda *_: False)
+    monkeypatch.setattr(check_networks, "_known", lambda *_: None)
+    monkeypatch.setattr(check_networks, "_certainly_suits", lambda *_: False)
+    monkeypatch.setattr(check_networks, "_certainly_starts", lambda *_: False)
     monkeypatch.setattr(gate, "PLAIN_RAND_AUGMENT", re.compile("never"))
     assert [_verdict(recipe) for recipe in recipes] == fast
 

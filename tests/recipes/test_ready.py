@@ -101,6 +101,7 @@ MEANINGFUL = {
     *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri"),
     # the evaluate section: suites that are not run, and their choices
     *("evaluate.corruptions", "evaluate.shape_bias", "evaluate.transfer", "evaluate.spatial"),
+    "evaluate.corruptions.path",
     *("evaluate.models", "item_ids", "fidelity", "textures", "resample", "grid", "fit", "resize"),
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from components.attacks.base_settings import Norm
 from components.attacks.cascade import CascadeState, run_cascade
 from components.attacks.gradient import Pgd
 from components.attacks.gradients import attack_mode, l2_direction
@@ -27,7 +28,6 @@ from components.attacks.sanity.outcomes import (
     never_rises,
     reaches_floor,
 )
-from components.attacks.settings import Norm
 from components.attacks.square import Square
 from components.core.types import Images, LogitsFn
 from components.models.attention.gaps import GapHistogram

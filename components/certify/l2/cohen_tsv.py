@@ -14,12 +14,16 @@ from decimal import ROUND_FLOOR, Decimal, InvalidOperation
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from components.certify.l2.bounds import max_radius
 from components.certify.l2.predict import ABSTAIN
+from components.certify.l2.settings import PublishedRadiiSettings
 from components.core.errors import CasemateError
 from components.core.files import atomic
+from components.core.types import FloatArray
 
 COLUMNS = ("idx", "label", "predict", "radius", "correct", "time")
 DECIMALS = 6  # decimals of exported radii, which are truncated, not rounded
@@ -150,3 +154,22 @@ def audit(rows: Sequence[CohenRow], *, sigma: float, n: int, alpha: float) -> It
         yield "correct is a running total, not 0 or 1 per row"
     else:
         yield "correct does not follow from label and predict"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """Published radii of another work, image by image, and its impossible rows."""
+
+    name: str
+    correct: NDArray[np.bool_]
+    radius: FloatArray
+    problems: tuple[str, ...] = ()
+
+
+def read_published(name: str, settings: PublishedRadiiSettings) -> PublishedTable:
+    """The table that a recipe compares with; its radii are audited where sigma is known."""
+    rows = read_cohen_tsv(Path(settings.path).expanduser())
+    sigma, n, alpha = settings.sigma, settings.num_estimate, settings.failure_prob
+    problems = tuple(audit(rows, sigma=sigma, n=n, alpha=alpha)) if sigma else ()
+    correct = np.array([row.correct for row in rows])
+    return PublishedTable(name, correct, np.array([row.radius for row in rows]), problems)

@@ -4,7 +4,7 @@ Headers without `method` are of the first version: a fixed number of draws.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +42,11 @@ class Drawn:
     names_method: bool  # False: the first version, whose certificates have another layout
     declared: Mapping[str, Any] | None
     denoiser: Mapping[str, Any] | None
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of a worker that draws the same votes."""
+        names = (field.name for field in fields(self) if field.name != "names_method")
+        return {name: getattr(self, name) for name in names}
 
 
 def drawn_of(header: VotesHeader) -> Drawn:

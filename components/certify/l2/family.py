@@ -66,6 +66,7 @@ class GaussianFamily(
     recorded_fields: ClassVar[FieldTypes] = L2_FIELDS
     threat_name: ClassVar[str] = "l2"
     vote_unit: ClassVar[str] = "draw"
+    chapter: ClassVar[str] = "components.report.radii:chapter"
 
     def prepare(
         self, request: VoteRequest[GaussianSettings], *, source: Votes | None
@@ -144,18 +145,11 @@ class GaussianFamily(
         check_l2_header(header)
 
     def vote_settings(self, header: VotesHeader) -> GaussianVoteSettings:
-        drawn = drawn_of(header)
         return GaussianVoteSettings(
             kind=header.kind,
             micro_batch=header.settings["micro_batch"],
             device=header.settings["device"],
-            sigma=drawn.sigma,
-            num_select=drawn.num_select,
-            num_estimate=drawn.num_estimate,
-            run_seed=drawn.run_seed,
-            method=drawn.method,
-            declared=drawn.declared,
-            denoiser=drawn.denoiser,
+            **drawn_of(header).settings(),
         )
 
     def repeat_payload(self, index: int, item: ItemVotes) -> list[Block]:
@@ -247,6 +241,12 @@ class GaussianFamily(
 
     def threat(self, header: VotesHeader, claim: GaussianClaimSettings) -> L2Threat:
         return L2Threat(sigma=drawn_of(header).sigma)
+
+    def threat_words(self, threat: Summary) -> str:
+        return (
+            "The whole image may move by an l2 distance of at most the radius stated for the item; "
+            f"the classifier votes under Gaussian noise of standard deviation {threat['sigma']:g}."
+        )
 
     def budget(self, entry: Summary) -> float:
         return float(entry["radius"])

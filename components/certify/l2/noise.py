@@ -5,6 +5,7 @@ same number of rows, because logits change in the last bits with the batch shape
 could flip a vote.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ from components.core.seeding import standard_normals
 from components.core.types import Images, Logits, LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 from components.denoising.samplers import draws_of_samples
+from components.models.logits import check_independent_rows
+from components.models.pixels import PixelModel
+
+FAR = 4  # standard deviations of noise: pixels of draws are rarely farther outside [0, 1]
 
 
 def noisy_draws(
@@ -109,3 +114,19 @@ def float32_at_least(sigma: float) -> np.float32:
         raise ValueError(f"sigma must be positive and finite, got {sigma}")
     scale = np.float32(sigma)
     return scale if float(scale) >= sigma else np.nextafter(scale, np.float32(np.inf))
+
+
+def check_draws_alone(
+    classify: PixelModel | DenoisedClassifier, images: Images, *, sigma: float
+) -> None:
+    """Reject a network whose prediction for a draw depends on other draws; on a few images."""
+    logits_of: LogitsFn = classify
+    if isinstance(classify, DenoisedClassifier):
+        logits_of = partial(_without_sampling_noise, classify)
+    name = classify.spec.architecture
+    check_independent_rows(logits_of, images, network=classify, name=name, beyond=FAR * sigma)
+
+
+def _without_sampling_noise(classify: DenoisedClassifier, x: Images) -> Logits:
+    found: Logits = classify(x, lambda step: torch.zeros(x.shape))
+    return found

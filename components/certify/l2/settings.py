@@ -67,6 +67,10 @@ class L2ChallengeSettings(ChallengeSettings):
 class GaussianSettings(CertificateSettings):
     """Randomized smoothing; defaults are the setting of Cohen et al. 2019, sec. 4."""
 
+    smoke_caps: ClassVar[dict[str, int]] = {
+        **{"num_select": 20, "num_estimate": 200, "block_size": 100, "num_predict": 50},
+    }
+
     kind: Literal["gaussian"] = "gaussian"
     model: str = "main"
     denoiser: DenoiserName | None = None
@@ -251,6 +255,21 @@ class GaussianSettings(CertificateSettings):
         most = max_certifiable_radius(sigma=sigma, n=n, alpha=alpha, method=method)
         values["num_estimate"] = n
         values["radii"] = [radius for radius in values["radii"] if radius <= most]
+
+
+@settings
+class PublishedRadiiSettings(Settings):
+    """Published per-image l2 radii: a table with the columns of Cohen et al. 2019.
+
+    With `sigma`, radii that so many draws cannot certify are pointed out.
+    """
+
+    reader: ClassVar[str] = "components.certify.l2.cohen_tsv:read_published"
+
+    path: str
+    sigma: PositivePixels | None = None
+    num_estimate: Count = default_of(GaussianSettings, "num_estimate")
+    failure_prob: FailureProb = default_of(GaussianSettings, "failure_prob")
 
 
 @settings

@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from components.certify.l2.noise import float32_at_least, predict_block
+from components.certify.l2.noise import check_draws_alone, float32_at_least, predict_block
 from components.certify.l2.radius import Method
 from components.certify.l2.sequential import choose_class
 from components.certify.l2.settings import GaussianSettings
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
 from components.certify.vote_rows import SCHEMA
 from components.core.noise_streams import noise_stream
-from components.core.types import Array, LogitsFn
+from components.core.types import Array
 from components.core.units import Unit
 from components.data.prepared import ImageSplit
 from components.denoising.classifier import DenoisedClassifier
@@ -25,7 +24,6 @@ from components.denoising.loading import (
     load_denoised,
     source_digest,
 )
-from components.models.logits import check_independent_rows
 from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 
@@ -55,7 +53,6 @@ class GaussianVoteSettings(VoteSettings):
 
 
 GaussianTask = VoteTask[GaussianVoteSettings]
-FAR = 4  # standard deviations of noise: pixels of draws are rarely farther outside [0, 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +84,20 @@ def describe_denoiser(
 def load_noisy_model(task: GaussianTask) -> PixelModel | DenoisedClassifier:
     """The classifier of noisy images: the model alone or behind its denoiser."""
     votes, model = task.votes, task.load_model()
-    if task.denoiser is None or votes.denoiser is None:
-        _check_draws_alone(task, model, model)
-        return model
-    denoised = load_denoised(
-        model,
-        task.denoiser,
-        sampler=votes.denoiser["sampler"],
-        image_size=task.open_data().width,
-        sigma=votes.sigma,
-        device=votes.device,
-    )
-    _check_draws_alone(task, denoised, lambda x: denoised(x, lambda step: torch.zeros(x.shape)))
-    return denoised
-
-
-def _check_draws_alone(
-    task: GaussianTask, model: PixelModel | DenoisedClassifier, logits_of: LogitsFn
-) -> None:
-    """Reject a network whose prediction for a draw depends on other draws; on a few items."""
+    found: PixelModel | DenoisedClassifier = model
+    if task.denoiser is not None and votes.denoiser is not None:
+        found = load_denoised(
+            model,
+            task.denoiser,
+            sampler=votes.denoiser["sampler"],
+            image_size=task.open_data().width,
+            sigma=votes.sigma,
+            device=votes.device,
+        )
     items = task.items()
-    check_independent_rows(
-        logits_of,
-        items.span(0, min(len(items), 2)).pixels().to(task.votes.device),
-        network=model,
-        name=model.spec.architecture,
-        beyond=FAR * task.votes.sigma,
-    )
+    few = items.span(0, min(len(items), 2)).pixels().to(votes.device)
+    check_draws_alone(found, few, sigma=votes.sigma)
+    return found
 
 
 class GaussianVoter:

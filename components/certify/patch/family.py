@@ -3,37 +3,28 @@
 Ablations: Levine & Feizi 2020, Salman et al. 2022. Double masking: Xiang et al. 2022.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.certify.challenge import ChallengeTask, Claimed
+from components.certify.challenge import ChallengeTask
 from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
-from components.certify.estimate import Work
-from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
+from components.certify.family import Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
+from components.certify.patch.base import TIMES, PatchFamily, square_words, token_policy_of
 from components.certify.patch.certificate import (
     check_ablation_claim,
     check_pair_claim,
     derive_ablations,
     derive_pairs,
-    is_sound,
 )
 from components.certify.patch.challenge import AblationChallenger, PairChallenger
-from components.certify.patch.cost import (
-    WHOLE,
-    ablation_lengths,
-    drops_tokens,
-    pair_lengths,
-    whole_passes,
-    work_of_lengths,
-)
+from components.certify.patch.cost import Token, ablation_lengths, pair_lengths
 from components.certify.patch.evidence import (
     ABLATION_FIELDS,
     PAIR_FIELDS,
@@ -47,14 +38,12 @@ from components.certify.patch.evidence import (
     masks_of,
     unknown_votes,
 )
-from components.certify.patch.ledger import ItemLedger
 from components.certify.patch.settings import (
     AblationClaimSettings,
     AblationSettings,
     DoubleMaskingClaimSettings,
     DoubleMaskingSettings,
     PatchChallengeSettings,
-    PatchSettings,
 )
 from components.certify.patch.thinning import positions_among, thin_votes, thinned_header
 from components.certify.patch.verify import audit_ablations, audit_pairs
@@ -65,96 +54,20 @@ from components.certify.patch.voters import (
     PairTask,
     PairVoter,
     PairVoteSettings,
-    PatchVoteSettings,
     choose_backend,
     item_units,
-    rows_of_units,
     voting_ablations,
     voting_masks,
 )
 from components.certify.tasks import spec_of
 from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
-from components.core.threats import PatchThreat, describe
 from components.core.types import Array
-from components.core.units import Unit, WorkFn
+from components.core.units import WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
-from components.models.tokens import patch_size_of
 from components.models.voting import PLAIN, VotingBackend
 
-TIMES = "\N{MULTIPLICATION SIGN}"
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
-
-PatchT = TypeVar("PatchT", bound=PatchSettings)
-PatchVotesT = TypeVar("PatchVotesT", bound=PatchVoteSettings)
-PatchClaimT = TypeVar("PatchClaimT", AblationClaimSettings, DoubleMaskingClaimSettings)
-
-
-class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChallengeSettings]):
-    """Base of the families against patches."""
-
-    threat_name: ClassVar[str] = "patch"
-    vote_unit: ClassVar[str] = "pass"
-
-    def plan_of(self, units: Sequence[Unit], settings: PatchT, header: VotesHeader) -> VotePlan:
-        """A plan whose ledger follows the certified share at the challenged or smallest size."""
-        challenge = settings.challenge
-        size = challenge.patch_size if challenge else min(settings.patch_sizes)
-
-        def verdicts(votes: Votes) -> list[bool]:
-            claim = self.check_claim(header, self.claim_of(settings))
-            rows = self.derive(votes, claim).rows
-            return [row["correct"] and size in row["certified_patch_sizes"] for row in rows]
-
-        ledger = ItemLedger(units, header, verdicts, name=f"accuracy_at_{size}")
-        return VotePlan(units, partial(rows_of_units, units), ledger)
-
-    def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
-        return PatchThreat(patch_sizes=claim.patch_sizes)
-
-    def is_sound(self, claim: Mapping[str, object]) -> bool:
-        return is_sound(claim)
-
-    def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
-        return {item.item_id: next(iter(item.streams.values())) for item in votes.items()}
-
-    def is_certified(
-        self, challenge: PatchChallengeSettings, claim: Claimed, *, second: bool = False
-    ) -> bool:
-        column = "certified_patch_sizes_loc" if second else "certified_patch_sizes"
-        return challenge.patch_size in claim.get(column, [])
-
-    def describe_challenge(self, challenge: PatchChallengeSettings) -> dict[str, object]:
-        threat = describe(PatchThreat((challenge.patch_size,)))
-        return {"attack": "adaptive patch attack", "threat": threat}
-
-    def budget(self, entry: Summary) -> float:
-        return int(entry["patch_size"])
-
-    def budget_text(self, entry: Summary) -> str:
-        return f"patch {entry['patch_size']}px"
-
-    def metric_suffix(self, entry: Summary) -> str:
-        return str(entry["patch_size"])
-
-    def budget_words(self, budget: float) -> str:
-        return square_words(int(budget))
-
-    def smallest_budget(self, claim: Mapping[str, Any]) -> float:
-        return int(min(claim["patch_sizes"]))
-
-    def challenged_budget(self, threat: Mapping[str, Any], *, step: str) -> float:
-        sizes = threat.get("patch_sizes", [])
-        if len(sizes) != 1:
-            remedy = "must name exactly one patch size"
-            raise CasemateError(f"{step} challenge.json", dict(threat), remedy)
-        return int(sizes[0])
-
-    def proven_at(
-        self, columns: Mapping[str, Sequence[Any]], budget: float, *, rule: str = ""
-    ) -> NDArray[np.bool_]:
-        column = f"certified_patch_sizes_{rule}" if rule else "certified_patch_sizes"
-        return np.asarray([budget in sizes for sizes in columns[column]], dtype=np.bool_)
 
 
 class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, AblationClaimSettings]):
@@ -163,7 +76,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     kinds: ClassVar[tuple[str, ...]] = ABLATION_KINDS
     claim_class = AblationClaimSettings
     recorded_fields: ClassVar[FieldTypes] = ABLATION_FIELDS
-    can_sweep: ClassVar[bool] = True
+    unsound_words = "delta_rule paper_reference only reproduces published tables"
     decides: ClassVar[bool] = True
 
     def prepare(
@@ -171,7 +84,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     ) -> AblationTask:
         settings, spec = request.settings, spec_of(request.model)
         band = _band(request, spec.trained_for)
-        policy, trained = _token_policy(request, spec.token_policy)
+        policy, trained = token_policy_of(request, spec.token_policy)
         backend = VotingBackend(
             path="fast", precision=settings.precision, compiled=settings.compiled
         )
@@ -266,12 +179,10 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     ) -> WorkFn:
         return AblationChallenger(task)
 
-    def work(self, settings: AblationSettings, model: CostedModel, *, num_items: int) -> Work:
-        if not drops_tokens(settings, model):
-            num_votes = sum(ablation_lengths(settings, model, token=WHOLE).values())
-            return whole_passes(model, num_votes, num_items=num_items)
-        lengths = ablation_lengths(settings, model, token=patch_size_of(model.net))
-        return work_of_lengths(model, lengths, num_items=num_items)
+    def kept_tokens(
+        self, settings: AblationSettings, model: CostedModel, *, token: Token
+    ) -> Mapping[int, int]:
+        return ablation_lengths(settings, model, token=token)
 
     def visible(self, header: VotesHeader) -> Tensor:
         return ablations_of(header).masks()
@@ -288,12 +199,24 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         return f"{shown}, one every {stride} px"
 
     def short_vote_words(self, header: VotesHeader) -> str:
-        return {
+        shown = {
             "columns": "Bands of columns",
             "rows": "Bands of rows",
             "blocks": "Squares",
             "both": "Bands of columns and of rows",
         }[header.kind]
+        if "trained_token_policy" in header.settings:
+            return f"{shown}, tokens {header.settings['token_policy']} against training"
+        return shown
+
+    def swept(self, header: VotesHeader) -> dict[str, int]:
+        kept = ablations_of(header)
+        return {"size": kept.band, "stride": kept.stride}
+
+    def shares(self, entry: Summary) -> dict[str, Summary]:
+        """Rule loc may be the second one."""
+        names = {"": "accuracy", "loc": "accuracy_loc"}
+        return {rule: entry[name] for rule, name in names.items() if name in entry}
 
     def proof_words(self, kinds: Collection[str]) -> str:
         bands = set(kinds) == {"columns"}
@@ -324,7 +247,7 @@ class DoubleMaskingFamily(
         self, request: VoteRequest[DoubleMaskingSettings], *, source: Votes | None
     ) -> PairTask:
         settings = request.settings
-        policy, trained = _token_policy(request, spec_of(request.model).token_policy)
+        policy, trained = token_policy_of(request, spec_of(request.model).token_policy)
         votes = PairVoteSettings(
             kind=settings.kind,
             micro_batch=settings.micro_batch,
@@ -381,12 +304,10 @@ class DoubleMaskingFamily(
     ) -> WorkFn:
         return PairChallenger(task)
 
-    def work(self, settings: DoubleMaskingSettings, model: CostedModel, *, num_items: int) -> Work:
-        if not drops_tokens(settings, model):
-            num_votes = sum(pair_lengths(settings, model, token=WHOLE).values())
-            return whole_passes(model, num_votes, num_items=num_items)
-        lengths = pair_lengths(settings, model, token=patch_size_of(model.net))
-        return work_of_lengths(model, lengths, num_items=num_items)
+    def kept_tokens(
+        self, settings: DoubleMaskingSettings, model: CostedModel, *, token: Token
+    ) -> Mapping[int, int]:
+        return pair_lengths(settings, model, token=token)
 
     def visible(self, header: VotesHeader) -> Tensor:
         masks = masks_of(header)
@@ -404,11 +325,6 @@ class DoubleMaskingFamily(
             "Pairs of masks hide every possible position of the patch; if all pairs give the "
             "same class, no patch changes the prediction of double masking."
         )
-
-
-def square_words(side: int) -> str:
-    """A square patch by its side."""
-    return f"{side} {TIMES} {side} px"
 
 
 def backend_of(header: VotesHeader) -> VotingBackend:
@@ -432,17 +348,3 @@ def _band(request: VoteRequest[AblationSettings], trained: Mapping[str, Any]) ->
         remedy = f"is needed: model {settings.model} was not trained on {settings.kind}"
         raise CasemateError(f"{request.key}.band", None, remedy)
     return int(band)
-
-
-def _token_policy(request: VoteRequest[PatchT], trained: str) -> tuple[str, str | None]:
-    """The policy for hidden tokens, and that of training if it differs."""
-    settings = request.settings
-    if settings.token_policy in ("as_trained", trained):
-        return trained, None
-    if not settings.allow_token_mismatch:
-        remedy = (
-            f"is not the training policy of model {settings.model} ({trained}) and lowers "
-            "certified accuracy; add allow_token_mismatch: true to certify it anyway"
-        )
-        raise CasemateError(f"{request.key}.token_policy", settings.token_policy, remedy)
-    return settings.token_policy, trained

@@ -38,6 +38,9 @@ class PatchChallengeSettings(ChallengeSettings):
 class PatchSettings(CertificateSettings):
     """Base of the settings against one square patch."""
 
+    smoke_caps: ClassVar[dict[str, int]] = {"num_positions": 2}
+    pixel_fields: ClassVar[tuple[str, ...]] = ("patch_size", "patch_sizes")
+
     kind: str
     model: str = "main"
     patch_sizes: PatchSizes
@@ -98,6 +101,8 @@ class SweepSettings(Settings):
 class AblationSettings(PatchSettings):
     """Patch certificates from votes over ablations (Levine & Feizi 2020, Salman et al. 2022)."""
 
+    pixel_fields: ClassVar[tuple[str, ...]] = (*PatchSettings.pixel_fields, "band", "stride")
+
     kind: Literal["columns", "rows", "blocks", "both"]  # type: ignore[assignment]
     band: Count | None = None
     """Visible pixels of an ablation; None: as the model was trained."""
@@ -144,9 +149,19 @@ class AblationSettings(PatchSettings):
             remedy = f"is needed: model {model.name} was not trained on {self.kind}"
             yield Problem("band", "", remedy)
 
+    def device_problems(self, device: str) -> Iterator[Problem]:
+        # Whether bfloat16 is fast depends on the processor, which only a worker knows.
+        if device == "cpu" and self.precision == "float16":
+            remedy = "needs GPUs; set cluster.gpus_per_actor, or use float32"
+            yield Problem("precision", self.precision, remedy)
+
     def max_votes(self, *, side: int) -> int:
         starts = -(-side // min(self.strides))  # along a side
         return starts * (starts if self.kind == "blocks" else 2)
+
+    def recorded(self, *, run_seed: int) -> dict[str, object]:
+        """The band of training is not known yet; the number of votes does not depend on it."""
+        return {**PatchSettings.recorded(self, run_seed=run_seed), "band": self.band or 1}
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -232,6 +247,8 @@ class AblationSettings(PatchSettings):
 @settings
 class DoubleMaskingSettings(PatchSettings):
     """Patch certificates by pairs of masks, for a patch of known size (Xiang et al. 2022)."""
+
+    pixel_fields: ClassVar[tuple[str, ...]] = (*PatchSettings.pixel_fields, "mask_patch")
 
     kind: Literal["double_masking"] = "double_masking"  # type: ignore[assignment]
     mask_patch: Count

@@ -9,8 +9,8 @@ from components.data.corruptions.interface import (
     MARGIN,
     Deterministic,
     Draws,
-    interleaved,
     planes,
+    planes_to_bytes,
     to_bytes,
 )
 from components.data.corruptions.settings import (
@@ -57,4 +57,4 @@ class GaussianBlur(Deterministic, GaussianBlurSettings):
 
     def apply(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
         (sigma,) = self.constants(severity, *images.shape[1:3])
-        return interleaved(to_bytes(gaussian_filter(planes(images), sigma), margin=MARGIN))
+        return planes_to_bytes(gaussian_filter(planes(images), sigma))

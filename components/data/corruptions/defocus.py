@@ -11,12 +11,10 @@ from torch import Tensor
 from components.core.settings import settings
 from components.data.corruptions.filters import mirrored
 from components.data.corruptions.interface import (
-    MARGIN,
     Deterministic,
     Draws,
-    interleaved,
     planes,
-    to_bytes,
+    planes_to_bytes,
 )
 from components.data.corruptions.settings import DefocusBlurSettings
 
@@ -68,4 +66,4 @@ class DefocusBlur(Deterministic, DefocusBlurSettings):
             for image in padded
         ]
         inside = torch.stack(blurred)[..., half : half + height, half : half + width]
-        return interleaved(to_bytes(inside, margin=MARGIN))
+        return planes_to_bytes(inside)

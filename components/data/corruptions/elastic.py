@@ -6,13 +6,7 @@ from torch.nn import functional as F
 
 from components.core.settings import settings
 from components.data.corruptions.filters import gaussian_filter
-from components.data.corruptions.interface import (
-    MARGIN,
-    Draws,
-    interleaved,
-    planes,
-    to_bytes,
-)
+from components.data.corruptions.interface import Draws, planes, planes_to_bytes
 from components.data.corruptions.settings import ElasticTransformSettings
 
 
@@ -71,4 +65,4 @@ class ElasticTransform(ElasticTransformSettings):
             down = torch.arange(height, device=images.device)[:, None].expand(height, width)
             places = torch.stack([across, down]) + strength * fields
             warped = sampled(warped, places.permute(0, 2, 3, 1), align_corners=False)
-        return interleaved(to_bytes(warped, margin=MARGIN))
+        return planes_to_bytes(warped)

@@ -48,6 +48,6 @@ def planes(images: Tensor) -> Tensor:
     return images.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def interleaved(levels: Tensor) -> Tensor:
-    """(N, H, W, 3) of (N, 3, H, W), contiguous."""
-    return levels.permute(0, 2, 3, 1).contiguous()
+def planes_to_bytes(levels: Tensor) -> Tensor:
+    """uint8 (N, H, W, 3) of float gray levels (N, 3, H, W), contiguous; changes `levels`."""
+    return to_bytes(levels, margin=MARGIN).permute(0, 2, 3, 1).contiguous()

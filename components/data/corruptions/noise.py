@@ -20,20 +20,27 @@ from components.data.corruptions.settings import (
 )
 
 
-def _normal(generator: torch.Generator, height: int, width: int) -> Draws:
-    return {"normal": torch.randn(height, width, 3, generator=generator)}
+class _NormalDraws:
+    """Base of the noise that draws from the normal distribution."""
+
+    __slots__ = ()
+
+    def sample(self, generator: torch.Generator, height: int, width: int, severity: int) -> Draws:
+        return {"normal": torch.randn(height, width, 3, generator=generator)}
 
 
-def _uniform(generator: torch.Generator, height: int, width: int) -> Draws:
-    return {"uniform": torch.rand(height, width, 3, generator=generator)}
+class _UniformDraws:
+    """Base of the noise that draws uniformly."""
+
+    __slots__ = ()
+
+    def sample(self, generator: torch.Generator, height: int, width: int, severity: int) -> Draws:
+        return {"uniform": torch.rand(height, width, 3, generator=generator)}
 
 
 @settings
-class GaussianNoise(GaussianNoiseSettings):
+class GaussianNoise(_NormalDraws, GaussianNoiseSettings):
     """x + c z."""
-
-    def sample(self, generator: torch.Generator, height: int, width: int, severity: int) -> Draws:
-        return _normal(generator, height, width)
 
     def apply(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
         (deviation,) = self.constants(severity, *images.shape[1:3])
@@ -41,11 +48,8 @@ class GaussianNoise(GaussianNoiseSettings):
 
 
 @settings
-class SpeckleNoise(SpeckleNoiseSettings):
+class SpeckleNoise(_NormalDraws, SpeckleNoiseSettings):
     """x + x c z."""
-
-    def sample(self, generator: torch.Generator, height: int, width: int, severity: int) -> Draws:
-        return _normal(generator, height, width)
 
     def apply(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
         (deviation,) = self.constants(severity, *images.shape[1:3])
@@ -54,11 +58,8 @@ class SpeckleNoise(SpeckleNoiseSettings):
 
 
 @settings
-class ImpulseNoise(ImpulseNoiseSettings):
+class ImpulseNoise(_UniformDraws, ImpulseNoiseSettings):
     """An element becomes 1 with probability c/2 and 0 with probability c/2."""
-
-    def sample(self, generator: torch.Generator, height: int, width: int, severity: int) -> Draws:
-        return _uniform(generator, height, width)
 
     def apply(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
         (share,) = self.constants(severity, *images.shape[1:3])
@@ -80,11 +81,8 @@ def _poisson_thresholds(photons: int) -> Tensor:
 
 
 @settings
-class ShotNoise(ShotNoiseSettings):
+class ShotNoise(_UniformDraws, ShotNoiseSettings):
     """Poisson(c x) / c, by inversion of the distribution function: binary search in a table."""
-
-    def sample(self, generator: torch.Generator, height: int, width: int, severity: int) -> Draws:
-        return _uniform(generator, height, width)
 
     def apply(self, images: Tensor, draws: Draws, severity: int) -> Tensor:
         photons = int(self.constants(severity, *images.shape[1:3])[0])

@@ -9,15 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
-from components.data.sources.registry import (
-    HUB_PREFIX,
-    SOURCE_NAMES,
-    Option,
-    SourceInfo,
-    all_sources,
-    check_options,
-    find_source,
-)
+from components.data.sources.info import Option, SourceInfo, check_options
+from components.data.sources.registry import HUB_PREFIX, SOURCE_NAMES, all_sources, find_source
 
 if TYPE_CHECKING:
     from components.data.sources.base import Source

@@ -17,7 +17,7 @@ from components.models.importing.layouts import AUTO, Unwrapped, to_timm_names, 
 from components.models.importing.match import ImportReport, load_matching
 from components.models.importing.read import read_checkpoint
 from components.models.pixels import PixelModel
-from components.models.settings import ModelSettings
+from components.models.settings import ModelSettings, normalisation_problems
 from components.models.spec import ModelSpec
 
 REMEDY = (
@@ -152,6 +152,8 @@ def _statistic(
     if not all(map(isfinite, values)) or (key == "std" and min(values) <= 0):
         remedy = "must be finite and positive" if key == "std" else "must be finite"
         raise CasemateError(f"--{key}", values, remedy)
+    for problem in normalisation_problems(given, None) if key == "mean" else ():
+        raise CasemateError("--mean", problem.value, problem.remedy)
     return values
 
 

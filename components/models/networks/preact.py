@@ -12,6 +12,8 @@ from timm.layers import BatchNormAct2d, create_conv2d
 from timm.models.resnetv2 import ResNetV2
 from torch import nn
 
+from components.core.errors import CasemateError
+
 
 def preact_resnet18(
     *,
@@ -49,6 +51,8 @@ def _resnet(
     **options: Any,
 ) -> nn.Module:
     """A network for any image size: the head averages over the remaining grid."""
+    if any(width % 8 for width in widths):  # timm rounds them, but not those of the first norm
+        raise CasemateError("model.options.widths", list(widths), "must be multiples of 8")
     net = ResNetV2(
         layers=list(layers),
         channels=tuple(widths),

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
@@ -12,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from components.core.types import FloatArray
 from components.report.attack_figures import DASHES
 from components.report.figures import WIDTH, new_figure, percent_axis, to_svg
-from components.report.palette import COLOURS, INK, MUTED, PAPER, PROVEN, STYLE
+from components.report.palette import COLOURS, INK, MUTED, PAPER, PROVEN
 from components.report.wording import TIMES
 
 MARGIN = 1.0  # inches beside a square heat map: labels and colour key
@@ -38,8 +37,7 @@ def heat_map(matrix: FloatArray, *, borders: Sequence[int], name: str, alt: str)
     Cells are blue with the share as opacity, so the scale follows the page's colours in dark mode.
     """
     depth = len(matrix)
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=WIDTH - MARGIN)
+    with new_figure(1, height=WIDTH - MARGIN) as (figure, (axes,)):
         for i in range(depth):
             for j in range(depth):
                 _cell(axes, j - 0.5, i - 0.5, float(matrix[i, j]))
@@ -88,8 +86,7 @@ def level_curves(
     curves: Sequence[Curve], *, label: str, reference: float | None, name: str, alt: str
 ) -> str:
     """Accuracy over a whole number, with bands and error bars; `reference` is a dashed level."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.3)
+    with new_figure(1, height=3.3) as (figure, (axes,)):
         if reference is not None:
             axes.axhline(100 * reference, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
         for curve in curves:
@@ -131,8 +128,7 @@ def density_rows(
     alt: str,
 ) -> str:
     """One panel per attention module, one outline per state; vertical lines are softmax limits."""
-    with mpl.rc_context(STYLE):
-        figure, panels = new_figure(len(rows), height=0.7 + 1.45 * len(rows))
+    with new_figure(len(rows), height=0.7 + 1.45 * len(rows)) as (figure, panels):
         for axes, (title, states) in zip(panels, rows, strict=True):
             for state in states:
                 shares = [100 * share for share in state.shares]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.plots import reliability, share_bars
 from components.report.evaluation.rows import SuiteRows
 
@@ -18,16 +18,8 @@ INTRO = (
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in _charts(part)]
-    tables = [table for part in parts for table in _tables(part)]
-    return Chapter(
-        "clean",
-        "Clean accuracy and calibration",
-        INTRO,
-        charts=tuple(charts),
-        tables=tuple(tables),
+    return suite_chapter(
+        "clean", "Clean accuracy and calibration", INTRO, parts, charts=_charts, tables=_tables
     )
 
 
@@ -189,5 +181,3 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
                 )
             )
     yield Table(suite.name("models"), columns, tuple(cells), title=suite.title("Models"))
-    if compared := comparison_table(suite):
-        yield compared

@@ -7,7 +7,7 @@ from components.data.sources.names import SEVERITIES
 from components.evaluate.corruptions import groups
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, small_multiples
 from components.report.evaluation.rows import SuiteRows
@@ -20,18 +20,14 @@ INTRO = (
     "Accuracy on test images with a corruption at five severities (Hendrycks & Dietterich 2019). "
     "mean75 averages the 15 corruptions of the benchmark, mean95 all 19. mCE and relative mCE "
     "divide errors by those of AlexNet, which has 100; lower is better. A score that lacks a part "
-    "is empty and says why. Error need not grow with severity."
+    "is empty and says why; intervals of means are over items. Error need not grow with severity."
 )
 
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in _charts(part)]
-    tables = [table for part in parts for table in _tables(part)]
-    return Chapter(
-        "corruptions", "Common corruptions", INTRO, charts=tuple(charts), tables=tuple(tables)
+    return suite_chapter(
+        "corruptions", "Common corruptions", INTRO, parts, charts=_charts, tables=_tables
     )
 
 
@@ -189,9 +185,10 @@ def _lines(suite: SuiteRows) -> Chart:
 
 def _tables(suite: SuiteRows) -> Iterator[Table]:
     """Scores of all models, and their differences on the same items."""
+    found = {name: {m: suite.row(m, ALL, name) for m in suite.models} for name in (*MEANS, *ERRORS)}
+    means = [look.share_column(name, "", found[name].values()) for name in MEANS]
     columns = (
-        Column("Model"),
-        *(Column(name, "number", "% accuracy") for name in MEANS),
+        *(Column("Model"), *means),
         Column("mCE", "number", "AlexNet = 100"),
         Column("relative mCE", "number", "AlexNet = 100"),
         Column("n", "number"),
@@ -199,21 +196,17 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
     )
     cells: list[tuple[Cell, ...]] = []
     for model in suite.models:
-        means = [suite.row(model, ALL, name) for name in MEANS]
-        errors = [suite.row(model, ALL, name) for name in ERRORS]
         counts = [row.n for row in suite.found("accuracy", model=model) if row.n is not None]
         cells.append(
             (
                 model,
-                *(look.value(row, factor=100) for row in means),
-                *(look.value(row) for row in errors),
+                *(look.share_cell(found[c.title][model], c) for c in means),
+                *(look.value(found[name][model]) for name in ERRORS),
                 min(counts, default=None),
-                look.notes([*means, *errors]),
+                look.notes(found[name][model] for name in (*MEANS, *ERRORS)),
             )
         )
     yield Table(suite.name("scores"), columns, tuple(cells), title=suite.title("Scores"))
-    if compared := comparison_table(suite):
-        yield compared
 
 
 def _words(name: str) -> str:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import matplotlib as mpl
 from matplotlib.patches import Rectangle
 
 from components.report.content import ResultKind
 from components.report.figures import new_figure, to_svg
-from components.report.palette import COLOURS, INK, MUTED, PAPER, STYLE
+from components.report.palette import COLOURS, INK, MUTED, PAPER
 
 DARKEST = 0.6  # opacity of an error of 1: numbers stay legible in both colour schemes
 LOWEST = 2.0  # inches: room for the label of the y axis
@@ -48,10 +47,10 @@ def heat_map(
     """A table of shaded cells; None is a cell without a number."""
     num_rows, num_columns = len(layout.rows), len(layout.columns)
     two_lines = any(cell and cell.below for row in cells for cell in row)
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(
-            1, height=max(LOWEST, 0.75 + num_rows * (0.5 if two_lines else 0.27))
-        )
+    with new_figure(1, height=max(LOWEST, 0.75 + num_rows * (0.5 if two_lines else 0.27))) as (
+        figure,
+        (axes,),
+    ):
         for y, row in enumerate(cells):
             for x, cell in enumerate(row):
                 _draw(axes, x, y, cell, colour=COLOURS[kind])

@@ -14,8 +14,8 @@ from components.report.evaluation.signs import MAX_MODELS, ModelSign, hidden_mod
 
 CLEAN = "clean"
 INTRO = (
-    "One row per model. Intervals are 95% Wilson intervals; scores over several variants of the "
-    "same items have none. The chapters below hold every number."
+    "One row per model, with 95% intervals: Wilson's for shares of items, of a mean over items for "
+    "scores over several variants. The chapters below hold every number."
 )
 NAME = "evaluate.overview"
 
@@ -26,14 +26,12 @@ class Benchmark:
 
     column: Column
     rows: Mapping[str, MetricRow]
-    factor: float = 100.0  # from a share to the unit of the column, if it is a plain number
+    is_share: bool = True
 
     def cell(self, model: str) -> Cell:
         """The number of a model, as its column shows it."""
         row = self.rows.get(model)
-        if self.column.kind == "number":
-            return look.value(row, factor=self.factor)
-        return look.cell(row)
+        return look.share_cell(row, self.column) if self.is_share else look.value(row)
 
 
 def chapter(parts: Mapping[str, SuiteRows]) -> Chapter | None:
@@ -58,27 +56,41 @@ def benchmarks(parts: Mapping[str, SuiteRows]) -> list[Benchmark]:
     """The columns that some model has a row for, clean accuracy first."""
     found: list[Benchmark] = []
 
-    def add(suite: str, item: str, metric: str, column: Column, factor: float = 100.0) -> None:
+    def add(suite: str, item: str, metric: str, title: str, detail: str = "") -> None:
         part = parts.get(suite)
         rows = {m: row for m in part.models if (row := part.row(m, item, metric))} if part else {}
         if rows:
-            found.append(Benchmark(column, rows, factor))
+            found.append(Benchmark(look.share_column(title, detail, rows.values()), rows))
 
-    for item in parts["clean"].items("accuracy")[:1] if "clean" in parts else ():
-        add("clean", item, "accuracy", Column("Clean", "measured"))
+    for item in _items(parts, "clean", "accuracy")[:1]:
+        add("clean", item, "accuracy", "Clean")
     for name in ("mean75", "mean95"):
-        add("corruptions", corruptions.ALL, name, Column("Corruptions", "number", f"{name}, %"))
-    add("corruptions", corruptions.ALL, "mce", Column("mCE", "number", "AlexNet = 100"), 1.0)
-    for item in parts["shifts"].items("masked") if "shifts" in parts else ():
+        add("corruptions", corruptions.ALL, name, "Corruptions", name)
+    if (part := parts.get("corruptions")) and (errors := _of_all(part, "mce")):
+        found.append(Benchmark(Column("mCE", "number", "AlexNet = 100"), errors, is_share=False))
+    for item in _items(parts, "shifts", "masked"):
         for protocol in ("masked", "unmasked"):
-            add("shifts", item, protocol, Column(item, "measured", protocol))
-    add("shape_bias", shape_bias.ALL, "shape_acc", Column("Shape accuracy", "measured"))
-    add("shape_bias", shape_bias.ALL, "shape_bias", Column("Shape bias", "measured"))
+            add("shifts", item, protocol, item, protocol)
+    add("shape_bias", shape_bias.ALL, "shape_acc", "Shape accuracy")
+    add("shape_bias", shape_bias.ALL, "shape_bias", "Shape bias")
     if part := parts.get("transfer"):
         found += [_white_box(part, attack) for attack in transfer.attacks_of(part)]
-    for grid in parts["spatial"].items("accuracy") if "spatial" in parts else ():
-        add("spatial", grid, "accuracy", Column("Spatial", "attacked", grid))
+    if part := parts.get("spatial"):
+        found += [_spatial(part, grid) for grid in part.items("accuracy")]
     return found
+
+
+def _items(parts: Mapping[str, SuiteRows], suite: str, metric: str) -> tuple[str, ...]:
+    return parts[suite].items(metric) if suite in parts else ()
+
+
+def _of_all(suite: SuiteRows, metric: str) -> dict[str, MetricRow]:
+    return {m: row for m in suite.models if (row := suite.row(m, corruptions.ALL, metric))}
+
+
+def _spatial(suite: SuiteRows, grid: str) -> Benchmark:
+    rows = {m: row for m in suite.models if (row := suite.row(m, grid, "accuracy"))}
+    return Benchmark(Column("Spatial", "attacked", grid), rows)
 
 
 def _white_box(suite: SuiteRows, attack: transfer.Attack) -> Benchmark:
@@ -96,7 +108,7 @@ def headline_columns(parts: Mapping[str, SuiteRows]) -> dict[Column, dict[str, A
     return {
         b.column: {m: share for m, row in b.rows.items() if (share := look.share(row))}
         for b in benchmarks(parts)
-        if b.column.kind != "number"
+        if b.is_share and b.column.kind != "number"
     }
 
 
@@ -105,7 +117,7 @@ def _bubbles(
 ) -> Chart | None:
     """Measured benchmarks against clean accuracy; dots grow with the number of parameters."""
     clean = next((b for b in found if b.column.title == "Clean"), None)
-    shown = [b for b in found if b is not clean and b.factor == 100 and b.column.kind != "attacked"]
+    shown = [b for b in found if b is not clean and b.is_share and b.column.kind != "attacked"]
     if clean is None or not shown or len(clean.rows) < 2:
         return None
     sizes = {m: parts["clean"].subject(m).params_m for m in clean.rows}
@@ -178,4 +190,4 @@ def _attacks(found: list[Benchmark], models: list[str]) -> Chart | None:
 
 
 def _title(benchmark: Benchmark) -> str:
-    return f"{benchmark.column.title} {benchmark.column.detail}".removesuffix(", %").strip()
+    return f"{benchmark.column.title} {benchmark.column.detail}".strip()

@@ -43,9 +43,8 @@ def dots(
     alt: str,
 ) -> str:
     """One row per label and a dot with its interval per series; `means` are vertical lines."""
-    with mpl.rc_context(STYLE):
-        height = 0.9 + len(labels) * max(0.28, 0.17 * len(series))
-        figure, (axes,) = new_figure(1, height=height)
+    height = 0.9 + len(labels) * max(0.28, 0.17 * len(series))
+    with new_figure(1, height=height) as (figure, (axes,)):
         step = 0.8 / max(len(series), 1)
         for number, one in enumerate(series):
             offset = (number - (len(series) - 1) / 2) * step
@@ -58,7 +57,7 @@ def dots(
         axes.set_yticks(range(len(labels)), [short(label) for label in labels])
         axes.set_ylim(len(labels) - 0.45, -0.55)  # first row on top
         axes.set_xlim(0, 100)
-        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="y", length=0, pad=8)  # a sign at 0 reaches over the axis
         for edge in range(1, len(labels)):
             axes.axhline(edge - 0.5, color=COLOURS["grid"], linewidth=0.6)
         axes.grid(axis="y", visible=False)
@@ -81,8 +80,7 @@ def _dot(axes: Any, share: Accuracy, place: float, sign: ModelSign) -> None:
 
 def curves(series: Sequence[Curve], *, x_label: str, y_label: str, name: str, alt: str) -> str:
     """One line per model with its band of intervals."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=3.2)
+    with new_figure(1, height=3.2) as (figure, (axes,)):
         for curve in series:
             _curve(axes, curve, band=True)
         axes.set_xlabel(x_label)
@@ -190,8 +188,7 @@ def share_bars(
     alt: str,
 ) -> str:
     """Horizontal bars with intervals and their numbers; `mean` is a vertical line."""
-    with mpl.rc_context(STYLE):
-        figure, (axes,) = new_figure(1, height=0.9 + 0.3 * len(labels))
+    with new_figure(1, height=0.9 + 0.3 * len(labels)) as (figure, (axes,)):
         axes.barh(
             range(len(labels)), [100 * s.value for s in shares], height=0.62, color=COLOURS[kind]
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from components.evaluate.metrics import NULL, MetricRow
-from components.report.content import Accuracy, Missing
+from components.report.content import Accuracy, Cell, Column, Missing
 
 SETTING = ("dataset", "dataset_digest", "seed", "resize", "fidelity")
 Place = tuple[str, str, float | None, str]  # model, item, level, metric
@@ -127,6 +127,21 @@ def share(row: MetricRow | None) -> Accuracy | None:
 def cell(row: MetricRow | None) -> Accuracy | Missing | None:
     """A share as a cell of a table: None reads `not run`, `Missing` has its reason in a note."""
     return Missing() if row is not None and row.value is None else share(row)
+
+
+def share_column(title: str, detail: str, rows: Iterable[MetricRow | None]) -> Column:
+    """A column of shares; of plain percentages where a share has no interval.
+
+    A mean over variants of different items has none.
+    """
+    bare = any(row is not None and row.value is not None and row.lo95 is None for row in rows)
+    percent = f"{detail}, %".removeprefix(", ")
+    return Column(title, "number", percent) if bare else Column(title, "measured", detail)
+
+
+def share_cell(row: MetricRow | None, column: Column) -> Cell:
+    """A share as a cell of such a column."""
+    return value(row, factor=100) if column.kind == "number" else cell(row)
 
 
 def value(row: MetricRow | None, *, factor: float = 1.0) -> float | None:

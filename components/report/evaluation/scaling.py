@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -15,7 +14,6 @@ from components.report.evaluation import overview
 from components.report.evaluation.chapters import Evaluation
 from components.report.evaluation.signs import MAX_MODELS, ModelSign, sign_of
 from components.report.figures import new_figure, to_svg
-from components.report.palette import STYLE
 
 Panels = Mapping[Benchmark, Sequence[ScalingFit]]
 NAME = "scaling"
@@ -101,8 +99,8 @@ def log_log(panels: Panels, signs: Mapping[str, ModelSign], *, alt: str) -> str:
     """One panel per benchmark: a point per model, a line per fitted group."""
     points = [p for fits in panels.values() for fit in fits for p in fit.points]
     sizes = [point.params_m for point in points]
-    with mpl.rc_context({**STYLE, "axes.titlesize": 11}):
-        figure, all_axes = new_figure(len(panels), height=0.6 + 2.3 * len(panels))
+    height, style = 0.6 + 2.3 * len(panels), {"axes.titlesize": 11}
+    with new_figure(len(panels), height=height, style=style) as (figure, all_axes):
         for axes, (benchmark, fits) in zip(all_axes, panels.items(), strict=True):
             axes.set_title(benchmark.title, loc="left")
             axes.set_xscale("log")

@@ -3,7 +3,7 @@
 from components.evaluate.shape_bias import CLASSES
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.plots import Series, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import MAX_MODELS, hidden_models, sign_of
@@ -23,13 +23,11 @@ INTRO = (
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in (_accuracies(part), _biases(part))]
-    tables = [table for part in parts if (table := comparison_table(part))]
-    return Chapter(
-        "shape", "Shape against texture", INTRO, charts=tuple(charts), tables=tuple(tables)
-    )
+    return suite_chapter("shape", "Shape against texture", INTRO, parts, charts=_charts)
+
+
+def _charts(suite: SuiteRows) -> tuple[Chart, ...]:
+    return _accuracies(suite), _biases(suite)
 
 
 def _accuracies(suite: SuiteRows) -> Chart:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.plots import Series, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import ModelSign
@@ -24,13 +24,12 @@ INTRO = (
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [_chart(part, item) for part in parts for item in part.items("masked")]
-    tables = [table for part in parts if (table := comparison_table(part))]
-    return Chapter(
-        "shifts", "Distribution shifts", INTRO, charts=tuple(charts), tables=tuple(tables)
-    )
+    return suite_chapter("shifts", "Distribution shifts", INTRO, parts, charts=_charts)
+
+
+def _charts(suite: SuiteRows) -> Iterator[Chart]:
+    for item in suite.items("masked"):
+        yield _chart(suite, item)
 
 
 def _chart(suite: SuiteRows, item: str) -> Chart:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, Series, curves, dots
 from components.report.evaluation.rows import SuiteRows
@@ -26,13 +26,11 @@ INTRO = (
 
 def chapter(parts: list[SuiteRows], failures: Mapping[str, pa.Table]) -> Chapter | None:
     """The chapter of all settings; None without rows. `failures` are failure maps by model."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in _charts(part, failures)]
-    tables = [table for part in parts if (table := comparison_table(part))]
-    return Chapter(
-        "spatial", "Rotations and shifts", INTRO, charts=tuple(charts), tables=tuple(tables)
-    )
+
+    def charts(suite: SuiteRows) -> Iterator[Chart]:
+        return _charts(suite, failures)
+
+    return suite_chapter("spatial", "Rotations and shifts", INTRO, parts, charts=charts)
 
 
 def _charts(suite: SuiteRows, failures: Mapping[str, pa.Table]) -> Iterator[Chart]:

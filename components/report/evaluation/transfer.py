@@ -8,12 +8,13 @@ from string import ascii_uppercase
 from components.evaluate.metrics import MetricRow
 from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.comparisons import comparison_table
+from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.rows import SuiteRows
 from components.report.wording import pixels
 
 CLEAN = "clean"
+RESNET = "resnet"  # the second of a pair, as in the paper
 MAX_DROPS, MAX_DECIMALS, MAX_NUMBERS = 5, 6, 12  # models up to which a cell has room for them
 INTRO = (
     "Perturbations made for a source model, evaluated on a target model (Bhojanapalli et al. 2021, "
@@ -38,12 +39,8 @@ class Attack:
 
 def chapter(parts: list[SuiteRows]) -> Chapter | None:
     """The chapter of all settings; None without rows."""
-    if not parts:
-        return None
-    charts = [chart for part in parts for chart in _charts(part)]
-    tables = [table for part in parts for table in _tables(part)]
-    return Chapter(
-        "transfer", "Adversarial transfer", INTRO, charts=tuple(charts), tables=tuple(tables)
+    return suite_chapter(
+        "transfer", "Adversarial transfer", INTRO, parts, charts=_charts, tables=_tables
     )
 
 
@@ -156,7 +153,10 @@ def _rate_map(suite: SuiteRows, attack: Attack, number: int) -> Chart:
             LegendEntry("the darker, the more perturbations transfer", "attacked", "bar"),
             *_keys(models),
         ),
-        (f"Rows are sources, columns targets, in percent of {look.num_items(every)}.",),
+        (
+            f"Rows are sources, columns targets, in percent of {look.num_items(every)} that were "
+            "correct and whose perturbation fooled the source.",
+        ),
         Table(name, columns, tuple(rows)),
     )
 
@@ -237,9 +237,9 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
     for number, attack in enumerate(attacks_of(suite), start=1):
         models = [m for m in _models(suite, attack) if m in suite.models]
         pairs = [
-            (one, other)
-            for one, other in combinations(models, 2)
-            if suite.subject(one).family != suite.subject(other).family
+            sorted(pair, key=lambda model: suite.subject(model).family == RESNET)
+            for pair in combinations(models, 2)
+            if len({suite.subject(model).family for model in pair}) == 2
         ]
         if not pairs:
             continue
@@ -260,8 +260,6 @@ def _tables(suite: SuiteRows) -> Iterator[Table]:
             tuple(_pair(suite, attack, *pair) for pair in pairs),
             title=suite.title(f"{attack.title}: pairs across families"),
         )
-    if compared := comparison_table(suite):
-        yield compared
 
 
 def _pair(suite: SuiteRows, attack: Attack, one: str, other: str) -> tuple[Cell, ...]:

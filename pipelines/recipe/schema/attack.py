@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from components.attacks.settings import ATTACKS, AttackSettings, UserAttackSettings
+from components.attacks.base_settings import AttackSettings, UserAttackSettings
+from components.attacks.settings import ATTACKS
 from components.core.settings import Budget, Count, Fractional, Problem
 from pipelines.recipe.schema.base import Section, union_of
 

@@ -5,21 +5,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from components.certify.l2.settings import GaussianSettings
-from components.core.settings import Count, Name, PositivePixels, Problem, default_of
+from components.certify import PublishedSettings
+from components.core.settings import Count, Name, Problem
 from pipelines.recipe.schema.base import Section
-
-
-class CompareSection(Section):
-    """Published per-image l2 radii: a table with the columns of Cohen et al. 2019.
-
-    With `sigma`, radii that so many draws cannot certify are pointed out.
-    """
-
-    path: str
-    sigma: PositivePixels | None = None
-    num_estimate: Count = default_of(GaussianSettings, "num_estimate")
-    failure_prob: float = Field(default=default_of(GaussianSettings, "failure_prob"), gt=0, lt=1)
 
 
 class ReportSection(Section):
@@ -27,7 +15,7 @@ class ReportSection(Section):
 
     title: str | None = None
     num_examples: int = Field(default=4, ge=0)
-    compare: dict[Name, CompareSection] = {}
+    compare: dict[Name, PublishedSettings] = {}
 
 
 class ClusterSection(Section):
@@ -52,6 +40,11 @@ class ClusterSection(Section):
     max_wait: float = Field(default=1800, gt=0)  # seconds without any worker before a stage ends
     checkpoint_steps: Count | None = None  # between checkpoints; None: after each epoch only
     max_failures: int = Field(default=3, ge=0)  # restarts of a training after lost workers
+
+    @property
+    def actor_device(self) -> str:
+        """Where an actor is asked to compute; only the actor itself can tell whether it can."""
+        return "cuda" if self.gpus_per_actor else "cpu"
 
     def problems(self) -> Iterator[Problem]:
         gpus = self.gpus_per_actor

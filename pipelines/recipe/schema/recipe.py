@@ -13,7 +13,7 @@ from components.core.digests import digest_json
 from components.core.settings import RUN_SEED, Name
 from components.data.settings import DataSettings
 from components.denoising.settings import is_on_disk
-from components.models.settings import ModelSettings
+from components.models.settings import TIMM, ModelSettings
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.schema.analyze import AnalyzeSection
@@ -29,10 +29,7 @@ from pipelines.recipe.schema.place import (
 from pipelines.recipe.schema.tune import TuneSection
 
 if TYPE_CHECKING:
-    from components.certify.l2.settings import GaussianSettings
-    from components.certify.patch.settings import AblationSettings, DoubleMaskingSettings
-
-    CertifySettings = AblationSettings | DoubleMaskingSettings | GaussianSettings
+    CertifySettings = CertificateSettings
 else:
     CertifySettings = union_of(FAMILIES)
 
@@ -78,7 +75,7 @@ class Recipe(Section):
     def given_model(self) -> Path | None:
         """The folder of a given model: pretrained, and not trained by this recipe."""
         start = self.model.pretrained
-        return None if self.train or start in (None, "timm") else Path(start).expanduser()
+        return None if self.train or start in (None, TIMM) else Path(start).expanduser()
 
     def certificates(self) -> dict[str, CertificateEntry]:
         """All certificates: one per section, or one per entry of a sweep."""
@@ -102,6 +99,19 @@ class Recipe(Section):
         """The key of the section that describes a model's network."""
         own = self.model_of(model) is not self.model
         return f"train.variants.{model}.model" if own else "model"
+
+    def objectives(self) -> list[tuple[str, ObjectiveSettings]]:
+        """The objectives of all trained models by their keys, `main` first."""
+        names = self.model_names() if self.train else []
+        return [
+            (f"{self.objective_key(name)}.objective", self.objective_of(name)) for name in names
+        ]
+
+    def model_sections(self) -> list[tuple[str, ModelSettings]]:
+        """Every section that describes a network, by the prefix of its key `model`."""
+        variants = self.train.variants.items() if self.train else ()
+        own = [(f"train.variants.{name}.", part.model) for name, part in variants if part.model]
+        return [("", self.model), *own]
 
     def step_of(self, model: str) -> str:
         """The step whose folder holds a model."""

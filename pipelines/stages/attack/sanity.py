@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import torch
 
+from components.attacks.base_settings import Norm
 from components.attacks.cascade import CascadeState
 from components.attacks.interface import Items
 from components.attacks.sanity.audit import audit
@@ -17,7 +18,6 @@ from components.attacks.sanity.outcomes import (
     list_is_strong,
     never_rises,
 )
-from components.attacks.settings import Norm
 from components.core.types import LogitsFn
 from components.models.attention.gaps import EDGES, GapHistogram
 from components.models.pixels import PixelModel

@@ -147,7 +147,7 @@ def _runner(
         micro_batch=section.micro_batch,
         seed=recipe.seed,
     )
-    device = build.actor_device(recipe.cluster)
+    device = recipe.cluster.actor_device
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
     parts = PartStore(out.scratch / "parts", run_id=identity)

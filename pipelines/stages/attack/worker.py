@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from components.attacks.aas import ScaledReport
+from components.attacks.base_settings import Norm
 from components.attacks.evaluation import check_attackable
 from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
@@ -22,7 +23,7 @@ from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
-from components.attacks.settings import AasSettings, Norm
+from components.attacks.settings import AasSettings
 from components.core.arithmetic import EXACT, use
 from components.core.types import Images, Labels, LogitsFn
 from components.core.units import WorkFn
@@ -52,36 +53,39 @@ class AttackConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CleanTask:
-    """The model's predictions on these clean items."""
+class ModelTask:
+    """Work with one model of the recipe."""
 
     model: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanTask(ModelTask):
+    """The model's predictions on these clean items."""
+
     items: tuple[int, ...]  # indices into the test split
 
 
 @dataclass(frozen=True, slots=True)
-class AttackTask:
+class AttackTask(ModelTask):
     """One attack on these items; `scales` are the candidates of a scaled one."""
 
-    model: str
     listed: ListedAttack
     items: tuple[int, ...]
     scales: tuple[Scales, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ScalesTask:
+class ScalesTask(ModelTask):
     """The candidates of a scaled attack, found once per model."""
 
-    model: str
     entry: AasSettings
 
 
 @dataclass(frozen=True, slots=True)
-class AuditTask:
+class AuditTask(ModelTask):
     """The sanity suite on the first items; transfer from `surrogate` where there is one."""
 
-    model: str
     num_items: int
     surrogate: str | None
 

@@ -77,7 +77,7 @@ def _request(
         if settings.denoiser_name
         else None,
         seed=recipe.seed,
-        device=build.actor_device(recipe.cluster),
+        device=recipe.cluster.actor_device,
     )
 
 

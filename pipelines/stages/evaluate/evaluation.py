@@ -198,7 +198,7 @@ def executor(
         micro_batch=micro_batch,
         seed=recipe.seed,
     )
-    device = build.actor_device(recipe.cluster)
+    device = recipe.cluster.actor_device
     digests = [model.digest for model in models.values()]
     identity = digest_json([out.fingerprint, dataset.digest, digests, device, software()])
 

@@ -29,6 +29,7 @@ from pipelines.stages.registry import Headline, headline
 
 SUMMARY_NAME = "summary.json"
 UNTRACKED = ("class_accuracy", "bin_accuracy", "bin_confidence")  # up to thousands: file only
+MODEL = "{model}"  # in items of headlines: the name of the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class SuiteResult:
 
     rows: Sequence[MetricRow]
     predictions: pa.Table
-    headlines: Sequence[tuple[str, str, str]]  # what, item and metric of rows, of every model
+    headlines: Sequence[tuple[str, str, str]]  # what, item (with MODEL) and metric, of every model
     num_items: int
     flags: Sequence[str] = ()
     tables: Mapping[str, pa.Table] = field(default_factory=dict)  # further ones, by file name
@@ -138,7 +139,7 @@ def headlines_of(
     for model in dict.fromkeys(row.model for row in rows):
         for what, item, metric in shown:
             for row in rows:
-                if (row.model, row.item, row.metric) == (model, item, metric):
+                if (row.model, row.item, row.metric) == (model, item.replace(MODEL, model), metric):
                     found += _headline(what, row)
     return found
 

@@ -44,6 +44,9 @@ def steps(planning: Planning) -> list[Step]:
             "micro_batch": section.micro_batch,
             "seed": recipe.seed,
         }
+        if any(shift.fit is None for shift in section.shifts.values()) and suite == "shifts":
+            # A given dataset says nothing of the recipe's fit, which shifts take over.
+            identity["fit"] = [recipe.data.fit, recipe.data.resize]
         found.append(Step("evaluate", suite, tuple(needs), identity))
     return found
 

@@ -4,31 +4,28 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import yaml
 from torch import Tensor
 
-from components.certify.l2.cohen_tsv import audit, read_cohen_tsv
+from components.certify import PublishedSettings
 from components.core.errors import CasemateError
+from components.core.registry import load_reference
 from components.data.prepared import PreparedDataset
-from components.report import attacked, chapters, galleries, results
+from components.report import attacked, chapters, results
 from components.report.analysis.chapters import chapters as analysis_chapters
 from components.report.analysis.chapters import read_analyses
 from components.report.certified import certificate_facts
-from components.report.content import Chapter, Content, Fact, Gallery
+from components.report.content import Chapter, Content, Fact
 from components.report.evaluation.chapters import chapters as evaluation_chapters
 from components.report.evaluation.chapters import read_evaluation
 from components.report.evaluation.headline import with_evaluation
 from components.report.page import render
-from components.report.radii import ComparedTable
-from components.report.sweeps import own_charts
+from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
-from pipelines.recipe.schema.place import CompareSection
-
-MAX_ABLATED_ITEMS = 4  # one wide strip each; more would hide the chart above
 
 
 class ReportSettings(Protocol):
@@ -39,7 +36,7 @@ class ReportSettings(Protocol):
     @property
     def num_examples(self) -> int: ...
     @property
-    def compare(self) -> Mapping[str, CompareSection]: ...
+    def compare(self) -> Mapping[str, PublishedSettings]: ...
 
 
 class ReportRecipe(Protocol):
@@ -80,22 +77,19 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
             "report", "prepare", "is not finished; the report needs the prepared dataset"
         )
     dataset = PreparedDataset.open(inputs["prepare"])
-    compared = tuple(_compared(name, entry) for name, entry in recipe.report.compare.items())
-    found = replace(read_results(dataset, inputs), compared=compared)
-    pictures = [
-        gallery
-        for result in own_charts(found.certificates, found.sweeps())
-        if result.family.visible(result.document.evidence) is not None
-        for gallery in _ablations(result, dataset, num_examples=recipe.report.num_examples)
-    ]
+    compare, num_examples = recipe.report.compare, recipe.report.num_examples
+    found = replace(
+        read_results(dataset, inputs),
+        published=tuple(load_reference(e.reader)(name, e) for name, e in compare.items()),
+        first_images=partial(_first_images, dataset),
+    )
     evaluated = read_evaluation(inputs)
     shown = (
         chapters.attack_chapter(found.attacks),
-        chapters.patch_chapter(found, pictures=pictures),
-        chapters.radius_chapter(found),
+        *chapters.certificate_chapters(found, num_examples=num_examples),
         *evaluation_chapters(evaluated),
         *analysis_chapters(read_analyses(inputs), dataset.classes),
-        chapters.example_chapter(found, num_examples=recipe.report.num_examples),
+        chapters.example_chapter(found, num_examples=num_examples),
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),
         chapters.threat_chapter(found),
@@ -118,9 +112,9 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
     )
 
 
-def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> chapters.Results:
+def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> Results:
     """Every finished folder of the run, in the flow's order."""
-    facts = chapters.Dataset(
+    facts = Dataset(
         tuple(dataset.classes),
         dataset.channels,
         dataset.height,
@@ -134,7 +128,7 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> chapte
     }
     given = [results.read_model(step, inputs[step]) for step in steps["model"]]
     trained = [results.read_train(step, inputs[step]) for step in steps["train"]]
-    return chapters.Results(
+    return Results(
         facts,
         (*given, *trained),
         results.read_tune("tune", inputs["tune"]) if "tune" in inputs else None,
@@ -143,35 +137,13 @@ def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> chapte
     )
 
 
-def _compared(name: str, entry: CompareSection) -> ComparedTable:
-    """Published radii of another work, and its impossible rows."""
-    rows = read_cohen_tsv(Path(entry.path).expanduser())
-    problems = (
-        audit(rows, sigma=entry.sigma, n=entry.num_estimate, alpha=entry.failure_prob)
-        if entry.sigma
-        else ()
-    )
-    correct = np.array([row.correct for row in rows])
-    return ComparedTable(name, correct, np.array([row.radius for row in rows]), tuple(problems))
+def _first_images(dataset: PreparedDataset, count: int) -> dict[str, Tensor]:
+    """The first test items, where votes start: (C, H, W) pixels by item."""
+    split = dataset.load("test", limit=count)
+    return {item: split.pixels(slice(i, i + 1))[0] for i, item in enumerate(split.item_ids)}
 
 
-def _ablations(
-    result: results.CertifyResult, dataset: PreparedDataset, *, num_examples: int
-) -> list[Gallery]:
-    """The first certified test items as the votes see them."""
-    known = set(result.columns["item_id"])
-    split = dataset.load("test", limit=min(num_examples, MAX_ABLATED_ITEMS))  # votes start there
-    chosen = [i for i, item in enumerate(split.item_ids) if item in known]
-    if not chosen:
-        return []
-    images: dict[str, Tensor] = {
-        split.item_ids[i]: split.pixels(slice(i, i + 1))[0] for i in chosen
-    }
-    votes = results.read_band_votes(result, list(images))
-    return [galleries.ablation_gallery(result, images=images, votes=votes, classes=dataset.classes)]
-
-
-def _verify_chapter(found: chapters.Results, *, beside: Path) -> Chapter | None:
+def _verify_chapter(found: Results, *, beside: Path) -> Chapter | None:
     """Commands that check each certificate; paths are relative, so that the page can be moved."""
     if not found.certificates:
         return None
@@ -187,7 +159,7 @@ def _verify_chapter(found: chapters.Results, *, beside: Path) -> Chapter | None:
     return Chapter("verify", "Check the certificates", intro, facts=tuple(facts))
 
 
-def _model_facts(found: chapters.Results) -> tuple[Fact, ...]:
+def _model_facts(found: Results) -> tuple[Fact, ...]:
     return tuple(Fact(f"model {t.model}", t.digest, code=True) for t in found.trained)
 
 

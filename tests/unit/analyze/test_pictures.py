@@ -13,6 +13,7 @@ from components.analyze.pictures import (
     EdgeState,
     alignment_measurements,
     gray,
+    patch_size_of,
     perturbed_images,
     to_picture,
 )
@@ -134,6 +135,17 @@ def test_alignment_states_add_up_and_missing_values_have_a_reason():
     assert exact[0].flags == ("null: nothing changes inside patches",)
     with pytest.raises(CasemateError, match="patch_size: 17 does not tile images of 32x32"):
         whole.alignment(17)
+
+
+def test_the_patch_is_that_of_the_network_in_pixels_of_the_images(new_net):
+    how = PerturbationSettings()
+    sides = {"vit": 4, "cait": 4, "beit": 4, "xcit": 8, "swin": 2}
+    assert {name: patch_size_of(new_net(name), how, scale=1) for name in sides} == sides
+    assert patch_size_of(new_net("xcit"), how, scale=4) == 2
+    assert patch_size_of(new_net("resnet"), PerturbationSettings(patch_size=16), scale=1) == 16
+    for name, scale in (("resnet", 1), ("users", 1), ("vit", 3), ("vit", 4)):
+        with pytest.raises(CasemateError, match=r"patch_size: is missing: .*write"):
+            patch_size_of(new_net(name), how, scale=scale)
 
 
 class ShapeJudge(nn.Module):

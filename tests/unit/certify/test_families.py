@@ -14,6 +14,7 @@ from components.certify.registry import FAMILIES, family_of
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import HEADER_KEY, read_votes, write_votes
 from components.core.digests import canonical_json
+from components.core.registry import load_reference
 from components.core.tables import read_table
 
 PATCH_ENTRY = {"patch_size": 5, "accuracy": {"value": 0.5}}
@@ -79,6 +80,8 @@ def test_every_family_answers_every_question(kind):
     assert family.metrics(summary) == {"standard_accuracy": 1.0, metric: 0.5}
     assert family.vote_unit == unit
     assert headline.startswith(family.threat_name)
+    assert callable(load_reference(family.chapter))  # import-linter does not see these names
+    assert family.shares(entry) == {"": {"value": 0.5}}
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -110,3 +113,11 @@ def test_the_settings_of_votes_can_be_read_back(kind):
         settings["stopped_for"] = stop
     header = VotesHeader.from_dict(header_of(kind) | {"settings": settings})
     assert family_of(kind).vote_settings(header).to_dict() == settings
+
+
+def test_a_second_rule_has_its_own_share_and_metric():
+    entry = {"patch_size": 5, "accuracy": {"value": 0.5}, "accuracy_loc": {"value": 0.75}}
+    family = family_of("rows")
+    assert family.shares(entry) == {"": {"value": 0.5}, "loc": {"value": 0.75}}
+    summary = {"standard_accuracy": {"value": 1.0}, "certified": [entry]}
+    assert family.metrics(summary)["accuracy_loc_at_5"] == 0.75

@@ -21,10 +21,8 @@ from components.core.user_code import (
     settings_class,
 )
 
-MAIN = """
+THING = """
 from dataclasses import dataclass
-
-import {helper}
 
 
 class Thing:
@@ -33,6 +31,11 @@ class Thing:
         size: int = 3
 
     def where(self):
+"""
+MAIN = (
+    "import {helper}\n"
+    + THING
+    + """
         import {late}
 
         return {helper}.X, {late}.X
@@ -51,6 +54,7 @@ class Loose:
 class Bare:
     pass
 """
+)
 names = iter(range(1000))  # every test has modules of its own names
 
 
@@ -204,22 +208,16 @@ def test_an_entry_travels_as_reference_and_settings(mine):
     assert found.stdout.decode().strip() == "Thing.Settings(size=5)"
 
 
-SIBLING = """
-from dataclasses import dataclass
-import {helper}.part as part
-
-
-class Thing:
-    @dataclass(frozen=True)
-    class Settings:
-        size: int = 3
-
-    def where(self):
+SIBLING = (
+    "import {helper}.part as part\n"
+    + THING
+    + """
         from {helper} import X
         import {helper}.part
 
         return X, {helper}.part.Y, part.Y
 """
+)
 
 
 @pytest.fixture

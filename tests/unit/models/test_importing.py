@@ -345,6 +345,7 @@ def test_files_without_a_state_dict(tmp_path, content):
         ({"mean": (0.5,)}, r"--mean: \(0\.5,\) needs 3 values"),
         ({"std": (1.0, 0.0, 1.0)}, r"--std: .* must be finite and positive"),
         ({"std": (float("nan"), 1.0, 1.0)}, r"--std: \(nan, .* must be finite and positive"),
+        ({"mean": (123.7, 116.3, 103.5)}, r"--mean: .* is outside \[0, 1\]; pixels are fractions"),
         ({"mean": (0.0, float("inf"), 0.0)}, r"--mean: .* must be finite"),
         ({"image_size": None, "upsample": 32}, r"--image-size: .* native side .* up-sampled to 32"),
         ({"architecture": "tiny_vitt"}, r"model\.architecture: tiny_vitt is unknown"),

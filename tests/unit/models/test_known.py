@@ -25,6 +25,10 @@ NAMES = [
     *("xcit_large_12_p8_224", "resnet18", "resnet50", "resnet101", "wide_resnet50_2"),
     *("wide_resnet101_2", "resnet18.tv_in1k", "resnet50.tv_in1k", "resnet101.tv_in1k"),
     *("wide_resnet50_2.tv_in1k", "wide_resnet101_2.tv_in1k", "resnet50_gelu"),
+    *("vit_base_patch16_224.orig_in21k", "vit_base_patch32_224.orig_in21k"),
+    *("vit_large_patch16_224.orig_in21k", "vit_large_patch32_224.orig_in21k"),
+    *("vit_base_patch16_224.augreg_in1k", "vit_base_patch32_224.augreg_in1k"),
+    *(f"resnetv2_{size}_bit.goog_in21k" for size in ("50x1", "50x3", "101x1", "101x3", "152x4")),
 ]
 SMALL = {
     "tiny_vit": {
@@ -107,13 +111,31 @@ def test_options_that_are_accepted_can_be_built(name):
     assert said >= 3
 
 
+def test_patches_of_14_pixels():
+    name = "vit_huge_patch14_224.orig_in21k"
+    assert assert_holds(name, {}, 518)
+    assert starts_from_timm(name, {})
+    assert len(read_parent("timm", architecture=name).mean) == 3
+    assert known_network(name, {}, image_size=384) is None
+
+
 def test_nothing_is_said_of_other_networks():
     for name in ("swin_tiny_patch4_window7_224", "deit_tiny_distilled_patch16_224", "x"):
         assert known_network(name, {}, image_size=224) is None
     assert known_network("tiny_vit", {"patch_size": 3}, image_size=8) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+TAGGED = [
+    *("vit_base_patch16_224.augreg_in1k", "vit_huge_patch14_224.orig_in21k"),
+    *("vit_large_patch32_224.orig_in21k", "resnetv2_152x4_bit.goog_in21k"),
+]
+
+
+def test_tagged_weights_are_known():
+    assert all(starts_from_timm(name, {}) for name in TAGGED)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *TAGGED])
 def test_weights_that_timm_is_said_to_have(name):
     if starts_from_timm(name, {}):
         assert len(read_parent("timm", architecture=name).mean) == 3

@@ -389,6 +389,8 @@ def test_run_says_where_everything_is(tmp_path):
         (Own(), {"image_size": 0}, "image_size: 0 is not a whole number from 1 to 4096"),
         (Own(), {"channels": 0}, "channels: 0 is not a whole number above 0"),
         (Own(), {"mean": 0.5}, "mean: 0.5 needs 1 numbers, one per channel"),
+        (Own(), {"mean": [123.7]}, "mean: .123.7. is outside .0, 1.; pixels are fractions of full"),
+        (Own(), {"mean": ["a"]}, "mean: .'a'. needs 1 numbers, one per channel"),
         (Own(), {"std": [0]}, "std: .0. must be above 0: images are divided by it"),
         (Own(), {"device": "abacus"}, "device: 'abacus' is not usable here: "),
     ],

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from components.attacks.settings import SpatialSettings
 from components.attacks.spatial import grid_poses
+from components.core.statistics import mean_interval
 from components.core.tables import write_table
 from components.data.corruptions.settings import CORRUPTIONS
 from components.data.sources.names import SEVERITIES
@@ -80,21 +81,26 @@ def clean_measurements(model: str) -> list[Measurement]:
 
 
 def corruption_measurements(model: str, names: Iterable[str]) -> list[Measurement]:
-    accuracy, rows = {}, []
+    accuracy, verdicts, rows = {}, [], []
     for name in names:
         for level in SEVERITIES:
             right = held(MODELS[model][2] - 0.1 * level, NUM_ITEMS, model, name)
             one = share(right, item=name, level=level, flags=("procedural_frost",))
             accuracy[name, level] = one.value
+            verdicts.append(right)
             rows.append(one)
     why = not_comparable(("procedural_frost",), imagenet=True)
     scores = corruption_scores(accuracy, clean=MODELS[model][2], incomparable=why)
-    return rows + [
-        null(item="all", metric=name, why=score.reason)
-        if score.value is None
-        else Measurement(item="all", metric=name, value=score.value, n=NUM_ITEMS)
-        for name, score in scores.items()
-    ]
+    for name, score in scores.items():
+        if score.value is None:
+            rows.append(null(item="all", metric=name, why=score.reason))
+            continue
+        low, high = mean_interval(np.mean(verdicts, axis=0)) if name == "mean75" else (None, None)
+        one = Measurement(
+            item="all", metric=name, value=score.value, n=NUM_ITEMS, lo95=low, hi95=high
+        )
+        rows.append(one)
+    return rows
 
 
 def shift_measurements(model: str) -> list[Measurement]:

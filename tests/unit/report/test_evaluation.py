@@ -18,6 +18,7 @@ from components.report.evaluation.signs import MAX_MODELS, sign_of
 from components.report.evaluation.transfer import letter
 from components.report.page import render
 from components.report.tables import to_csv
+from pipelines.stages.report.stage import build_content
 from tests.e2e.browser import find_chromium, visit
 from tests.unit.report.evaluated import (
     MODELS,
@@ -170,14 +171,17 @@ def test_headline_keeps_what_other_stages_measured(rows):
 
 
 def test_settings_are_never_mixed_in_one_chart(rows):
-    other = [replace(row, resize="timm", value=0.5) for row in rows if row.suite == "corruptions"
-             and row.value is not None]  # fmt: skip
-    parts = suite_rows([*rows, *other], "corruptions")
-    assert [part.setting for part in parts] == ["resize squash", "resize timm"]
-    (*_, shown) = [c for c in chapters(Evaluation((*rows, *other))) if c.anchor == "corruptions"]
-    assert sum("resize timm" in chart.title for chart in shown.charts) == 4
-    content([shown]).tables()
-    assert "corruptions" not in Evaluation((*rows, *other)).single()
+    own = [row for row in rows if (row.suite, row.model) == ("corruptions", "vit-b")]
+    both = (*own, *(replace(row, resize="timm") for row in own))
+    assert [part.setting for part in suite_rows(both, "corruptions")] == [
+        *("resize squash", "resize timm"),
+    ]
+    (shown,) = chapters(Evaluation(both))
+    assert [chart.title.rpartition("(")[2] for chart in shown.charts] == [
+        *("resize squash)", "resize timm)"),
+    ]
+    content([shown]).tables()  # names are unique
+    assert Evaluation(both).single() == {}
 
 
 def test_two_models_of_one_name_are_told_apart(rows):
@@ -206,11 +210,34 @@ def test_written_steps_are_read_back(tmp_path, rows):
     key = MetricRow.__repr__
     assert sorted(found.rows, key=key) == sorted(rows, key=key)
     assert found.failures.keys() == MODELS.keys()
-    spatial = chapters(found)[-1]
+    (spatial,) = chapters(
+        replace(found, rows=tuple(row for row in found.rows if row.suite == "spatial"))
+    )
     assert sum(chart.title.endswith("degrees") for chart in spatial.charts) == len(MODELS)
     (folders["evaluate.clean"] / METRICS_NAME).write_bytes(b"broken")
     with pytest.raises(CasemateError, match=r"evaluate.clean.*damaged.*run this step again"):
         read_evaluation(folders)
+
+
+def test_the_stage_shows_evaluations_beside_other_results(finished, out, recipe, tmp_path):
+    inputs = {"prepare": finished["prepare"], "attack.linf": finished["attack.linf"]}
+    steps = write_evaluation(tmp_path)
+    some = {name: steps[f"evaluate.{name}"] for name in ("clean", "shifts")}
+    shown = build_content(recipe, inputs | {f"evaluate.{n}": f for n, f in some.items()}, out)
+    anchors = [chapter.anchor for chapter in shown.chapters]
+    assert anchors[:4] == ["attacks", "evaluation", "clean", "shifts"]
+    assert [line[0] for line in shown.headline.rows][:2] == ["main", "standard"]
+    assert {line[0] for line in shown.headline.rows[2:]} == set(MODELS)
+    assert len({table.name for table in shown.tables()}) == len(shown.tables())
+
+
+def test_pairs_have_the_layout_of_the_paper(found):
+    (table, *_) = [t for t in found["transfer"].tables if t.name.endswith("pairs-2")]
+    titles = [column.title for column in table.columns]
+    assert titles[3:10] == [
+        *("A clean", "B clean", "A to A", "B to B", "A to B", "drop", "B to A"),
+    ]
+    assert [line[:2] for line in table.rows] == [("vit-b", "rn-50"), ("vit-l", "rn-50")]
 
 
 def test_overview_needs_more_than_clean_items(rows):

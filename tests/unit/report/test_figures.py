@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.report import figures
+from components.report import figures, radius_figures
 from components.report.content import Accuracy
 
 HALF = Accuracy(0.5, 0.4, 0.6, 100)
@@ -27,7 +27,7 @@ def bars(models, name="attack.linf"):
 def test_step_knots_equal_or_understate_a_direct_count(radii, others, max_steps):
     num_items = len(radii) + others + 1
     values = np.array(radii)
-    knots, shares = figures.certified_steps(values, num_items=num_items, max_steps=max_steps)
+    knots, shares = radius_figures.certified_steps(values, num_items=num_items, max_steps=max_steps)
     for r in np.linspace(0, 2, 41):
         later = knots >= r
         drawn = shares[later][0] if later.any() else 0.0
@@ -71,8 +71,8 @@ def test_training_curves_leave_out_absent_series():
 
 
 def test_a_certificate_without_any_certified_item_can_be_drawn():
-    knots, shares = figures.certified_steps(np.array([]), num_items=5)
-    svg = figures.radius_curve(
+    knots, shares = radius_figures.certified_steps(np.array([]), num_items=5)
+    svg = radius_figures.radius_curve(
         knots, share=shares, low=shares, high=shares + 0.5, standard=HALF, cap=0.0, attacked=None,
         name="r", alt="r",
     )  # fmt: skip

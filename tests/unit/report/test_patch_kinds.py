@@ -6,8 +6,9 @@ import pytest
 from components.certify.certificate import write_certificate
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import write_votes
-from components.report import certified, sweeps
+from components.report import certified, patch_sweeps, patches, sweeps
 from components.report.results import read_certify
+from components.report.run_results import Results
 
 SIDE, NUM_ITEMS = 8, 6
 
@@ -47,7 +48,7 @@ def swept(folder, shapes, **changes):
 
 def test_a_sweep_is_one_table_in_the_published_layout(tmp_path):
     results, (sweep,) = swept(tmp_path, [(3, 1), (2, 2), (2, 1)])
-    table = sweeps.sweep_table(sweep, lambda _: "main", image_area=AREA)
+    table = patch_sweeps.sweep_table(sweep, lambda _: "main", image_area=AREA)
     assert [row[:3] for row in table.rows] == [("main", 1, 2), ("main", 1, 3), ("main", 2, 2)]
     assert [c.title for c in table.columns[1:]] == [
         "stride", "size", "without adversary", "certified"
@@ -58,6 +59,16 @@ def test_a_sweep_is_one_table_in_the_published_layout(tmp_path):
         certified.share(results[2].certified_at(1)),
     )
     assert sweeps.find_sweeps(results[:1], lambda _: "main") == ()
+
+
+def test_a_family_without_charts_has_a_table(tmp_path):
+    result = made(tmp_path / "a", claim={"patch_sizes": [1, 2], "rule": "count"})
+    found = certified.chapter(Results(None, certificates=(result,)), [result], num_examples=4)
+    (table,) = found.tables
+    assert [row[3] for row in table.rows] == [
+        certified.share(result.certified_at(size)) for size in (1, 2)
+    ]
+    assert result.family.proof_words({"rows"}) == found.intro
 
 
 def test_other_claims_kinds_and_tokens_are_other_sweeps(tmp_path):
@@ -83,24 +94,24 @@ def test_other_claims_kinds_and_tokens_are_other_sweeps(tmp_path):
 
 def test_charts_follow_size_and_stride_where_there_are_several(tmp_path):
     _, (sweep,) = swept(tmp_path, [(2, 1), (3, 1), (4, 1), (2, 2), (2, 4)])
-    by_size, by_stride = sweeps.sweep_charts(sweep, lambda _: "main", image_area=AREA)
+    by_size, by_stride = patch_sweeps.sweep_charts(sweep, lambda _: "main", image_area=AREA)
     assert "by size, stride 1 px" in by_size.title
     assert "by stride, size 2 px" in by_stride.title
     assert 'aria-label="Certified accuracy by size. ' in by_size.svg
     assert "var(--proven" in by_size.svg
     assert any("on other items than these" in line for line in by_size.caption)
     _, (only,) = swept(tmp_path / "sizes", [(2, 1), (3, 1)])
-    assert len(sweeps.sweep_charts(only, lambda _: "main", image_area=AREA)) == 1
+    assert len(patch_sweeps.sweep_charts(only, lambda _: "main", image_area=AREA)) == 1
 
 
 def test_models_are_compared_at_one_patch(tmp_path):
     claim = {"patch_sizes": [1, 2], "rule": "count"}
     results, (sweep,) = swept(tmp_path, [(2, 1), (3, 1), (2, 2), (3, 2)], claim=claim)
     names = {result.name: f"net-{result.name[-1]}" for result in results}  # by stride
-    (chart,) = sweeps.sweep_charts(
+    (chart,) = patch_sweeps.sweep_charts(
         sweep, lambda result: names[result.name], image_area=AREA
     )[:1]  # fmt: skip
-    (alone,) = sweeps.sweep_charts(sweep, lambda _: "main", image_area=AREA)[:1]
+    (alone,) = patch_sweeps.sweep_charts(sweep, lambda _: "main", image_area=AREA)[:1]
     assert "patches of 1" in chart.caption[0]
     assert "patches of 1" in alone.caption[0]
     assert "2 \N{MULTIPLICATION SIGN} 2 px" in alone.caption[0]
@@ -109,11 +120,11 @@ def test_models_are_compared_at_one_patch(tmp_path):
 def test_an_unsound_sweep_says_so_and_has_no_colour_of_proof(tmp_path):
     claim = {"patch_sizes": [1], "rule": "count", "delta_rule": "paper_reference"}
     _, (sweep,) = swept(tmp_path, [(3, 1), (3, 3)], claim=claim)
-    (chart,) = sweeps.sweep_charts(sweep, lambda _: "main", image_area=AREA)
+    (chart,) = patch_sweeps.sweep_charts(sweep, lambda _: "main", image_area=AREA)
     assert chart.caption[0].startswith("sound: false")
     assert "--proven" not in chart.svg
     assert {sign.colour for sign in chart.legend} == {"measured"}
-    table = sweeps.sweep_table(sweep, lambda _: "main", image_area=AREA)
+    table = patch_sweeps.sweep_table(sweep, lambda _: "main", image_area=AREA)
     assert table.columns[-1].kind == "measured"
     assert "not sound" in table.columns[-1].title
 
@@ -122,7 +133,7 @@ def test_what_is_not_sound_is_never_set_as_proven(tmp_path):
     claim = {"patch_sizes": [1], "rule": "count", "delta_rule": "paper_reference",
              "second_rule": "loc"}  # fmt: skip
     result = made(tmp_path / "paper", stride=3, claim=claim)
-    chart = certified.patch_chart(result, model="main", image_area=64)
+    chart = patches.patch_chart(result, model="main", image_area=64)
     kinds = {(c.title, c.detail): c.kind for c in chart.table.columns}
     assert kinds["certified (not sound)", ""] == "measured"
     assert kinds["certified", "rule loc"] == "proven"  # counts positions itself
@@ -139,7 +150,7 @@ def test_charts_say_what_voted(tmp_path, kind):
         if kind == "rows"
         else made(tmp_path / "p", kind=kind, settings=pairs, claim={"patch_sizes": [1, 2]})
     )
-    chart = certified.patch_chart(result, model="main", image_area=64)
+    chart = patches.patch_chart(result, model="main", image_area=64)
     said = "bands of 3 rows" if kind == "rows" else "4 masks"
     assert any(said in line for line in chart.caption)
     assert len(chart.table.rows) == len(result.document.claim["patch_sizes"])

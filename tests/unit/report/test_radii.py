@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 
 from components.certify.certificate import write_certificate
-from components.certify.l2.cohen_tsv import CohenRow, write_cohen_tsv
+from components.certify.l2.cohen_tsv import CohenRow, read_published, write_cohen_tsv
 from components.certify.l2.curves import average_certified_radius
+from components.certify.l2.settings import PublishedRadiiSettings
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import write_votes
 from components.report import certified, radii
 from components.report.radius_figures import RadiusLine, envelope_line
 from components.report.results import read_certify
-from pipelines.recipe.schema.place import CompareSection
-from pipelines.stages.report.stage import _compared
 
 NUM_ITEMS, N = 8, 300
 RADII = [0.1, 0.3, 0.6]
@@ -59,7 +58,7 @@ def cells(table):
 
 
 def test_the_envelope_is_the_best_certificate_at_each_radius(pair):
-    (chart,) = radii.curves_charts(pair, model_of=lambda _: "main", compared=())
+    (chart,) = radii.curves_charts(pair, model_of=lambda _: "main", published=())
     found = cells(chart.table)
     assert found["radius"] == [0.0, *RADII]
     for row, r in enumerate(found["radius"]):
@@ -73,26 +72,28 @@ def test_the_envelope_is_the_best_certificate_at_each_radius(pair):
 
 def test_one_sigma_alone_has_no_envelope(pair, tmp_path):
     same = made(tmp_path / "again", sigma=0.25, wrong=2)
-    assert radii.curves_charts(pair[:1], model_of=lambda _: "main", compared=()) == ()
-    assert radii.curves_charts([pair[0], same], model_of=lambda _: "main", compared=()) == ()
+    assert radii.curves_charts(pair[:1], model_of=lambda _: "main", published=()) == ()
+    assert radii.curves_charts([pair[0], same], model_of=lambda _: "main", published=()) == ()
 
 
 def test_certificates_of_other_items_are_not_mixed(pair, tmp_path):
     pair[1].columns["item_id"] = [f"else-{i}" for i in range(NUM_ITEMS)]
-    assert radii.curves_charts(pair, model_of=lambda _: "main", compared=()) == ()
+    assert radii.curves_charts(pair, model_of=lambda _: "main", published=()) == ()
 
 
 def test_tables_of_others_are_shown_beside_and_doubted(pair, other):
-    theirs = _compared("cohen", CompareSection(path=str(other), sigma=0.25, num_estimate=N))
+    theirs = read_published(
+        "cohen", PublishedRadiiSettings(path=str(other), sigma=0.25, num_estimate=N)
+    )
     assert any("exceeds the possible" in problem for problem in theirs.problems)
-    (chart,) = radii.curves_charts(pair[:1], model_of=lambda _: "main", compared=(theirs,))
+    (chart,) = radii.curves_charts(pair[:1], model_of=lambda _: "main", published=(theirs,))
     found = cells(chart.table)
     assert [a.value for a in found["cohen"]] == [
         np.mean([0.2 * i - 5e-7 >= r for i in range(10)]) if r else 1.0 for r in found["radius"]
     ]
     assert {c.kind for c in chart.table.columns if c.title == "cohen"} == {"measured"}  # not ours
     assert any("cohen: idx" in line for line in chart.caption)
-    assert _compared("cohen", CompareSection(path=str(other))).problems == ()
+    assert read_published("cohen", PublishedRadiiSettings(path=str(other))).problems == ()
 
 
 def test_figures_are_those_of_the_items(pair):

@@ -20,7 +20,12 @@ from components.evaluate.transfer import (
     transfer_predictions,
 )
 from pipelines.stages.evaluate.evaluation import Evaluation, blocks, units_of
-from pipelines.stages.evaluate.results import SuiteResult, in_order, verdict_comparisons
+from pipelines.stages.evaluate.results import (
+    MODEL,
+    SuiteResult,
+    in_order,
+    verdict_comparisons,
+)
 from pipelines.stages.evaluate.worker import EvaluateWorker
 
 ITEMS_PER_UNIT = 50  # each with the attacks of all models
@@ -101,10 +106,8 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
         rows=rows,
         predictions=table,
         tables={MATRIX_NAME: _matrix(found, settings)},
-        headlines=[
-            (f"{attack} {budget} of {source}", f"{attack}/{source}", "accuracy")
-            for attack in settings.attacks
-            for source in evaluation.models
+        headlines=[  # each model on its own perturbations; the matrix has the others
+            (f"{attack} {budget}", f"{attack}/{MODEL}", "accuracy") for attack in settings.attacks
         ],
         num_items=len(items),
     )
