@@ -171,6 +171,14 @@ def chosen_streams(blocks: Blocks, how: CorrelationSettings) -> list[Stream]:
     return streams
 
 
+def check_measure(blocks: Blocks, how: CorrelationSettings) -> None:
+    """Raise an error if the measure does not suit the shapes of a family's outputs."""
+    if how.measure == "pearson" and blocks.measure == "cka":
+        name = type(blocks.net).__name__
+        remedy = f"does not fit {name}, whose blocks return different shapes; use cka"
+        raise CasemateError("measure", "pearson", remedy)
+
+
 def _state(
     blocks: Blocks, stream: Stream, outputs: list[Tensor], how: CorrelationSettings
 ) -> PearsonState:

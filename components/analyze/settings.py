@@ -1,5 +1,6 @@
 """Settings of the analyses; defaults follow Bhojanapalli et al. 2021 or the paper that is named."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from components.attacks.settings import ScaleAscentSettings
 from components.core.settings import (
     Budget,
     Count,
+    Name,
     PositivePixels,
     Problem,
     Settings,
@@ -160,7 +162,17 @@ class PerturbationSettings(Settings):
     """A judge is right if the true class is among its k highest."""
     num_pictures: Count = 8
     """Items that are shown."""
+    judges: dict[Name, str] = dataclasses.field(default_factory=dict)
+    """Folders of models that classify the pictures, by their names in results."""
+    judge_models: tuple[Name, ...] = ()
+    """Models of the recipe that classify the pictures."""
     subset: SubsetSettings = SubsetSettings(num_items=5000)
+
+    def problems(self) -> Iterator[Problem]:
+        if len(set(self.judge_models)) < len(self.judge_models):
+            yield Problem("judge_models", ", ".join(self.judge_models), "names a model twice")
+        if both := sorted(set(self.judge_models) & set(self.judges)):
+            yield Problem("judges", both[0], "is also in judge_models; choose another name")
 
     def step_size_at(self) -> float:
         """The step size of the attack."""

@@ -169,11 +169,11 @@ def read_metrics(path: Path) -> list[MetricRow]:
     return [MetricRow(**{**row, "flags": tuple(row["flags"])}) for row in table.to_pylist()]
 
 
-def mlflow_name(row: MetricRow) -> str:
-    """`evaluate/<suite>/<item>[/s<level>]/<metric>`; without the item where it is all."""
+def mlflow_name(row: MetricRow, *, stage: str = "evaluate") -> str:
+    """`<stage>/<suite>/<item>[/s<level>]/<metric>`; without the item where it is all."""
     item = [] if row.item == ALL else [row.item]
     level = [] if row.level is None else [f"s{row.level:g}"]
-    return "/".join(["evaluate", row.suite, *item, *level, row.metric])
+    return "/".join([stage, row.suite, *item, *level, row.metric])
 
 
 def _sort_key(row: Mapping[str, Any]) -> tuple[tuple[bool, Any], ...]:

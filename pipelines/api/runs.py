@@ -235,7 +235,7 @@ def estimate(
     num_items: int | None = None,
     passes_per_second: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Cost of a recipe's evaluation suites and certificates: passes, FLOPs, hours on each
+    """Cost of a recipe's evaluation suites, studies and certificates: passes, FLOPs, hours on each
     accelerator, memory.
 
     >>> from pipelines import api
@@ -245,6 +245,7 @@ def estimate(
     from components.core.problems import named
     from pipelines.recipe.check import check
     from pipelines.recipe.schema.recipe import Recipe
+    from pipelines.stages.analyze import cost as studies
     from pipelines.stages.certify import cost as certificates
     from pipelines.stages.evaluate import cost as suites
 
@@ -259,6 +260,7 @@ def estimate(
     }
     with named(loaded.source, Recipe.model_fields):
         rows: list[dict[str, Any]] = suites.estimates_of(loaded, **place)
+        rows += studies.estimates_of(loaded, **place)
         if loaded.certify or not rows:
             rows += certificates.estimates_of(loaded, **place)
     return rows

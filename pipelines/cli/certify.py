@@ -54,7 +54,7 @@ def estimate(
 
 
 def _show(row: dict[str, Any]) -> None:
-    if row["step"].startswith("evaluate."):
+    if row["step"].startswith(("evaluate.", "analyze.")):
         _show_suite(row)
     else:
         _show_certificate(row)

@@ -12,6 +12,7 @@ import typer
 
 from components.core.errors import CasemateError, first_line
 from pipelines import api
+from pipelines.cli import analyze as cli_analyze
 from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import data as cli_data
@@ -32,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train, tune, attack, evaluate and certify vision transformers on Ray, tracked in MLflow.",
+    help="Train, tune, attack, evaluate, analyze and certify vision transformers; Ray and MLflow.",
     epilog="Exit codes: 0 ok, 1 failed, 2 bad input. --verbose anywhere shows tracebacks.",
 )
 
@@ -42,6 +43,7 @@ cli_flow.add_commands(
     {
         "attack": (cli_attack.attack, cli_attack.EXAMPLE),
         "evaluate": (cli_evaluate.evaluate, cli_evaluate.EXAMPLE),
+        "analyze": (cli_analyze.analyze, cli_analyze.EXAMPLE),
     },
 )
 

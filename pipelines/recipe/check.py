@@ -20,13 +20,14 @@ from components.data.sources.info import check_options
 from components.denoising.settings import ARCHITECTURES
 from components.models.settings import TIMM
 from components.train.schedules import peak_rate
-from pipelines.recipe import evaluation
+from pipelines.recipe import analysis, evaluation
 from pipelines.recipe.check_networks import (
     check_attention,
     check_denoisers,
     check_networks,
     check_sharding,
     check_starting_weights,
+    check_studies,
     check_user_networks,
     trained_sections,
 )
@@ -318,11 +319,11 @@ REGISTRIES: list[Check] = [
 IMAGES: list[Check] = [
     *(_source_images, _limits, _lengths, _inputs),
     *(_classes, _votes, _given_model),
-    evaluation.check_images,
+    *(evaluation.check_images, analysis.check_images),
 ]
 NETWORKS: list[Check] = [
     *(check_denoisers, check_user_networks, check_networks),
-    *(check_attention, check_starting_weights, check_sharding),
+    *(check_attention, check_starting_weights, check_sharding, check_studies),
 ]
 PREPARED: list[Check] = [_prepared]
 GROUPS = (SECTIONS, REGISTRIES, IMAGES, NETWORKS, PREPARED)

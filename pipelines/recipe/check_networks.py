@@ -14,6 +14,7 @@ from components.core.user_code import is_reference
 from components.denoising.settings import ARCHITECTURES, is_on_disk
 from components.models.known import Known, known_network, starts_from_timm
 from components.models.settings import TIMM, ModelSettings
+from pipelines.recipe import analysis
 from pipelines.recipe.facts import Facts, is_here, spec_on
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 
@@ -200,6 +201,21 @@ def check_attention(recipe: Recipe, facts: Facts, problems: Problems) -> None:
             attention_of(_network(section, facts))
         except CasemateError as error:
             problems.add(key, section.architecture, error.remedy)
+
+
+def check_studies(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks that a study of the analyze section does not work for."""
+    if recipe.analyze is None or facts.side is None:
+        return
+    for name in recipe.analyzed_models():
+        if folder := recipe.given_model():
+            if (network := analysis.given_network(folder)) is None:
+                continue  # on another machine
+        elif recipe.denoiser_of(name):
+            continue
+        else:
+            network = _network(recipe.model_of(name), facts)
+        analysis.check_network(recipe.analyze, network, problems, seed=recipe.seed)
 
 
 def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:

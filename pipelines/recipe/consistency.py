@@ -28,6 +28,10 @@ def _classifiers(recipe: Recipe) -> list[tuple[str, str]]:
     """Every use of a model as a classifier, by its key."""
     used = [(f"attack.{k}.models", m) for k, a in recipe.attack.items() for m in a.models]
     used += [("evaluate.models", m) for m in (recipe.evaluate and recipe.evaluate.models) or ()]
+    used += [("analyze.models", m) for m in (recipe.analyze and recipe.analyze.models) or ()]
+    if recipe.analyze and recipe.analyze.perturbations:
+        judges = recipe.analyze.perturbations.judge_models
+        used += [("analyze.perturbations.judge_models", model) for model in judges]
     return used + [(f"certify.{k}.model", c.model) for k, c in recipe.certify.items()]
 
 
@@ -36,12 +40,13 @@ def _train_problems(recipe: Recipe) -> Iterator[Problem]:
         yield Problem("train.variants", MAIN, "is the name of train.objective's model")
     if recipe.tune and not recipe.train:
         yield Problem("tune", "", "needs a train section to vary")
-    for key in ("certify", "evaluate"):
+    for key in ("certify", "evaluate", "analyze"):
         if getattr(recipe, key) and not recipe.model_names():
             remedy = "needs a train section that makes models, or model.pretrained: a folder"
             yield Problem(key, "", remedy)
-    if recipe.evaluate and recipe.model_names() and not recipe.evaluated_models():
-        yield Problem("evaluate", "", "has no classifier: all models of the recipe are denoisers")
+    for key in ("evaluate", "analyze"):
+        if getattr(recipe, key) and recipe.model_names() and not recipe.classifiers():
+            yield Problem(key, "", "has no classifier: all models of the recipe are denoisers")
 
 
 def _name_problems(recipe: Recipe) -> Iterator[Problem]:

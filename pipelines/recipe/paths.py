@@ -12,6 +12,7 @@ from components.core.errors import CasemateError
 from components.data.sources.registry import file_options
 from components.denoising.settings import is_on_disk
 from components.models.settings import TIMM
+from pipelines.recipe.analysis import analysis_paths
 from pipelines.recipe.evaluation import evaluation_paths
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
@@ -60,6 +61,7 @@ def named_paths(recipe: Recipe) -> Iterator[NamedPath]:
         if name and is_on_disk(name):
             yield _denoiser_or_folder(key, name)
     yield from (NamedPath(key, path) for key, path in evaluation_paths(recipe))
+    yield from (NamedPath(key, path) for key, path in analysis_paths(recipe))
     for name, entry in recipe.report.compare.items():
         yield NamedPath(f"report.compare.{name}.path", entry.path)
     yield NamedPath("storage.root", recipe.storage.root, made=True)

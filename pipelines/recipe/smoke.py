@@ -14,6 +14,7 @@ from typing import Any
 from components.certify.registry import settings_of
 from components.data.sources import find_source
 from components.denoising.settings import is_on_disk
+from pipelines.recipe.schema.analyze import STUDIES
 
 Values = dict[str, Any]
 
@@ -45,6 +46,8 @@ CAPS = {
     "num_restarts": 2,
     "num_angles": 3,
 }
+ANALYSIS_CAPS = {"num_samples": 3, "num_pictures": 4, "num_images": 4}
+NETWORK_PLACES = {"counts", "distances", "depths", "positions", "patch_size"}
 OPEN = ("num_items", "train_items", "num_steps", "num_queries", "max_batches")  # None means many
 LENGTHS = ("band", "size", "pad")  # pixels, in training and searches
 
@@ -96,7 +99,8 @@ def shrink(values: Values) -> list[str]:
         _train_denoiser(values, notes)
     caps = {**CAPS, "batch_size": MADE_BATCH} if made else CAPS
     _shrink_evaluation(values, made=made, notes=notes)
-    for section in ("train", "tune", "attack", "evaluate"):
+    _shrink_analysis(values, made=made, notes=notes)
+    for section in ("train", "tune", "attack", "evaluate", "analyze"):
         _each(values.get(section), partial(_capped, caps=caps))
     for certify in values["certify"].values():
         with_own = {**caps, **settings_of(certify["kind"]).smoke_caps}
@@ -187,6 +191,26 @@ def _shrink_evaluation(values: Values, *, made: bool, notes: list[str]) -> None:
     if section["spatial"]:
         grid = section["spatial"]["grid"] or {}
         section["spatial"]["grid"] = {**grid, "max_shift": 2.0, "num_shifts": 3, "num_angles": 3}
+
+
+def _shrink_analysis(values: Values, *, made: bool, notes: list[str]) -> None:
+    """Few items, sets and pictures; all positions of the smaller network that is trained."""
+    if not (section := values.get("analyze")):
+        return
+    for study in filter(None, (section[name] for name in STUDIES)):
+        if "subset" in study:
+            if study["subset"]["item_ids"]:  # of the full data
+                study["subset"] = {"num_items": CAPS["num_items"]}
+            study["subset"]["by_class"] = False
+        for key, cap in ANALYSIS_CAPS.items():
+            if key in study:
+                study[key] = min(study[key], cap)
+        if values["train"] is not None:  # they may lie beyond the smaller network
+            study |= dict.fromkeys(NETWORK_PLACES & set(study))
+    for name, folder in list(((section["perturbations"] or {}).get("judges") or {}).items()):
+        if made or not _is_here(folder):
+            del section["perturbations"]["judges"][name]
+            notes.append(f"no judge {name}: it does not know these images")
 
 
 def _is_here(path: str) -> bool:

@@ -140,6 +140,13 @@ STAGES = {
             headlines=True,
         ),
         Stage(
+            "analyze",
+            section="analyze",
+            version=1,
+            help="Analyze a recipe's models, training them first, or a model folder on any data.",
+            headlines=True,
+        ),
+        Stage(
             "certify",
             section="certify",
             version=2,

@@ -16,6 +16,7 @@ from components.denoising.settings import is_on_disk
 from components.models.settings import TIMM, ModelSettings
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
+from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.base import Section, union_of
 from pipelines.recipe.schema.evaluate import EvaluateSection
@@ -49,6 +50,9 @@ class Recipe(Section):
     tune: TuneSection | None = None
     attack: dict[Name, AttackSection] = Field(default={})
     evaluate: EvaluateSection | None = Field(  # digests of recipes without it do not change
+        default=None, exclude_if=lambda section: section is None
+    )
+    analyze: AnalyzeSection | None = Field(  # the same
         default=None, exclude_if=lambda section: section is None
     )
     certify: dict[Name, CertifySettings] = Field(default={})
@@ -121,10 +125,16 @@ class Recipe(Section):
 
     def evaluated_models(self) -> list[str]:
         """The models of the evaluate section: those it names, else all classifiers."""
-        if self.evaluate is None:
-            return []
+        return [] if self.evaluate is None else self.evaluate.models or self.classifiers()
+
+    def analyzed_models(self) -> list[str]:
+        """The models of the analyze section: those it names, else all classifiers."""
+        return [] if self.analyze is None else self.analyze.models or self.classifiers()
+
+    def classifiers(self) -> list[str]:
+        """All models that are not denoisers."""
         denoisers = self.denoisers()
-        return self.evaluate.models or [m for m in self.model_names() if m not in denoisers]
+        return [model for model in self.model_names() if model not in denoisers]
 
     def denoiser_of(self, model: str) -> str | None:
         """The denoiser of this recipe behind which a model is trained, if there is one."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from components.attacks.spatial import grid_poses
 from components.certify.estimate import (
     ACCELERATORS,
@@ -22,7 +24,7 @@ from components.certify.estimate import (
 )
 from components.core.errors import CasemateError
 from components.data.sources import find_source
-from components.evaluate.settings import PREPARED, TransferSuiteSettings
+from components.evaluate.settings import PREPARED, SubsetSettings, TransferSuiteSettings
 from components.evaluate.shape_bias import PUBLISHED_COUNTS
 from components.models.costs import Costs, costs_of_shapes, network_of_shapes
 from components.models.spec import ABSENT_KEYS
@@ -62,6 +64,7 @@ class CostedModel:
 
     costs: Costs
     width: int
+    net: nn.Module  # without weights
 
 
 def estimates_of(
@@ -77,35 +80,58 @@ def estimates_of(
     section = recipe.evaluate
     if section is None:
         return []
-    own = [_model(recipe, name) for name in recipe.evaluated_models()]
+    own = [model_cost(recipe, name) for name in recipe.evaluated_models()]
     rows = []
     for suite, work in _works(recipe, section, given=num_items):
         models = own + (_other_models(section.transfer) if suite == "transfer" else [])
-        flops = sum(
-            MACS * model.costs.flops * (work.passes + GRADIENT * work.gradients) for model in models
-        )
-        passes = work.passes * len(models)
-        rates = _rates(models, accelerators, dtype=dtype, passes_per_second=passes_per_second)
-        memory = max(_memory(model, section.micro_batch, dtype) for model in models)
         rows.append(
-            {
-                "step": f"evaluate.{suite}",
-                "num_items": work.num_items,
-                "num_models": len(models),
-                "passes": passes,
-                "least_passes": round(passes * work.least_share),
-                "gradients": work.gradients * len(models),
-                "flops": flops,
-                "cpu_seconds": work.cpu_seconds,
-                "device_bytes": memory,
-                "num_workers": num_workers,
-                "hours": [
-                    _hours(where, rate, flops, work, num_workers, memory)
-                    for where, rate in rates.items()
-                ],
-            }
+            estimate_row(
+                f"evaluate.{suite}",
+                work,
+                models,
+                micro_batch=section.micro_batch,
+                accelerators=accelerators,
+                dtype=dtype,
+                num_workers=num_workers,
+                passes_per_second=passes_per_second,
+            )
         )
     return rows
+
+
+def estimate_row(
+    step: str,
+    work: SuiteWork,
+    models: Sequence[CostedModel],
+    *,
+    micro_batch: int,
+    accelerators: Sequence[str],
+    dtype: str,
+    num_workers: int,
+    passes_per_second: float | None,
+) -> Row:
+    """The row of one step: `work` of each of these models."""
+    flops = sum(
+        MACS * model.costs.flops * (work.passes + GRADIENT * work.gradients) for model in models
+    )
+    passes = work.passes * len(models)
+    rates = _rates(models, accelerators, dtype=dtype, passes_per_second=passes_per_second)
+    memory = max(_memory(model, micro_batch, dtype) for model in models)
+    return {
+        "step": step,
+        "num_items": work.num_items,
+        "num_models": len(models),
+        "passes": passes,
+        "least_passes": round(passes * work.least_share),
+        "gradients": work.gradients * len(models),
+        "flops": flops,
+        "cpu_seconds": work.cpu_seconds,
+        "device_bytes": memory,
+        "num_workers": num_workers,
+        "hours": [
+            _hours(where, rate, flops, work, num_workers, memory) for where, rate in rates.items()
+        ],
+    }
 
 
 def _hours(
@@ -126,7 +152,7 @@ def _works(
     recipe: Recipe, section: EvaluateSection, *, given: int | None
 ) -> Iterator[tuple[str, SuiteWork]]:
     """The work of every suite, for one model."""
-    count = _num_items(recipe, section, given)
+    count = num_test_items(recipe, section.subset, given, key="evaluate")
     side = known_side(recipe.data) or SIDE
     for suite in section.suites():
         if suite == CLEAN:
@@ -160,13 +186,13 @@ def _transfer(recipe: Recipe, how: TransferSuiteSettings, count: int) -> SuiteWo
     return SuiteWork(num_items, passes, gradients=num_items * steps)
 
 
-def _num_items(recipe: Recipe, section: EvaluateSection, given: int | None) -> int:
-    subset = section.subset
+def num_test_items(recipe: Recipe, subset: SubsetSettings, given: int | None, *, key: str) -> int:
+    """Items of a subset, as far as it is known without the data."""
     chosen = len(subset.item_ids) if subset.item_ids else subset.num_items
     published = (source_info(recipe.data).splits or {}).get("test")
     known = [n for n in (chosen, given, recipe.data.limits.get("test"), published) if n]
     if not known:
-        raise CasemateError("evaluate.subset.num_items", None, "is open; give --items N")
+        raise CasemateError(f"{key}.subset.num_items", None, "is open; give --items N")
     return min(known)
 
 
@@ -189,7 +215,7 @@ def _shifted_items(name: str, section: EvaluateSection) -> int:
     return found
 
 
-def _model(recipe: Recipe, name: str) -> CostedModel:
+def model_cost(recipe: Recipe, name: str) -> CostedModel:
     """A model of the recipe: from its section, or from the folder of a given one."""
     if recipe.given_model():
         spec = given_spec(recipe)
@@ -246,7 +272,7 @@ def _costed(
         remedy = f"needs values to be built, costs are counted from shapes alone: {error}"
         raise CasemateError("model.architecture", architecture, remedy) from error
     costs = costs_of_shapes(net, image_size=side, channels=channels)
-    return CostedModel(costs, int(getattr(net, "num_features", 0)))
+    return CostedModel(costs, int(getattr(net, "num_features", 0)), net)
 
 
 def _memory(model: CostedModel, micro_batch: int, dtype: str) -> int:

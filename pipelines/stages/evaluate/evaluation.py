@@ -10,10 +10,11 @@ import pyarrow as pa
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.tables import read_table
-from components.core.units import Unit
+from components.core.units import Unit, WorkFn
 from components.data.memory import MemoryDataset
 from components.data.prepared import PreparedDataset
 from components.evaluate.metrics import Subject
+from components.evaluate.settings import SubsetSettings
 from components.evaluate.subsets import choose_items
 from components.models.catalog import family_of
 from components.models.checkpoint import read_header
@@ -89,29 +90,26 @@ class TestItems:
         )
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One suite on models and items; `execute` computes units, on a cluster or in this process."""
+@dataclass(frozen=True, kw_only=True)
+class ModelsOnItems:
+    """Models, test items, and `execute`, which computes units on a cluster or in this process."""
 
-    suite: str
-    section: EvaluateSection
     dataset: PreparedDataset | MemoryDataset
     origin: DataOrigin
     models: Mapping[str, EvaluatedModel]
     items: TestItems
     seed: int
     execute: Callable[[Sequence[Unit]], Iterable[pa.Table]]
-    clean: Callable[[], pa.Table]  # the predictions of the clean suite
     recipe: str | None = None
     devices: set[str] = field(default_factory=set)  # that computed what was read
 
-    @property
-    def step(self) -> str:
-        return f"evaluate.{self.suite}"
-
     def run(self, units: Sequence[Unit]) -> pa.Table:
         """The results of all units, in their order; those of an earlier start are kept."""
-        return pa.concat_tables(self._noted(table) for table in self.execute(units))
+        return pa.concat_tables(self.tables(units))
+
+    def tables(self, units: Sequence[Unit]) -> list[pa.Table]:
+        """The results of all units one by one, in their order."""
+        return [self._noted(table) for table in self.execute(units)]
 
     def subject(
         self,
@@ -146,6 +144,19 @@ class Evaluation:
         return table.drop_columns([DEVICE])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(ModelsOnItems):
+    """One suite on models and items."""
+
+    suite: str
+    section: EvaluateSection
+    clean: Callable[[], pa.Table]  # the predictions of the clean suite
+
+    @property
+    def step(self) -> str:
+        return f"evaluate.{self.suite}"
+
+
 def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evaluation:
     """The evaluation of the step that `out` names, on the cluster."""
     section = recipe.evaluate
@@ -153,11 +164,38 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
     dataset = PreparedDataset.open(inputs["prepare"])
     if not dataset.splits["test"]:
         raise CasemateError("evaluate", inputs["prepare"], "has no test items to evaluate")
-    models = _models(recipe, inputs, dataset)
+    models = models_of(recipe, inputs, dataset, names=recipe.evaluated_models(), others=OTHER)
+    return Evaluation(
+        suite=out.part,
+        section=section,
+        dataset=dataset,
+        origin=origin_of(recipe),
+        models=models,
+        items=chosen_items(*dataset.listing("test"), section, seed=recipe.seed),
+        seed=recipe.seed,
+        execute=executor(
+            recipe, inputs, out, dataset, models, micro_batch=section.micro_batch, make=make_worker
+        ),
+        clean=lambda: read_table(inputs[f"evaluate.{CLEAN}"] / PREDICTIONS_NAME),
+        recipe=recipe.name,
+    )
+
+
+def executor(
+    recipe: Recipe,
+    inputs: Mapping[str, Path],
+    out: StageDir,
+    dataset: PreparedDataset,
+    models: Mapping[str, EvaluatedModel],
+    *,
+    micro_batch: int,
+    make: Callable[[EvaluateConfig], WorkFn],
+) -> Callable[[Sequence[Unit]], Iterator[pa.Table]]:
+    """Computes units on the cluster, those of an earlier start excepted; results in their order."""
     config = EvaluateConfig(
         dataset=inputs["prepare"],
         models={name: model.place for name, model in models.items()},
-        micro_batch=section.micro_batch,
+        micro_batch=micro_batch,
         seed=recipe.seed,
     )
     device = recipe.cluster.actor_device
@@ -168,7 +206,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
         parts = PartStore(out.scratch / "parts", run_id=identity)
         run_units(
             list(units),
-            make=make_worker,
+            make=make,
             config=config,
             parts=parts,
             cluster=recipe.cluster,
@@ -177,27 +215,26 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
         )
         return parts.tables([unit.name for unit in units])
 
+    return execute
+
+
+def origin_of(recipe: Recipe) -> DataOrigin:
+    """The dataset of a recipe."""
     data = recipe.data
-    return Evaluation(
-        suite=out.part,
-        section=section,
-        dataset=dataset,
-        origin=DataOrigin(data.source, data.fit, data.resize, data.image_size),
-        models=models,
-        items=chosen_items(*dataset.listing("test"), section, seed=recipe.seed),
-        seed=recipe.seed,
-        execute=execute,
-        clean=lambda: read_table(inputs[f"evaluate.{CLEAN}"] / PREDICTIONS_NAME),
-        recipe=recipe.name,
-    )
+    return DataOrigin(data.source, data.fit, data.resize, data.image_size)
 
 
-def _models(
-    recipe: Recipe, inputs: Mapping[str, Path], dataset: PreparedDataset
+def models_of(
+    recipe: Recipe,
+    inputs: Mapping[str, Path],
+    dataset: PreparedDataset,
+    *,
+    names: Sequence[str],
+    others: str,
 ) -> dict[str, EvaluatedModel]:
-    """The models of the recipe, which take these images, and those of other runs."""
+    """These models of the recipe, which take these images, and those of steps `<others>.<name>`."""
     models = {}
-    for name in recipe.evaluated_models():
+    for name in names:
         own = recipe.model_of(name)
         start = None if recipe.given_model() else own.pretrained
         pretrain = weights_name(start, architecture=own.architecture)
@@ -206,7 +243,7 @@ def _models(
         models[name].spec.check_image((dataset.channels, dataset.height, dataset.width))
     for step, folder in inputs.items():
         stage, _, name = step.partition(".")
-        if stage == OTHER:
+        if stage == others:
             models[name] = EvaluatedModel.of_folder(name, folder)
     for model in models.values():
         model.spec.check_classes(len(dataset.classes))
@@ -231,11 +268,18 @@ def chosen_items(
     item_ids: Sequence[str], labels: Sequence[int], section: EvaluateSection, *, seed: int
 ) -> TestItems:
     """The items of the section's subset."""
+    return items_of(item_ids, labels, section.subset, seed=seed, key="evaluate")
+
+
+def items_of(
+    item_ids: Sequence[str], labels: Sequence[int], subset: SubsetSettings, *, seed: int, key: str
+) -> TestItems:
+    """The items of a subset; `key` is the section that errors name."""
     place = {item_id: number for number, item_id in enumerate(item_ids)}
     try:
-        chosen = choose_items(item_ids, labels, section.subset, seed=seed)
+        chosen = choose_items(item_ids, labels, subset, seed=seed)
     except CasemateError as error:
-        raise CasemateError(f"evaluate.{error.key}", error.value, error.remedy) from error
+        raise CasemateError(f"{key}.{error.key}", error.value, error.remedy) from error
     places = tuple(place[item_id] for item_id in chosen)
     return TestItems(tuple(chosen), tuple(labels[p] for p in places), places)
 

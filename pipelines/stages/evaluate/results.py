@@ -52,7 +52,7 @@ def write(evaluation: Evaluation, result: SuiteResult, out: StageDir) -> None:
     write_metrics(out.path / METRICS_NAME, result.rows)
     out.write_json(SUMMARY_NAME, _summary(evaluation, result))
     out.run.tags({"casemate.device": ", ".join(sorted(evaluation.devices))})
-    _track(out, evaluation.suite, result.rows)
+    track(out, result.rows, prefix=f"evaluate/{evaluation.suite}/", untracked=UNTRACKED)
     out.run.artifacts(*(out.path / name for name in (METRICS_NAME, SUMMARY_NAME, *tables)))
 
 
@@ -123,17 +123,22 @@ def _summary(evaluation: Evaluation, result: SuiteResult) -> dict[str, Any]:
         "num_items": result.num_items,
         "flags": sorted(set(result.flags)),
         "models": models,
-        "headlines": _headlines(result),
+        "headlines": headlines_of(result.rows, result.headlines),
         "devices": sorted(evaluation.devices),
     }
 
 
-def _headlines(result: SuiteResult) -> list[Headline]:
-    """Rows of the flow's summary, model after model; numbers without a value are left out."""
+def headlines_of(
+    rows: Sequence[MetricRow], shown: Sequence[tuple[str, str, str]]
+) -> list[Headline]:
+    """Rows of the flow's summary, model after model; numbers without a value are left out.
+
+    `shown`: what, item and metric of rows.
+    """
     found: list[Headline] = []
-    for model in dict.fromkeys(row.model for row in result.rows):
-        for what, item, metric in result.headlines:
-            for row in result.rows:
+    for model in dict.fromkeys(row.model for row in rows):
+        for what, item, metric in shown:
+            for row in rows:
                 if (row.model, row.item, row.metric) == (model, item.replace(MODEL, model), metric):
                     found += _headline(what, row)
     return found
@@ -150,16 +155,18 @@ def _short(row: MetricRow) -> str:
     return mlflow_name(row).removeprefix(f"evaluate/{row.suite}/")
 
 
-def _track(out: StageDir, suite: str, rows: Sequence[MetricRow]) -> None:
+def track(
+    out: StageDir, rows: Sequence[MetricRow], *, prefix: str, untracked: Sequence[str]
+) -> None:
     """All numbers of a model; in the step's run with its name, if there are several models."""
+    stage = prefix.split("/")[0]
     several = len({row.model for row in rows}) > 1
     for model in dict.fromkeys(row.model for row in rows):
         own = {
-            mlflow_name(row): row.value
+            mlflow_name(row, stage=stage): row.value
             for row in rows
-            if row.model == model and row.value is not None and row.metric not in UNTRACKED
+            if row.model == model and row.value is not None and row.metric not in untracked
         }
-        prefix = f"evaluate/{suite}/"
         named = {prefix + f"{model}/" + name.removeprefix(prefix): v for name, v in own.items()}
         trained_in = out.trained_in(model)
         out.run.metrics(named if several else own, trained_in=trained_in)

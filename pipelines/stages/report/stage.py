@@ -16,6 +16,8 @@ from components.core.errors import CasemateError
 from components.core.registry import load_reference
 from components.data.prepared import PreparedDataset
 from components.report import attacked, chapters, results
+from components.report.analysis.chapters import chapters as analysis_chapters
+from components.report.analysis.chapters import read_analyses
 from components.report.certified import certificate_facts
 from components.report.content import Chapter, Content, Fact
 from components.report.evaluation.chapters import chapters as evaluation_chapters
@@ -86,6 +88,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
         chapters.attack_chapter(found.attacks),
         *chapters.certificate_chapters(found, num_examples=num_examples),
         *evaluation_chapters(evaluated),
+        *analysis_chapters(read_analyses(inputs), dataset.classes),
         chapters.example_chapter(found, num_examples=num_examples),
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),

@@ -1,0 +1,124 @@
+"""The gate's checks of the analyze section: studies that do not fit their networks or images."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.core.errors import CasemateError
+from components.core.problems import Problems
+from pipelines.recipe.facts import Facts, spec_of
+from pipelines.recipe.schema.analyze import AnalyzeSection
+from pipelines.recipe.schema.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from components.analyze.blocks import Blocks
+
+OF_BLOCKS = ("correlation", "lesions", "restricted_attention")  # studies of blocks
+
+
+def check_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Patches, ranks and judges that do not fit images and classes."""
+    how = recipe.analyze and recipe.analyze.perturbations
+    if not how:
+        return
+    key = "analyze.perturbations"
+    if how.patch_size and facts.side and 2 * how.patch_size > facts.side:
+        remedy = f"does not tile the images (side {facts.side}) at least twice"
+        problems.add(f"{key}.patch_size", how.patch_size, remedy)
+    judged = how.judges or how.judge_models
+    if judged and facts.num_classes and how.top_k >= facts.num_classes:
+        remedy = f"includes all {facts.num_classes} classes; write a smaller number"
+        problems.add(f"{key}.top_k", how.top_k, remedy)
+    for name, folder in how.judges.items():
+        if name in recipe.model_names():
+            remedy = "has the name of a model of this recipe; choose another"
+            problems.add(f"{key}.judges.{name}", "", remedy)
+        theirs = (spec_of(Path(folder).expanduser()) or {}).get("num_classes")
+        if theirs and facts.num_classes and theirs != facts.num_classes:
+            remedy = f"has {theirs} classes, the data have {facts.num_classes}"
+            problems.add(f"{key}.judges.{name}", folder, remedy)
+
+
+def check_network(
+    section: AnalyzeSection, network: "nn.Module", problems: Problems, *, seed: int
+) -> None:
+    """Studies that do not work for a network, by name."""
+    from components.analyze.blocks import find_blocks  # imports torch
+
+    if any(getattr(section, study) for study in OF_BLOCKS):
+        try:
+            blocks = find_blocks(network, section.blocks)
+        except CasemateError as error:
+            _add(problems, "", error)
+        else:
+            for study in OF_BLOCKS:
+                _check_blocks(section, study, blocks, problems, seed=seed)
+    if section.gaps:
+        from components.analyze.gaps import module_names
+
+        try:
+            module_names(network, section.gaps)
+        except CasemateError as error:
+            _add(problems, "gaps", error)
+
+
+def _check_blocks(
+    section: AnalyzeSection, study: str, blocks: "Blocks", problems: Problems, *, seed: int
+) -> None:
+    from components.analyze.correlation import check_measure, chosen_streams
+    from components.analyze.lesions import lesions_of
+    from components.analyze.restricted import restrictions_of
+
+    try:
+        if study == "correlation" and section.correlation:
+            chosen_streams(blocks, section.correlation)
+            if section.blocks.names is None:
+                check_measure(blocks, section.correlation)
+        if study == "lesions" and section.lesions:
+            lesions_of(blocks, section.lesions, seed=seed)
+        if study == "restricted_attention" and section.restricted_attention:
+            restrictions_of(blocks, section.restricted_attention, seed=seed)
+    except CasemateError as error:
+        _add(problems, study, error)
+
+
+def _add(problems: Problems, study: str, error: CasemateError) -> None:
+    """The error under the key of its study; one about the network itself names the study only."""
+    key = error.key
+    if key == "model.architecture":
+        key = f"analyze.{study}" if study else "analyze"
+    elif key.startswith("blocks."):
+        key = f"analyze.{key}"
+    else:
+        key = f"analyze.{study}.{key}"
+    problems.add(key, error.value, error.remedy)
+
+
+def given_network(folder: Path) -> "nn.Module | None":
+    """The network of a given model on the meta device; None if it cannot be inspected here."""
+    values = spec_of(folder)
+    if values is None:
+        return None
+    from components.models.costs import network_of_shapes
+    from components.models.spec import ModelSpec
+
+    spec = ModelSpec.from_dict(values, source=str(folder))
+    try:
+        return network_of_shapes(
+            spec.architecture,
+            image_size=spec.network_size,
+            channels=spec.channels,
+            num_classes=spec.num_classes,
+            options=spec.options,
+        )
+    except (CasemateError, RuntimeError):
+        return None  # a user's network that is not here, or that computes while it is built
+
+
+def analysis_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """(key, path) of the folders of judges."""
+    how = recipe.analyze and recipe.analyze.perturbations
+    for name, folder in how.judges.items() if how else ():
+        yield f"analyze.perturbations.judges.{name}", folder

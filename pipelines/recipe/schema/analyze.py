@@ -1,0 +1,53 @@
+"""Analyses of finished models: which models, and a section for each study."""
+
+from collections.abc import Iterator
+
+from components.analyze.settings import (
+    AccumulationSettings,
+    BlockSettings,
+    CorrelationSettings,
+    GapSettings,
+    LesionSettings,
+    PerturbationSettings,
+    RestrictedAttentionSettings,
+)
+from components.core.settings import Count, Name, Problem
+from pipelines.recipe.schema.base import Section
+
+STUDIES = (
+    "correlation",
+    "lesions",
+    "restricted_attention",
+    "gaps",
+    "perturbations",
+    "accumulation",
+)
+
+
+class AnalyzeSection(Section):
+    """Why models behave as they do: studies of test items, each only if it is written."""
+
+    models: list[Name] | None = None
+    """None: all classifiers of the recipe."""
+    micro_batch: Count = 50
+    """Most rows of a forward pass, except those of CKA: logits depend on the batch shape."""
+    blocks: BlockSettings = BlockSettings()
+    """Of all models of the section."""
+    correlation: CorrelationSettings | None = None
+    lesions: LesionSettings | None = None
+    restricted_attention: RestrictedAttentionSettings | None = None
+    gaps: GapSettings | None = None
+    perturbations: PerturbationSettings | None = None
+    accumulation: AccumulationSettings | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        if self.models == []:
+            yield Problem("models", "[]", "is empty; name models, or write null for all")
+        if self.models and len(set(self.models)) < len(self.models):
+            yield Problem("models", self.models, "names a model twice")
+        if not self.studies():
+            yield Problem("studies", "", f"are missing; write one of {', '.join(STUDIES)}")
+
+    def studies(self) -> list[str]:
+        """The names of the studies that are made."""
+        return [name for name in STUDIES if getattr(self, name) is not None]

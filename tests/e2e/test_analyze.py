@@ -1,0 +1,86 @@
+"""`casemate analyze`: all studies through the command line; workers change no byte."""
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from components.evaluate.metrics import read_metrics
+from tests.e2e.cli import call, step_folder
+
+pytestmark = pytest.mark.e2e
+STUDIES = (
+    "correlation", "lesions", "restricted_attention", "gaps", "perturbations", "accumulation",
+)  # fmt: skip
+
+
+@pytest.fixture
+def places(finished_flow):
+    """(model folder, prepared dataset) of a finished flow."""
+    return step_folder(finished_flow, "train.main") / "model", step_folder(finished_flow, "prepare")
+
+
+def results(storage, study) -> dict[str, bytes]:
+    """The files of a step; the manifest also has times."""
+    folder = step_folder(storage, f"analyze.{study}")
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    named = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {
+        name: data for name, data in named.items() if name.endswith(("parquet", "npy", "ary.json"))
+    }
+
+
+@pytest.mark.ray
+def test_workers_change_no_byte(ray_session, places, finished_flow, tmp_path):
+    """All studies with one worker and with two."""
+    model, data = places
+    judge = step_folder(finished_flow, "train.columns") / "model"
+    further = ("--study", ",".join(STUDIES), "--json", "--set", "analyze.micro_batch=8",
+               "--set", "analyze.lesions.num_samples=3", "--set", "analyze.gaps.num_steps=2",
+               "--set", "analyze.perturbations.num_steps=3",
+               "--set", "analyze.accumulation.num_steps=3",
+               "--set", f"analyze.perturbations.judges.columns={judge}")  # fmt: skip
+    said = {}
+    for workers in (1, 2):
+        storage = tmp_path / str(workers)
+        said[workers] = call("analyze", "--model", model, "--data", data, "--storage", storage,
+                             *further, "--set", f"cluster.num_actors={workers}")  # fmt: skip
+        assert said[workers].code == 0, said[workers].err
+    assert said[1].json["summary"] == said[2].json["summary"]
+    for study in STUDIES:
+        one, two = (results(tmp_path / str(workers), study) for workers in (1, 2))
+        assert {"metrics.parquet", "summary.json"} <= set(one)
+        assert one == two, study
+    folder = step_folder(tmp_path / "1", "analyze.correlation")
+    matrix = np.load(folder / "matrices" / "main.all.npy")
+    assert 0 < matrix[0, 1] == matrix[1, 0] < 1
+    lesions = read_metrics(step_folder(tmp_path / "1", "analyze.lesions") / "metrics.parquet")
+    found = {(row.item, row.level, row.metric): row for row in lesions}
+    whole = found["none", None, "accuracy"]
+    assert (whole.n, whole.recipe) == (24, "analyze-model")
+    assert found["block", 0.0, "single_accuracy"].value < whole.value
+    runs = MlflowClient(f"sqlite:///{tmp_path}/1/mlflow.db").search_runs(["1"])
+    logged = {name: value for run in runs for name, value in run.data.metrics.items()}
+    assert logged["analyze/lesions/none/accuracy"] == whole.value
+    assert 0 < logged["analyze/correlation/all/neighbours/mean_similarity"] <= 1
+
+
+def mistake(*arguments: object) -> str:
+    said = call("analyze", *arguments)
+    assert said.code == 2, said.out + said.err
+    (line,) = said.err.splitlines()
+    return line.removeprefix("casemate: ")
+
+
+def test_mistakes_are_one_line(places, tmp_path):
+    both = ("--model", places[0], "--data", places[1])
+    missing = "is missing; name a RECIPE, or --model, --data and --study"
+    assert mistake() == f"analyze: --model {missing}"
+    assert mistake(*both) == f"analyze: --study {missing}"
+    told = mistake("demo", "--study", "lesions")
+    assert told.startswith("--study: lesions cannot be combined with RECIPE")
+    assert "did you mean 'lesions'?" in mistake(*both, "--study", "lesion")
+    deep = ("--study", "lesions", "--set", "analyze.lesions.counts=[7]")
+    told = mistake(*both, *deep, "--storage", tmp_path / "s")
+    assert "analyze.lesions.counts: 7 is too many: 2 blocks have block" in told
+    where = ("--study", "gaps", "--set", "analyze.gaps.positions=[9]", "--storage", tmp_path / "s")
+    assert "analyze.gaps.positions: 9 is not an attention module" in mistake(*both, *where)

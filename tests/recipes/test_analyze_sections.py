@@ -1,0 +1,155 @@
+"""The analyze section: what the gate refuses, what smoke keeps, what fingerprints follow."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from components.core.errors import CasemateError
+from pipelines.flow.plan import plan
+from pipelines.recipe.check import check
+from pipelines.recipe.load import load, parse, shrink
+from pipelines.stages.analyze.cost import estimates_of
+from tests.unit.published import write_imagenet_model
+
+STUDIES = {
+    "correlation": {},
+    "lesions": {},
+    "restricted_attention": {},
+    "gaps": {},
+    "perturbations": {},
+    "accumulation": {},
+}
+TINY = {"architecture": "tiny_vit", "options": {"depth": 3, "embed_dim": 16, "num_heads": 1}}
+RESNET = {"architecture": "resnet18"}
+XCIT = {"architecture": "tiny_xcit", "upsample": 32}
+
+
+def recipe(section, *, model=TINY, data=None, **changes):
+    values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": model, "train": {}}
+    return parse({**values, "analyze": section, **changes}, source="x.yaml")
+
+
+def refused(section, **changes) -> str:
+    with pytest.raises(CasemateError) as caught:
+        check(recipe(section, **changes))
+    (line,) = str(caught.value).splitlines()
+    return line.removeprefix("x.yaml: ")
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ({"study": 1}, "analyze.study: 1 is unknown"),
+        ({}, "analyze.studies: are missing; write one of correlation, lesions"),
+        ({"lesions": {}, "models": ["man"]}, "analyze.models: man is unknown; did you mean 'main'"),
+        ({"lesions": {}, "models": []}, "analyze.models: [] is empty"),
+        ({"lesions": {"parts": ["head"]}}, "analyze.lesions.parts.0: 'head'"),
+        ({"lesions": {"parts": ["local"]}}, "analyze.lesions.parts: local cannot be removed from"),
+        ({"lesions": {"counts": [3]}}, "analyze.lesions.counts: 3 is too many: 3 blocks have"),
+        ({"restricted_attention": {"depths": [9]}}, "analyze.restricted_attention.depths: 9 is"),
+        ({"gaps": {"positions": [3]}}, "analyze.gaps.positions: 3 is not an attention module"),
+        ({"perturbations": {"patch_size": 20}}, "analyze.perturbations.patch_size: 20 does not"),
+        (
+            {"perturbations": {"judge_models": ["main"], "top_k": 10}},
+            "analyze.perturbations.top_k: 10 includes all 10 classes",
+        ),
+        (
+            {"perturbations": {"judge_models": ["other"]}},
+            "analyze.perturbations.judge_models: other is unknown",
+        ),
+        (
+            {"lesions": {}, "blocks": {"names": ["layers.*"]}},
+            "analyze.blocks.names: 'layers.*' is unknown",
+        ),
+    ],
+)
+def test_mistakes_are_refused_by_key(section, told):
+    assert refused(section).startswith(told)
+
+
+def test_studies_that_a_network_has_not_are_refused_by_name():
+    told = refused({"restricted_attention": {}}, model=RESNET)
+    assert told.startswith("analyze.restricted_attention: ResNet has no attention that can be")
+    assert refused({"gaps": {}}, model=RESNET).startswith("analyze.gaps: ")
+    told = refused({"correlation": {"measure": "pearson"}}, model=RESNET)
+    assert told.startswith("analyze.correlation.measure: pearson does not fit ResNet")
+    told = refused({"restricted_attention": {}}, model=XCIT)
+    assert "has attention over channels, not tokens; write what: [local]" in told
+    assert refused({"lesions": {}}, train=None).startswith("analyze: needs a train section")
+    check(recipe({"correlation": {}, "lesions": {}, "perturbations": {}}, model=RESNET))
+    check(recipe(STUDIES))
+
+
+def test_judges_are_checked(tmp_path):
+    write_imagenet_model(tmp_path)
+    told = refused({"perturbations": {"judges": {"a": str(tmp_path)}}})
+    assert told.startswith("analyze.perturbations.judges.a: ")
+    assert told.endswith("has 1000 classes, the data have 10")
+    with pytest.raises(CasemateError, match=r"analyze\.perturbations\.judges\.a: .*gone"):
+        plan(recipe({"perturbations": {"judges": {"a": str(tmp_path / "gone")}}}), Path("runs"))
+
+
+def test_smoke_keeps_the_studies_and_shrinks_them(caplog):
+    section = {
+        **STUDIES,
+        "lesions": {"counts": [2], "subset": {"num_items": None, "item_ids": ["a"]}},
+        "perturbations": {"judges": {"a": "gone"}},
+    }
+    small = shrink(recipe(section)).analyze
+    assert small.studies() == list(STUDIES)
+    assert (small.lesions.counts, small.lesions.num_samples) == (None, 3)
+    assert (small.lesions.subset.item_ids, small.lesions.subset.num_items) == (None, 16)
+    assert small.correlation.subset.num_items == 16
+    assert (small.perturbations.num_steps, small.perturbations.judges) == (3, {})
+    assert (small.gaps.search.num_draws, small.accumulation.num_images) == (1, 4)
+    assert "no judge a" in caplog.text
+
+
+def prints(section, **changes) -> dict[str, str]:
+    planned = plan(recipe(section, **changes), Path("runs"))
+    return {step.name: step.fingerprint for step in planned if step.step.stage == "analyze"}
+
+
+def test_fingerprints_follow_what_a_study_computes(tmp_path):
+    before = prints(STUDIES)
+    assert set(before) == {f"analyze.{name}" for name in STUDIES}
+
+    def changed(section, **changes) -> set[str]:
+        after = prints(section, **changes)
+        return {name.removeprefix("analyze.") for name in before if before[name] != after[name]}
+
+    assert changed({**STUDIES, "lesions": {"num_samples": 5}}) == {"lesions"}
+    named = {**STUDIES, "blocks": {"names": ["blocks.*"]}}
+    assert changed(named) == {"correlation", "lesions", "restricted_attention"}
+    assert changed({**STUDIES, "micro_batch": 5}) == set(STUDIES)
+    assert changed(STUDIES, seed=3) == set(STUDIES)
+    assert changed(STUDIES, cluster={"num_actors": 3}) == set()
+    write_imagenet_model(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    judged = [
+        {**STUDIES, "perturbations": {"judges": {"j": str(tmp_path / name)}}}
+        for name in ("one", "two")
+    ]
+    assert changed(judged[0]) == {"perturbations"}
+    assert prints(judged[0]) == prints(judged[1])  # a copy is the same model
+
+
+def test_recipes_without_the_section_do_not_name_it():
+    assert "analyze" not in load("demo").resolved()
+    assert recipe({"lesions": {}}).resolved()["analyze"]["correlation"] is None
+
+
+def test_costs_count_variants_and_gradients():
+    deep = {"architecture": "vit_tiny_patch16_224", "options": {}}
+    data = {"source": "made", "options": {"classes": 10, "image_size": 64}, "image_size": 64}
+    place = {"accelerators": (), "dtype": "fp32", "num_workers": 1, "passes_per_second": None}
+    found = estimates_of(recipe(STUDIES, model=deep, data=data), num_items=20, **place)
+    rows = {row["step"].removeprefix("analyze."): row for row in found}
+    assert rows["correlation"]["passes"] == 20
+    assert rows["lesions"]["passes"] == 673 * 20
+    assert 0.3 < rows["lesions"]["least_passes"] / rows["lesions"]["passes"] < 0.7
+    assert rows["restricted_attention"]["passes"] == (2 * 4 + 2 * 13) * 20  # a grid of 4 x 4
+    assert (rows["gaps"]["passes"], rows["gaps"]["gradients"]) == (4 * 20, 20 * 20)
+    assert (rows["perturbations"]["passes"], rows["perturbations"]["gradients"]) == (0, 100 * 20)
+    assert rows["accumulation"]["gradients"] == 8 * 100
