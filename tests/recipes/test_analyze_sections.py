@@ -96,7 +96,9 @@ def test_smoke_keeps_the_studies_and_shrinks_them(caplog):
         "lesions": {"counts": [2], "subset": {"num_items": None, "item_ids": ["a"]}},
         "perturbations": {"judges": {"a": "gone"}},
     }
-    small = shrink(recipe(section)).analyze
+    shrunk = shrink(recipe(section))
+    check(shrunk)
+    small = shrunk.analyze
     assert small.studies() == list(STUDIES)
     assert (small.lesions.counts, small.lesions.num_samples) == (None, 3)
     assert (small.lesions.subset.item_ids, small.lesions.subset.num_items) == (None, 16)
