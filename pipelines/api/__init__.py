@@ -14,6 +14,7 @@ is imported when it is called.
 """
 
 from pipelines.api.across_runs import Scaling, scaling
+from pipelines.api.analyses import AnalysisReport, analyze
 from pipelines.api.attacks import AttackReport, attack
 from pipelines.api.certificates import (
     Certificate,
@@ -41,12 +42,14 @@ from pipelines.api.tables import Accuracy
 
 __all__ = [
     "Accuracy",
+    "AnalysisReport",
     "AttackReport",
     "Certificate",
     "EvaluationReport",
     "RunResult",
     "Scaling",
     "TsvFile",
+    "analyze",
     "attack",
     "certify_l2",
     "certify_patch",

@@ -102,7 +102,7 @@ def evaluate(
     from pipelines.stages.evaluate.suites import suite_of
 
     models = dict(model) if isinstance(model, Mapping) else {MAIN: model}
-    _check_models(models)
+    check_models(models)
     check_seed(seed)
     suites = {"corruptions": corruptions, "transfer": transfer, "spatial": spatial}
     section = _section(suites, micro_batch=micro_batch)
@@ -142,7 +142,7 @@ class _InProcess:
         config = EvaluateConfig(dataset, dict(models), section.micro_batch, seed)
         device = str(next(iter(models.values())).mean.device)
         self.worker: EvaluateWorker = EvaluateWorker(config, device)
-        self.models = {name: _evaluated(name, one) for name, one in models.items()}
+        self.models = {name: evaluated(name, one) for name, one in models.items()}
         self.dataset, self.section, self.seed = dataset, section, seed
         self.clean: list[pa.Table] = []
 
@@ -185,7 +185,8 @@ def _joined(tables: "Sequence[pa.Table]") -> "pa.Table":
     return pa.concat_tables(tables)
 
 
-def _check_models(models: "Mapping[str, PixelModel]") -> None:
+def check_models(models: "Mapping[str, PixelModel]") -> None:
+    """Refuse no models, other objects than models, and models on two devices."""
     if not models:
         raise CasemateError("model", "{}", "is empty; give a model, or several by name")
     for one in models.values():
@@ -195,7 +196,8 @@ def _check_models(models: "Mapping[str, PixelModel]") -> None:
         raise CasemateError("model", ", ".join(sorted(devices)), "are two devices; choose one")
 
 
-def _evaluated(name: str, model: "PixelModel") -> "EvaluatedModel":
+def evaluated(name: str, model: "PixelModel") -> "EvaluatedModel":
+    """A loaded model as suites and studies take it."""
     from components.models.checkpoint import weights_digest
     from pipelines.stages.evaluate.evaluation import EvaluatedModel
 

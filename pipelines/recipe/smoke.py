@@ -210,7 +210,8 @@ def _shrink_analysis(values: Values, *, made: bool, notes: list[str]) -> None:
     for name, folder in list(((section["perturbations"] or {}).get("judges") or {}).items()):
         if made or not _is_here(folder):
             del section["perturbations"]["judges"][name]
-            notes.append(f"no judge {name}: it does not know these images")
+            why = "images are generated" if made else f"no {folder} here"
+            notes.append(f"no judge {name}: {why}")
 
 
 def _is_here(path: str) -> bool:

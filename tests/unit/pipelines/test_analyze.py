@@ -19,6 +19,7 @@ from components.data.prepared import PreparedDataset
 from components.evaluate.metrics import read_metrics
 from components.models.checkpoint import load_model
 from components.report.page import render
+from pipelines import api
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.analyze import stage
@@ -236,3 +237,29 @@ def test_the_report_shows_every_study(run_study, prepared, tmp_path):
     alone = {"prepare": prepared, "analyze.lesions": inputs["analyze.lesions"]}
     (only,) = build_content(recipe, alone, out).chapters
     assert only.anchor == "analysis-lesions"
+
+
+def test_the_api_finds_what_the_stage_finds(run_study, models, prepared):
+    loaded_models = {name: load_model(folder / "model") for name, folder in models.items()}
+    test = PreparedDataset.open(prepared).load("test")
+    chosen = {name: STUDIES[name] for name in ("lesions", "perturbations", "accumulation")}
+    found = api.analyze(
+        loaded_models, test.images, test.labels, item_ids=test.item_ids, seed=5, micro_batch=8,
+        **chosen,
+    )  # fmt: skip
+    keys = ["model", "item", "level", "metric"]
+    for study in chosen:
+        rows = found.metrics[found.metrics["suite"] == study]
+        own = {tuple(map(str, row)): v for *row, v in rows[[*keys, "value"]].values.tolist()}
+        stored = read_metrics(run_study(study).path / "metrics.parquet")
+        assert len(own) == len(stored)
+        for row in stored:
+            level = "nan" if row.level is None else str(row.level)
+            value = own[row.model, row.item, level, row.metric]
+            assert value == pytest.approx(row.value, rel=1e-6) or row.value is None
+    pictures = found.arrays["perturbations"]["pictures/main"]
+    np.testing.assert_array_equal(
+        pictures, np.load(run_study("perturbations").path / "pictures/main.npy")
+    )
+    with pytest.raises(CasemateError, match="is not among main, plain"):
+        api.analyze(loaded_models, test.images, test.labels, lesions={}, models=["x"])
