@@ -28,7 +28,7 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "certfy={}",
-            "my.yaml: certfy: {} is unknown; did you mean 'certify'? allowed: attack, certify, ",
+            "my.yaml: certfy: {} is unknown; did you mean 'certify'? allowed: analyze, attack, ",
             "tune",
         ),
         ("train.epochs=many", "my.yaml: train.epochs: 'many' is not ", "a whole number"),
