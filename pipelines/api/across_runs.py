@@ -30,7 +30,7 @@ class Scaling:
 
     @property
     def table(self) -> "pd.DataFrame":
-        """One row per fit: slope and intercept with 95 % intervals, or why there is no line."""
+        """One row per fit: slope and intercept with 95 % intervals, or the reason if none."""
         return frame(self.records())
 
     def records(self) -> list[dict[str, Any]]:

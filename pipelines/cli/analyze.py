@@ -17,8 +17,12 @@ from pipelines.cli.given_model import (
 )
 from pipelines.cli.options import (
     AddressOpt,
+    DataOpt,
+    DataPathOpt,
+    FitOpt,
     ForceOpt,
     JsonOpt,
+    NoRecipeArg,
     SetOpt,
     SmokeOpt,
     StorageOpt,
@@ -36,23 +40,14 @@ FROM_NOISE = "accumulation"  # the study without items
 
 
 def analyze(
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
-    ] = None,
+    recipe: NoRecipeArg = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Analyze this model folder, without a recipe."),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
-    ] = None,
-    data_path: Annotated[
-        str | None, typer.Option(metavar="P", help="Files of the source, if it needs any.")
-    ] = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(help="pad, resize, crop or squash a source's images; default: pad."),
-    ] = None,
+    data: DataOpt = None,
+    data_path: DataPathOpt = None,
+    fit: FitOpt = None,
     study: Annotated[
         str | None, typer.Option(help=f"Of {', '.join(STUDIES)}, with commas.")
     ] = None,

@@ -17,8 +17,12 @@ from pipelines.cli.given_model import (
 )
 from pipelines.cli.options import (
     AddressOpt,
+    DataOpt,
+    DataPathOpt,
+    FitOpt,
     ForceOpt,
     JsonOpt,
+    NoRecipeArg,
     SetOpt,
     SmokeOpt,
     StorageOpt,
@@ -37,23 +41,14 @@ NEEDS = {  # keys that have no default
 
 
 def evaluate(
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
-    ] = None,
+    recipe: NoRecipeArg = None,
     model: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Evaluate this model folder, without a recipe."),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
-    ] = None,
-    data_path: Annotated[
-        str | None, typer.Option(metavar="P", help="Files of the source, if it needs any.")
-    ] = None,
-    fit: Annotated[
-        str | None,
-        typer.Option(help="pad, resize, crop or squash a source's images; default: pad."),
-    ] = None,
+    data: DataOpt = None,
+    data_path: DataPathOpt = None,
+    fit: FitOpt = None,
     suite: Annotated[
         str | None,
         typer.Option(help=f"Of {', '.join(SUITES[1:])}, with commas; default: clean items only."),

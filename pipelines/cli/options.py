@@ -13,6 +13,19 @@ Command = Callable[..., None]
 RecipeArg = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
 ]
+# of commands that take a recipe, or a model folder with any data
+NoRecipeArg = Annotated[
+    str | None, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
+]
+DataOpt = Annotated[
+    str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
+]
+DataPathOpt = Annotated[
+    str | None, typer.Option(metavar="P", help="Files of the source, if it needs any.")
+]
+FitOpt = Annotated[
+    str | None, typer.Option(help="pad, resize, crop or squash a source's images; default: pad.")
+]
 SetOpt = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="K=V", help="Override a key, e.g. train.epochs=2."),
