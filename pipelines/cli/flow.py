@@ -71,11 +71,11 @@ def _run(chosen: Chosen, *, address: str | None, as_json: bool, until: str | Non
 def run_and_show(
     recipe: "Recipe",
     *,
-    storage: str | None,
-    force: bool,
-    address: str | None,
-    as_json: bool,
-    until: str | None,
+    storage: str | None = None,
+    force: bool = False,
+    address: str | None = None,
+    as_json: bool = False,
+    until: str | None = None,
     prepared: Path | None = None,
 ) -> None:
     """Run a flow or a part of it and print its figures and folders."""

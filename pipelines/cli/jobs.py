@@ -11,6 +11,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines import api
+from pipelines.cli.flow import run_and_show
 from pipelines.cli.options import Chosen, JobsOpt, JsonOpt, takes_recipe
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def _follow(address: str, controller: "FlowJob", *, out: Any) -> int:
         where = "" if address == DASHBOARD else f" --address {address}"
         _note(f"{last.flow} goes on; casemate logs {last.flow}{where} -f follows it again")
         return 130
+    print(client.get_job_logs(last.job_id).rstrip(), file=sys.stderr if last.code else out)
     if last.code:
-        print(client.get_job_logs(last.job_id).rstrip(), file=sys.stderr)
         _note(f"{last.flow} ended {last.status}; the same command continues it")
     return last.code
 
@@ -168,6 +169,7 @@ def control() -> None:
         except jobs.StageFailedError as error:
             _note(f"failed: {error}")
             raise typer.Exit(flows.REFUSED if error.refused else 1) from error
+        run_and_show(loaded)  # every step is finished
 
     in_job(work)
 

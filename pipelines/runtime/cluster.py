@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -136,6 +137,24 @@ def check_joinable(address: str) -> None:
         )
         raise CasemateError("cluster.address", address, remedy)
     check_reachable(address)
+    if _speaks_http(*host_and_port(address)):
+        remedy = "is the port of the dashboard; name that of the head (6379 by default), or submit"
+        raise CasemateError("cluster.address", address, remedy)
+
+
+def _speaks_http(host: str, port: int) -> bool:
+    """Whether a web server answers there, at which Ray would wait for minutes."""
+    if not port:
+        return False
+    connection = HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", "/")
+        connection.getresponse()
+    except (HTTPException, OSError):  # the head does not speak HTTP/1
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def check_reachable(address: str, *, key: str = "cluster.address") -> None:

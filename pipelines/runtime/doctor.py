@@ -68,9 +68,11 @@ def diagnose(
         host_and_port(address)  # a mistyped address is bad input, a dead one a finding
     root: Path | None = None
     try:
+        is_new = within(timeout, lambda: not Path(recipe.storage.root).exists())
         root = within(timeout, lambda: prepare_storage(recipe.storage.root))
         usage = shutil.disk_usage(root)
-        yield findings.space_finding(root, {"total": usage.total, "free": usage.free})
+        found = {"total": usage.total, "free": usage.free}
+        yield findings.space_finding(root, found, is_new=is_new)
     except (CasemateError, TimeoutError) as error:
         yield findings.fail("storage", str(error))
     yield from _check_tracking(recipe.tracking, root, timeout=timeout)

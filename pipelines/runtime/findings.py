@@ -129,9 +129,10 @@ def disk_finding(what: str, found: Mapping[str, int] | None) -> Finding:
     return ok("disk", free)
 
 
-def space_finding(root: Path, found: Mapping[str, int]) -> Finding:
-    """Free space of the storage."""
-    free = f"{root} has {found['free'] / GIB:.1f} GiB free"
+def space_finding(root: Path, found: Mapping[str, int], *, is_new: bool) -> Finding:
+    """Free space of the storage; a mistyped folder is a new one."""
+    new = " did not exist and was created; it" if is_new else ""
+    free = f"{root}{new} has {found['free'] / GIB:.1f} GiB free"
     if found["free"] < GIB:
         return fail("storage", f"{free}; free some space, or choose another --storage")
     if found["free"] < LITTLE_DISK:

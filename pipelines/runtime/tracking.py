@@ -211,7 +211,8 @@ class Tracker:
                 return self._experiment(section.experiment, location)
             except UnavailableError as error:
                 if time.monotonic() > deadline:
-                    remedy = f"does not answer ({error}); is the MLflow server up?"
+                    what = "MLflow server" if is_server(self.uri) else "database"
+                    remedy = f"does not answer ({error}); is the {what} up?"
                     raise CasemateError(TRACKING, self.uri, remedy) from error
                 time.sleep(1)
 

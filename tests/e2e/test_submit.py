@@ -65,7 +65,9 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     for name in ("certificates.parquet", "votes.parquet", "certificate.json"):
         ours = step_folder(storage, "certify.l2") / name
         assert ours.read_bytes() == (step_folder(finished_flow, "certify.l2") / name).read_bytes()
-    assert (step_folder(storage, "report") / "report.html").exists()
+    report = step_folder(storage, "report") / "report.html"
+    assert report.exists()
+    assert second.out.splitlines()[-2] == f"report: {report}"  # the figures, as `run` prints them
     manifests = [json.loads(path.read_text()) for path in storage.glob("tiny/*/manifest.json")]
     assert {manifest["git_revision"] for manifest in manifests} == {"0123abc-dirty"}
     stages = [j["stage"] for j in cli("status", flow, "--address", dashboard, "--json").json]
@@ -79,6 +81,10 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
 def test_a_driver_joins_a_cluster_by_its_address(cli, tmp_path, head, finished_flow):
     recipe = tiny_recipe(tmp_path / "tiny.yaml")
     storage = tmp_path / "storage"
+    dashboard = head.dashboard.removeprefix("http://")
+    wrong = cli("prepare", recipe, "--storage", storage, "--address", dashboard)
+    assert wrong.code == 2
+    assert f"{dashboard} is the port of the dashboard; name that of the head" in wrong.err
     said = cli("prepare", recipe, "--storage", storage, "--address", head.address)
     assert said.code == 0, said.err
     ours, theirs = (step_folder(root, "prepare") for root in (storage, finished_flow))

@@ -35,6 +35,11 @@ def mistake(text: str, **options) -> str:
         ("train.epochs=0", "my.yaml: train.epochs: 0 must be at least ", "1"),
         ("data=5", "my.yaml: data: 5 is not a section; ", "write e.g. {source: ...}"),
         ("name=A b", "my.yaml: name: 'A b' is not a name: ", "digit"),
+        (
+            "tracking.uri=htp:/server",
+            "my.yaml: tracking.uri: htp:/server starts with no scheme that MLflow knows: http, ",
+            "databricks",
+        ),
         ("seed=-1", "my.yaml: seed: -1 must be at least ", "0"),
         ("data.source=mnist5", "my.yaml: data.source: 'mnist5' is unknown; did you ", "cifar100"),
         (

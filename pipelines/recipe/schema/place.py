@@ -1,6 +1,7 @@
 """Report, cluster, storage and tracking: not part of a result's identity."""
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -8,6 +9,9 @@ from pydantic import Field
 from components.certify import PublishedSettings
 from components.core.settings import Count, Name, Problem
 from pipelines.recipe.schema.base import Section
+
+STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
+STORE_PLUGINS = "mlflow.tracking_store"  # entry points of packages that add a scheme
 
 
 class ReportSection(Section):
@@ -65,3 +69,11 @@ class TrackingSection(Section):
     uri: str | None = None  # None: MLFLOW_TRACKING_URI, else SQLite beside the storage
     experiment: str = "casemate"
     max_outage: float = Field(default=900, ge=0)  # seconds that a step waits for a lost server
+
+    def problems(self) -> Iterator[Problem]:
+        scheme, colon, _ = (self.uri or "").partition(":")
+        if not colon or scheme.partition("+")[0] in STORES:
+            return
+        if scheme not in entry_points(group=STORE_PLUGINS).names:
+            remedy = f"starts with no scheme that MLflow knows: {', '.join(STORES)}"
+            yield Problem("uri", self.uri, remedy)
