@@ -81,7 +81,7 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes, draws, corruptions, lesions
+bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes, draws, corruptions, poses, lesions
 	@$(BIN)/python -m tests.benchmarks.executor
 	@$(BIN)/python -m tests.benchmarks.input
 	@$(BIN)/python -m tests.benchmarks.memory
@@ -92,6 +92,7 @@ bench: setup ## measure what we promise: executor overhead, input, memory, attac
 	@$(BIN)/python -m tests.benchmarks.workers
 	@$(BIN)/python -m tests.benchmarks.sequential
 	@$(BIN)/python -m tests.benchmarks.corruptions
+	@$(BIN)/python -m tests.benchmarks.spatial
 	@$(BIN)/python -m tests.benchmarks.lesions
 
 ui: setup ## open the MLflow pages of $(STORAGE)

@@ -16,7 +16,8 @@ crossed     modules of pipelines that `casemate run demo`, shortened by `--set`,
             counts for the module that called the library. What happens while `run` of another
             stage than certify works (any function of that name in pipelines.stages) and while
             modules are imported does not count: the path of one certificate, not the work of the
-            stages before it.
+            stages before it. `stack`: those between the command and the file, one
+            calling the next, at the moment the certificate is written.
 Any         share of functions with `Any` in the annotation of a parameter or of the result.
 duplicates  pairs of places with six or more equal or equally shaped lines, in the whole tree
             (tests included) and inside each package, by the command `duplicates` if there is one.
@@ -71,6 +72,7 @@ ANY_IN = {
 }
 WRITES = re.compile(r"write|save|dump|open", re.IGNORECASE)
 TRACE = Path(__file__).with_name("plumbing_trace.py")
+CROSSED = ("modules", "hops", "stack")
 Figures = dict[str, object]
 
 
@@ -258,9 +260,9 @@ def crossing_figures(checkout: Path, scratch: Path) -> tuple[Figures, list[str]]
     if not found:
         last = done.stderr.decode().strip().splitlines()[-1:] or ["no message"]
         print(f"plumbing: casemate run demo: {last[0]}", file=sys.stderr)
-        return {"crossed: modules": "not measured", "crossed: hops": "not measured"}, []
-    figures: Figures = {f"crossed: {what}": len(listed) for what, listed in found.items()}
-    return figures, [*found["modules"], *found["hops"]]
+        return {f"crossed: {what}": "not measured" for what in CROSSED}, []
+    figures: Figures = {f"crossed: {what}": len(found[what]) for what in CROSSED}
+    return figures, [entry for what in CROSSED for entry in found[what]]
 
 
 def details(modules: list[Module]) -> Iterator[str]:

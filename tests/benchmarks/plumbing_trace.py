@@ -1,8 +1,8 @@
 """Runs a command of a checkout and notes which modules it crosses, for `tests.benchmarks.plumbing`.
 
 `python -P plumbing_trace.py OUT STORAGE MODULE:FUNCTION WORD ...`, in the folder of the checkout.
-What is counted is defined in `plumbing.py`. OUT gets `{"modules": [...], "hops": ["a -> b", ...]}`
-and is not written where no certificate was found below STORAGE.
+What is counted is defined in `plumbing.py`. OUT gets `{"modules": [...], "hops": ["a -> b", ...],
+"stack": [...]}` and is not written where no certificate was found below STORAGE.
 """
 
 import importlib
@@ -28,7 +28,19 @@ class Trace:
         self.modules: set[str] = set()
         self.hops: set[tuple[str, str]] = set()
         self.other_stages: set[int] = set()  # frames of `run` of stages that are at work
+        self.stack: list[str] = []  # modules between the command and the certificate's file
         self.ended = False
+
+    def audit(self, event: str, args: tuple[object, ...]) -> None:
+        """Note which modules are at work when the first certificate gets its name."""
+        if self.stack or event != "os.rename" or not str(args[1]).endswith(f"/{CERTIFICATE}"):
+            return
+        frame: FrameType | None = sys._getframe(1)
+        found: list[str] = []
+        while frame is not None:
+            found.append(self.module_of(frame.f_code))
+            frame = frame.f_back
+        self.stack = list(dict.fromkeys(module for module in reversed(found) if module))
 
     def hook(self, frame: FrameType, event: str, _: object) -> None:
         if self.ended or event not in ("call", "return"):
@@ -69,7 +81,9 @@ class Trace:
     def save(self, out: Path) -> None:
         if self.ended or any(self.storage.rglob(CERTIFICATE)):
             hops = [f"{origin} -> {target}" for origin, target in sorted(self.hops)]
-            out.write_text(json.dumps({"modules": sorted(self.modules), "hops": hops}))
+            out.write_text(
+                json.dumps({"modules": sorted(self.modules), "hops": hops, "stack": self.stack})
+            )
 
 
 def main() -> None:
@@ -78,6 +92,7 @@ def main() -> None:
     module, _, function = entry.partition(":")
     sys.argv = ["casemate", *words]
     command = getattr(importlib.import_module(module), function)
+    sys.addaudithook(trace.audit)
     threading.setprofile(trace.hook)
     sys.setprofile(trace.hook)
     try:
