@@ -172,6 +172,9 @@ def _section(
         except ValidationError as error:
             raise RecipeError("analyze", explain(AnalyzeSection, values, error)) from None
     how = section.perturbations
+    if section.other_models:
+        remedy = "are for recipes; load them and give a dict of models"
+        raise CasemateError("other_models", ", ".join(section.other_models), remedy)
     if how and how.judges:
         remedy = "are for recipes; load them, give a dict of models, and write judge_models"
         raise CasemateError("perturbations.judges", ", ".join(how.judges), remedy)

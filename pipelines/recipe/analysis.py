@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from components.analyze.blocks import Blocks
 
 OF_BLOCKS = ("correlation", "lesions", "restricted_attention")  # studies of blocks
+OTHER_MODELS = "analyze.other_models"
 
 
 def check_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Patches, ranks and judges that do not fit images and classes."""
-    how = recipe.analyze and recipe.analyze.perturbations
+    if recipe.analyze is None:
+        return
+    _check_folders(recipe, facts, problems)
+    how = recipe.analyze.perturbations
     if not how:
         return
     key = "analyze.perturbations"
@@ -31,14 +35,21 @@ def check_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     if judged and facts.num_classes and how.top_k >= facts.num_classes:
         remedy = f"includes all {facts.num_classes} classes; write a smaller number"
         problems.add(f"{key}.top_k", how.top_k, remedy)
-    for name, folder in how.judges.items():
-        if name in recipe.model_names():
-            remedy = "has the name of a model of this recipe; choose another"
-            problems.add(f"{key}.judges.{name}", "", remedy)
-        theirs = (spec_of(Path(folder).expanduser()) or {}).get("num_classes")
-        if theirs and facts.num_classes and theirs != facts.num_classes:
-            remedy = f"has {theirs} classes, the data have {facts.num_classes}"
-            problems.add(f"{key}.judges.{name}", folder, remedy)
+
+
+def _check_folders(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Model folders whose names, classes or images do not fit."""
+    for key, folder in analysis_paths(recipe):
+        if key.rpartition(".")[2] in recipe.model_names():
+            problems.add(key, "", "has the name of a model of this recipe; choose another")
+        spec = spec_of(Path(folder).expanduser()) or {}
+        classes, side = spec.get("num_classes"), spec.get("image_size")
+        if classes and facts.num_classes and classes != facts.num_classes:
+            remedy = f"has {classes} classes, the data have {facts.num_classes}"
+            problems.add(key, folder, remedy)
+        if key.startswith(OTHER_MODELS) and side and facts.side and side != facts.side:
+            remedy = f"is for images of side {side}, the data have {facts.side}"
+            problems.add(key, folder, remedy)
 
 
 def check_network(
@@ -118,7 +129,10 @@ def given_network(folder: Path) -> "nn.Module | None":
 
 
 def analysis_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(key, path) of the folders of judges."""
-    how = recipe.analyze and recipe.analyze.perturbations
+    """(key, path) of the folders of further models and of judges."""
+    section = recipe.analyze
+    for name, folder in section.other_models.items() if section else ():
+        yield f"{OTHER_MODELS}.{name}", folder
+    how = section and section.perturbations
     for name, folder in how.judges.items() if how else ():
         yield f"analyze.perturbations.judges.{name}", folder

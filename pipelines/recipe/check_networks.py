@@ -216,6 +216,9 @@ def check_studies(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         else:
             network = _network(recipe.model_of(name), facts)
         analysis.check_network(recipe.analyze, network, problems, seed=recipe.seed)
+    for place in recipe.analyze.other_models.values():
+        if network := analysis.given_network(Path(place).expanduser()):
+            analysis.check_network(recipe.analyze, network, problems, seed=recipe.seed)
 
 
 def _scaled_models(recipe: Recipe) -> Iterator[tuple[str, str]]:

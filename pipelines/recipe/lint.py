@@ -6,6 +6,7 @@ from pathlib import Path
 
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
+from pipelines.recipe.analysis import analysis_paths
 from pipelines.recipe.check import check
 from pipelines.recipe.check_networks import denoisers_on_disk, has_droppable_tokens
 from pipelines.recipe.evaluation import evaluation_paths
@@ -60,7 +61,7 @@ def _absent(recipe: Recipe) -> Iterator[LintWarning]:
     for key, source in denoisers_on_disk(recipe):
         if not is_here(source):
             yield LintWarning(key, f"{source} {ABSENT}")
-    for key, path in evaluation_paths(recipe):
+    for key, path in (*evaluation_paths(recipe), *analysis_paths(recipe)):
         if not Path(path).expanduser().exists():
             yield LintWarning(key, f"{path} {ABSENT}")
 

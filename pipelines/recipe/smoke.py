@@ -62,7 +62,7 @@ _STAGES = {"layers": [1, 1, 1, 1], "channels": [8, 16, 24, 32]}
 NETWORKS: Mapping[str, Values] = {
     r"tiny_(vit|xcit)": {"depth": 2, "embed_dim": 32, "num_heads": 2},
     r"vit_\w+_patch14_": {**_BLOCKS, "patch_size": 16},  # 14 does not divide SIDE
-    r"(vit|deit|cait|xcit|beit)_": _BLOCKS,
+    r"(vit|deit3?|cait|xcit|beit)_": _BLOCKS,
     r"(wide_)?resnet\d": _STAGES,
     r"preact_resnet18": {"layers": [1, 1, 1, 1], "widths": [8, 16, 24, 32]},
     r"wrn_28_10": {"layers": [1, 1, 1], "widths": [8, 16, 32]},
@@ -207,11 +207,36 @@ def _shrink_analysis(values: Values, *, made: bool, notes: list[str]) -> None:
                 study[key] = min(study[key], cap)
         if values["train"] is not None:  # they may lie beyond the smaller network
             study |= dict.fromkeys(NETWORK_PLACES & set(study))
-    for name, folder in list(((section["perturbations"] or {}).get("judges") or {}).items()):
-        if made or not _is_here(folder):
-            del section["perturbations"]["judges"][name]
-            why = "images are generated" if made else f"no {folder} here"
-            notes.append(f"no judge {name}: {why}")
+    _replace_others(section, values["train"], notes)
+    _replace_judges(section["perturbations"], made=made, notes=notes)
+
+
+def _replace_others(section: Values, train: Values | None, notes: list[str]) -> None:
+    """Models of this run instead of given ones, which are for larger images."""
+    for name, folder in list(section["other_models"].items()):
+        if train is not None:
+            notes.append(f"a model trained by this run instead of {folder}")
+            train["variants"][name] = {"objective": {"kind": "standard"}}
+            if section["models"]:
+                section["models"].append(name)
+        elif not _is_here(folder):
+            notes.append(f"no model {name}: no {folder} here")
+        else:
+            continue
+        del section["other_models"][name]
+
+
+def _replace_judges(how: Values | None, *, made: bool, notes: list[str]) -> None:
+    """Judges that are here and know the classes; without any, `main` judges."""
+    gone = [name for name, at in (how["judges"] if how else {}).items() if made or not _is_here(at)]
+    for name in gone:
+        assert how is not None
+        folder = how["judges"].pop(name)
+        why = "images are generated" if made else f"no {folder} here"
+        notes.append(f"no judge {name}: {why}")
+        if not how["judges"] and not how["judge_models"]:
+            notes.append("main is the judge: no other one is left")
+            how["judge_models"] = ["main"]
 
 
 def _is_here(path: str) -> bool:

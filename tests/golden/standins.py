@@ -27,6 +27,8 @@ def _named(values: Any) -> Iterator[str]:
     for key, value in values.items():
         if isinstance(value, str) and _is_place(key, value):
             yield value
+        if key in ("judges", "other_models"):
+            yield from value.values()
         yield from _named(value)
 
 

@@ -8,9 +8,10 @@ import pytest
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.check import check
+from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import load, parse, shrink
 from pipelines.stages.analyze.cost import estimates_of
-from tests.unit.published import write_imagenet_model
+from tests.unit.published import SIDE, write_imagenet_model
 
 STUDIES = {
     "correlation": {},
@@ -30,10 +31,14 @@ def recipe(section, *, model=TINY, data=None, **changes):
     return parse({**values, "analyze": section, **changes}, source="x.yaml")
 
 
-def refused(section, **changes) -> str:
+def refused(section, *, one_line=True, **changes):
+    """The line of a refusal; all lines if there may be several."""
     with pytest.raises(CasemateError) as caught:
         check(recipe(section, **changes))
-    (line,) = str(caught.value).splitlines()
+    lines = str(caught.value).splitlines()
+    if not one_line:
+        return lines
+    (line,) = lines
     return line.removeprefix("x.yaml: ")
 
 
@@ -90,6 +95,33 @@ def test_judges_are_checked(tmp_path):
         plan(recipe({"perturbations": {"judges": {"a": str(tmp_path / "gone")}}}), Path("runs"))
 
 
+def test_further_models_are_checked(tmp_path):
+    here, gone = write_imagenet_model(tmp_path / "here"), str(tmp_path / "gone")
+    lines = refused({"lesions": {}, "other_models": {"a": str(here)}}, one_line=False)
+    assert [line.split(": ")[1] for line in lines] == ["analyze.other_models.a"] * 2
+    assert lines[0].endswith("has 1000 classes, the data have 10")
+    assert lines[1].endswith(f"is for images of side {SIDE}, the data have 28")
+    told = refused({"lesions": {}, "other_models": {"main": gone}})
+    assert told.startswith("analyze.other_models.main: has the name of a model of this recipe")
+    both = {"perturbations": {"judges": {"a": gone}}, "other_models": {"a": gone}}
+    with pytest.raises(CasemateError, match=r"a is also in perturbations\.judges"):
+        recipe(both)
+    absent = recipe({"lesions": {}, "other_models": {"a": gone}})
+    assert [w.key for w in warnings_of(absent)] == ["analyze.other_models.a"]
+    with pytest.raises(CasemateError, match=r"analyze\.other_models\.a: .*gone"):
+        plan(absent, Path("runs"))
+
+
+def test_smoke_trains_models_in_place_of_given_ones(caplog):
+    section = {"perturbations": {"judges": {"j": "gone"}}, "other_models": {"a": "gone"}}
+    small = shrink(recipe({**section, "models": ["main"]}))
+    check(small)
+    assert (small.model_names(), small.analyzed_models()) == (["main", "a"], ["main", "a"])
+    assert small.analyze.other_models == small.analyze.perturbations.judges == {}
+    assert small.analyze.perturbations.judge_models == ("main",)
+    assert "a model trained by this run instead of gone" in caplog.text
+
+
 def test_smoke_keeps_the_studies_and_shrinks_them(caplog):
     section = {
         **STUDIES,
@@ -135,6 +167,7 @@ def test_fingerprints_follow_what_a_study_computes(tmp_path):
     ]
     assert changed(judged[0]) == {"perturbations"}
     assert prints(judged[0]) == prints(judged[1])  # a copy is the same model
+    assert changed({**STUDIES, "other_models": {"o": str(tmp_path / "one")}}) == set(STUDIES)
 
 
 def test_recipes_without_the_section_do_not_name_it():

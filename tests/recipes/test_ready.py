@@ -73,7 +73,8 @@ def numbers(values, *, path=()):
 @pytest.mark.parametrize("name", available())
 def test_smoke_shrinks_and_keeps_the_chain(name):
     full, smoke = load(name), load(name, smoke=True)
-    assert set(smoke.model_names()) - {MADE_DENOISER} == set(full.model_names())
+    given = set(full.analyze.other_models) if full.analyze else set()  # trained instead
+    assert set(smoke.model_names()) - {MADE_DENOISER} == set(full.model_names()) | given
     assert smoke.attack.keys() == full.attack.keys()
     assert smoke.certify.keys() == full.certify.keys()
     assert smoke.data.limits.keys() - {"synthetic"} == {"train", "val", "test"}
@@ -103,6 +104,11 @@ MEANINGFUL = {
     *("evaluate.corruptions", "evaluate.shape_bias", "evaluate.transfer", "evaluate.spatial"),
     "evaluate.corruptions.path",
     *("evaluate.models", "item_ids", "fidelity", "textures", "resample", "grid", "fit", "resize"),
+    # the analyze section: studies that are not made, and choices that follow from the network
+    *("analyze.correlation", "analyze.lesions", "analyze.restricted_attention", "analyze.gaps"),
+    *("analyze.perturbations", "analyze.accumulation", "analyze.models", "analyze.blocks.names"),
+    *("analyze.blocks.num_prefix_tokens", "measure", "estimator", "parts", "counts", "what"),
+    *("distances", "depths", "patch_size"),
 }
 
 

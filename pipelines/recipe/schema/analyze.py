@@ -29,6 +29,8 @@ class AnalyzeSection(Section):
 
     models: list[Name] | None = None
     """None: all classifiers of the recipe."""
+    other_models: dict[Name, str] = {}
+    """Folders of further models that are analyzed, by their names in results."""
     micro_batch: Count = 50
     """Most rows of a forward pass, except those of CKA: logits depend on the batch shape."""
     blocks: BlockSettings = BlockSettings()
@@ -45,6 +47,10 @@ class AnalyzeSection(Section):
             yield Problem("models", "[]", "is empty; name models, or write null for all")
         if self.models and len(set(self.models)) < len(self.models):
             yield Problem("models", self.models, "names a model twice")
+        judges = self.perturbations.judges if self.perturbations else {}
+        if both := sorted(set(self.other_models) & set(judges)):
+            remedy = "is also in perturbations.judges; choose another name"
+            yield Problem("other_models", both[0], remedy)
         if not self.studies():
             yield Problem("studies", "", f"are missing; write one of {', '.join(STUDIES)}")
 

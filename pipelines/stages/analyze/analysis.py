@@ -15,7 +15,7 @@ from pipelines.recipe.analysis import given_network
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
-from pipelines.stages.analyze.steps import JUDGE
+from pipelines.stages.analyze.steps import ANALYZED, JUDGE
 from pipelines.stages.analyze.worker import make_worker
 from pipelines.stages.evaluate.evaluation import (
     EvaluatedModel,
@@ -63,10 +63,11 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Analys
     own = [*analyzed, *(name for name in judges if name in recipe.model_names())]
     names = list(dict.fromkeys(own))
     models = models_of(recipe, inputs, dataset, names=names, others=JUDGE)
+    models |= _other_models(section, inputs, dataset)
     return Analysis(
         study=study,
         section=section,
-        analyzed=tuple(analyzed),
+        analyzed=(*analyzed, *section.other_models),
         judges=judges,
         dataset=dataset,
         origin=origin_of(recipe),
@@ -78,6 +79,18 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Analys
         ),
         recipe=recipe.name,
     )
+
+
+def _other_models(
+    section: AnalyzeSection, inputs: Mapping[str, Path], dataset: PreparedDataset
+) -> dict[str, EvaluatedModel]:
+    """The further models of the section, which take the images of the dataset."""
+    found = {}
+    for name in section.other_models:
+        found[name] = EvaluatedModel.of_folder(name, inputs[f"{ANALYZED}.{name}"])
+        found[name].spec.check_image((dataset.channels, dataset.height, dataset.width))
+        found[name].spec.check_classes(len(dataset.classes))
+    return found
 
 
 def _judges(section: AnalyzeSection, study: str) -> tuple[str, ...]:

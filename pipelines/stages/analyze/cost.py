@@ -18,6 +18,7 @@ from pipelines.stages.evaluate.cost import (
     CostedModel,
     SuiteWork,
     estimate_row,
+    folder_costs,
     model_cost,
     num_test_items,
 )
@@ -29,6 +30,7 @@ def estimates_of(recipe: Recipe, *, num_items: int | None, **place: Any) -> list
     if section is None:
         return []
     models = [model_cost(recipe, name) for name in recipe.analyzed_models()]
+    models += folder_costs("analyze.other_models", section.other_models)
     rows = []
     for study in section.studies():
         works = [_work(recipe, section, study, model, given=num_items) for model in models]

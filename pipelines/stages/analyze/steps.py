@@ -1,17 +1,17 @@
 """Plan of the analyze stage: one step per study, and its headline figures."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.analyze.settings import PerturbationSettings
 from components.core.errors import CasemateError
 from components.core.settings import plain
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.stages.registry import DATASET, Headline, Planning, Step
 
 JUDGE = "judge"  # steps of model folders that classify perturbations
+ANALYZED = "analyzed_model"  # steps of further model folders that are analyzed
 OF_BLOCKS = ("correlation", "lesions", "restricted_attention")  # studies that use `blocks`
 
 
@@ -21,19 +21,22 @@ def steps(planning: Planning) -> list[Step]:
     if section is None:
         return []
     models = recipe.analyzed_models()
-    judges = _judges(section.perturbations)
-    found = list(judges)
+    others = _folders(ANALYZED, "analyze.other_models", section.other_models)
+    folders = section.perturbations.judges if section.perturbations else {}
+    judges = _folders(JUDGE, "analyze.perturbations.judges", folders)
+    found = [*others, *judges]
     for study in section.studies():
         used = list(models)
         if study == "perturbations" and section.perturbations:
             used += [name for name in section.perturbations.judge_models if name not in models]
         needs = [DATASET, *(recipe.step_of(model) for model in used)]
+        needs += [step.name for step in others]
         if study == "perturbations":
             needs += [step.name for step in judges]
         identity = {
             "study": study,
             "settings": _settings(section, study),
-            "models": models,
+            "models": [*models, *section.other_models],
             "micro_batch": section.micro_batch,
             "seed": recipe.seed,
         }
@@ -58,17 +61,16 @@ def _settings(section: AnalyzeSection, study: str) -> dict[str, Any]:
     return values
 
 
-def _judges(how: PerturbationSettings | None) -> list[Step]:
-    """The judges of perturbations; a folder counts by its digest."""
+def _folders(stage: str, key: str, folders: Mapping[str, str]) -> list[Step]:
+    """The steps of model folders; a folder counts by its digest."""
     found = []
-    for name, path in how.judges.items() if how else ():
+    for name, path in folders.items():
         folder = Path(path).expanduser().absolute()
         try:
             from components.models.checkpoint import read_header
 
             digest = str(read_header(folder)["digest"])
         except CasemateError as error:
-            key = f"analyze.perturbations.judges.{name}"
-            raise CasemateError(key, error.value, error.remedy) from error
-        found.append(Step(JUDGE, name, identity={"digest": digest}, given=folder))
+            raise CasemateError(f"{key}.{name}", error.value, error.remedy) from error
+        found.append(Step(stage, name, identity={"digest": digest}, given=folder))
     return found

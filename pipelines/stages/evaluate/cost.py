@@ -236,12 +236,17 @@ def model_cost(recipe: Recipe, name: str) -> CostedModel:
 
 
 def _other_models(how: TransferSuiteSettings | None) -> list[CostedModel]:
+    return folder_costs("evaluate.transfer.models", how.models if how else {})
+
+
+def folder_costs(key: str, folders: Mapping[str, str]) -> list[CostedModel]:
+    """The models of these folders; `key` is the one that names them in a recipe."""
     found = []
-    for name, folder in how.models.items() if how else ():
+    for name, folder in folders.items():
         spec = spec_of(Path(folder).expanduser())
         if spec is None:
             remedy = "is not on this machine: what it costs is unknown; estimate where it is"
-            raise CasemateError(f"evaluate.transfer.models.{name}", folder, remedy)
+            raise CasemateError(f"{key}.{name}", folder, remedy)
         found.append(_of_spec(spec))
     return found
 
