@@ -20,6 +20,7 @@ class Known:
 
     drops_tokens: bool = False  # a plain vision transformer
     scales_attention: bool = False
+    has_blocks: bool = False  # residual blocks that analyses find
 
 
 Rule = Callable[[Options, int], bool]
@@ -29,7 +30,7 @@ _VIT = re.compile(
     r"deit_(?:tiny|small|base)_patch(16)_224|vit_(?:tiny|small|base)_patch(16|32)_224"
     r"|vit_large_patch(16|32)_224"
     r"|vit_(?:base_patch(16|32)|large_patch(16|32)|huge_patch(14))_224\.orig_in21k"
-    r"|vit_base_patch(16|32)_224\.augreg_in1k"
+    r"|vit_base_patch(16|32)_224\.augreg_in1k|deit3_large_patch(16)_224\.fb_in1k"
 )
 _XCIT = re.compile(r"xcit_(?:nano|tiny|small|medium|large)_12_p(8|16)_224")
 _CAIT = re.compile(r"cait_s(?:12|24)_224")
@@ -40,7 +41,7 @@ _WITH_WEIGHTS = re.compile(
     r"deit_(?:tiny|small|base)_patch16_224|vit_(?:tiny|small|base)_patch16_224"
     r"|resnet(?:18|50|101)\.tv_in1k|wide_resnet(?:50|101)_2\.tv_in1k"
     r"|vit_(?:base_patch(?:16|32)|large_patch(?:16|32)|huge_patch14)_224\.orig_in21k"
-    r"|vit_base_patch(?:16|32)_224\.augreg_in1k"
+    r"|vit_base_patch(?:16|32)_224\.augreg_in1k|deit3_large_patch16_224\.fb_in1k"
     r"|resnetv2_(?:50x[13]|101x[13]|152x4)_bit\.goog_in21k"
 )
 _SIZES_AND_RATES = {"patch_size", "drop_path_rate"}  # do not change the function of the weights
@@ -162,15 +163,16 @@ def _unet(options: Options, side: int) -> bool:
     return fits and agrees and _is_halved(side, times=len(widths) - 1, patch=1)
 
 
-_PLAIN, _ATTENDS, _NEITHER = Known(True, True), Known(scales_attention=True), Known()
+_PLAIN = Known(drops_tokens=True, scales_attention=True, has_blocks=True)
+_ATTENDS, _RESIDUAL = Known(scales_attention=True, has_blocks=True), Known(has_blocks=True)
 _RULES: tuple[tuple[str | re.Pattern[str], Rule, Known], ...] = (
     (_VIT, _vit, _PLAIN),
     ("tiny_vit", _tiny_vit, _PLAIN),
     (_XCIT, _xcit, _ATTENDS),
     (_CAIT, _cait, _ATTENDS),
-    (_RESNET, _resnet, _NEITHER),
-    (_BIT, _resnet, _NEITHER),
-    ("preact_resnet18|wrn_28_10", _preact, _NEITHER),
-    ("tiny_unet", _tiny_unet, _NEITHER),
-    ("unet", _unet, _NEITHER),
+    (_RESNET, _resnet, _RESIDUAL),
+    (_BIT, _resnet, _RESIDUAL),
+    ("preact_resnet18|wrn_28_10", _preact, _RESIDUAL),
+    ("tiny_unet", _tiny_unet, Known()),
+    ("unet", _unet, Known()),
 )

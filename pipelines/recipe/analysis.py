@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from torch import nn
 
     from components.analyze.blocks import Blocks
+    from components.models.known import Known
 
 OF_BLOCKS = ("correlation", "lesions", "restricted_attention")  # studies of blocks
 OTHER_MODELS = "analyze.other_models"
+# Settings that may not fit a network; their defaults fit every network that has the study.
+CHOICES = {
+    "correlation": ("measure", "tokens"),
+    "lesions": ("parts", "counts"),
+    "restricted_attention": ("what", "distances", "depths"),
+    "gaps": ("positions",),
+}
 
 
 def check_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
@@ -50,6 +58,25 @@ def _check_folders(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         if key.startswith(OTHER_MODELS) and side and facts.side and side != facts.side:
             remedy = f"is for images of side {side}, the data have {facts.side}"
             problems.add(key, folder, remedy)
+
+
+def certainly_works(section: AnalyzeSection, known: "Known | None") -> bool:
+    """Whether all studies work, by what is known of a network without building it."""
+    made = {study: how for study in CHOICES if (how := getattr(section, study))}
+    if not made:
+        return True
+    if known is None or section.blocks.names is not None:
+        return False
+    has = {
+        "correlation": known.has_blocks,
+        "lesions": known.has_blocks,
+        "restricted_attention": known.drops_tokens,
+        "gaps": known.scales_attention,
+    }
+    return all(
+        has[study] and all(getattr(how, key) == getattr(type(how)(), key) for key in CHOICES[study])
+        for study, how in made.items()
+    )
 
 
 def check_network(

@@ -214,7 +214,10 @@ def check_studies(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         elif recipe.denoiser_of(name):
             continue
         else:
-            network = _network(recipe.model_of(name), facts)
+            section = recipe.model_of(name)
+            if analysis.certainly_works(recipe.analyze, _known(section, facts)):
+                continue
+            network = _network(section, facts)
         analysis.check_network(recipe.analyze, network, problems, seed=recipe.seed)
     for place in recipe.analyze.other_models.values():
         if network := analysis.given_network(Path(place).expanduser()):

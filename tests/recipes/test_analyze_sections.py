@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from components.core.errors import CasemateError
+from components.core.problems import Problems
+from components.models.costs import network_of_shapes
+from components.models.known import known_network
 from pipelines.flow.plan import plan
+from pipelines.recipe.analysis import certainly_works, check_network
 from pipelines.recipe.check import check
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import load, parse, shrink
@@ -23,6 +27,18 @@ STUDIES = {
 }
 TINY = {"architecture": "tiny_vit", "options": {"depth": 3, "embed_dim": 16, "num_heads": 1}}
 RESNET = {"architecture": "resnet18"}
+VITS = {"tiny_vit", "deit3_large_patch16_224.fb_in1k", "vit_base_patch32_224.orig_in21k"}
+KNOWN = (
+    *sorted(VITS),
+    *("xcit_nano_12_p16_224", "cait_s12_224", "resnet18", "wrn_28_10", "preact_resnet18"),
+    "resnetv2_50x1_bit.goog_in21k",
+)
+CHOSEN = {
+    "correlation": {"tokens": ["cls"]},
+    "lesions": {"counts": [2]},
+    "restricted_attention": {"depths": [0]},
+    "gaps": {"positions": [0]},
+}
 XCIT = {"architecture": "tiny_xcit", "upsample": 32}
 
 
@@ -84,6 +100,23 @@ def test_studies_that_a_network_has_not_are_refused_by_name():
     assert refused({"lesions": {}}, train=None).startswith("analyze: needs a train section")
     check(recipe({"correlation": {}, "lesions": {}, "perturbations": {}}, model=RESNET))
     check(recipe(STUDIES))
+
+
+@pytest.mark.parametrize("study", ["correlation", "lesions", "restricted_attention", "gaps"])
+def test_what_is_certain_without_torch_holds_for_the_network(study):
+    section = recipe({study: {}}).analyze
+    certain = set()
+    for name in KNOWN:
+        options = {"depth": 1} if name == "tiny_vit" else {}
+        known = known_network(name, options, image_size=64)
+        assert not certainly_works(recipe({study: CHOSEN[study]}).analyze, known)
+        if certainly_works(section, known):
+            certain.add(name)
+            net = network_of_shapes(name, image_size=64, num_classes=10, options=options)
+            check_network(section, net, problems := Problems(), seed=0)
+            assert problems.found == [], name
+    only = {"restricted_attention": VITS, "gaps": {*VITS, "xcit_nano_12_p16_224", "cait_s12_224"}}
+    assert certain == only.get(study, set(KNOWN))
 
 
 def test_judges_are_checked(tmp_path):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from components.analyze.blocks import find_blocks
 from components.core.errors import CasemateError
 from components.models.attention.discover import attention_of
 from components.models.costs import network_of_shapes
@@ -28,6 +29,7 @@ NAMES = [
     *("vit_base_patch16_224.orig_in21k", "vit_base_patch32_224.orig_in21k"),
     *("vit_large_patch16_224.orig_in21k", "vit_large_patch32_224.orig_in21k"),
     *("vit_base_patch16_224.augreg_in1k", "vit_base_patch32_224.augreg_in1k"),
+    "deit3_large_patch16_224.fb_in1k",
     *(f"resnetv2_{size}_bit.goog_in21k" for size in ("50x1", "50x3", "101x1", "101x3", "152x4")),
 ]
 SMALL = {
@@ -80,6 +82,7 @@ def assert_holds(architecture, options, side):
     for said, ask in (
         (known.drops_tokens, check_droppable),
         (known.scales_attention, attention_of),
+        (known.has_blocks, find_blocks),
     ):
         if said:
             ask(net)
