@@ -9,6 +9,8 @@ from PIL import Image
 
 from components.core.types import Array
 
+LARGEST_SIDE = 112  # of pictures in grids, which show them smaller
+LUMA = (0.299, 0.587, 0.114)
 HIDDEN_TINT = (112, 128, 152)  # hidden pixels of an ablation; black would vanish on dark images
 
 
@@ -21,6 +23,30 @@ def png_uri(image: Array) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def reduction(image: Array) -> int:
+    """The smallest n for which a (C, H, W) image fits `LARGEST_SIDE` with means of n x n pixels."""
+    return -(-max(image.shape[1:]) // LARGEST_SIDE)
+
+
+def reduced(image: Array) -> Array:
+    """Means of n x n pixels of a (C, H, W) image, n by `reduction`; a rest at the border is cut."""
+    factor = reduction(image)
+    if factor == 1:
+        return image
+    height, width = (side // factor * factor for side in image.shape[1:])
+    tiles = image[:, :height, :width].reshape(
+        len(image), height // factor, factor, width // factor, factor
+    )
+    return np.asarray(tiles.mean(axis=(2, 4)))
+
+
+def gray(image: Array) -> Array:
+    """(1, H, W) luma of a colour image; an image with one channel as it is."""
+    if len(image) == 1:
+        return image
+    return np.asarray(np.tensordot(np.array(LUMA), image, axes=1)[None])
 
 
 def amplification(clean: Array, adversarial: Array) -> int:

@@ -1,4 +1,6 @@
-"""`casemate analyze`: all studies through the command line; workers change no byte."""
+"""`casemate analyze`: all studies through the command line; kills and workers change no byte."""
+
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,22 +31,38 @@ def results(storage, study) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.ray
-def test_workers_change_no_byte(ray_session, places, finished_flow, tmp_path):
-    """All studies with one worker and with two."""
+def command(places, other, storage, *, workers: int):
+    """All studies of two models, an item per unit in those of blocks."""
     model, data = places
-    judge = step_folder(finished_flow, "train.columns") / "model"
-    further = ("--study", ",".join(STUDIES), "--json", "--set", "analyze.micro_batch=8",
-               "--set", "analyze.lesions.num_samples=3", "--set", "analyze.gaps.num_steps=2",
-               "--set", "analyze.perturbations.num_steps=3",
-               "--set", "analyze.accumulation.num_steps=3",
-               "--set", f"analyze.perturbations.judges.columns={judge}")  # fmt: skip
+    return ("analyze", "--model", model, "--data", data, "--storage", storage,
+            "--study", ",".join(STUDIES), "--json", "--set", "analyze.micro_batch=1",
+            "--set", "analyze.lesions.num_samples=3", "--set", "analyze.gaps.num_steps=2",
+            "--set", "analyze.perturbations.num_steps=3",
+            "--set", "analyze.accumulation.num_steps=3",
+            "--set", f"analyze.other_models.columns={other}",
+            "--set", f"analyze.perturbations.judges.judge={other}",
+            "--set", f"cluster.num_actors={workers}", "--set", "cluster.num_cpus=2")  # fmt: skip
+
+
+@pytest.mark.ray
+def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_flow, tmp_path):
+    """One worker; and killed in the middle of the lesions with one worker, ended by two."""
+    other = step_folder(finished_flow, "train.columns") / "model"
+    run = partial(command, places, other)
+
+    def parts() -> dict[str, int]:
+        found = tmp_path.glob("2/*/analyze.lesions-*/unfinished/parts/*.parquet")
+        return {path.name: path.stat().st_mtime_ns for path in found}
+
+    cli.kill_when(lambda: len(parts()) >= 3, *run(tmp_path / "2", workers=1))
+    kept = parts()
+    assert 3 <= len(kept) < 2 * 24
+    assert not (step_folder(tmp_path / "2", "analyze.lesions") / "manifest.json").exists()
     said = {}
     for workers in (1, 2):
-        storage = tmp_path / str(workers)
-        said[workers] = call("analyze", "--model", model, "--data", data, "--storage", storage,
-                             *further, "--set", f"cluster.num_actors={workers}")  # fmt: skip
+        said[workers] = call(*run(tmp_path / str(workers), workers=workers))
         assert said[workers].code == 0, said[workers].err
+    assert "done before" in said[2].err  # the correlation
     assert said[1].json["summary"] == said[2].json["summary"]
     for study in STUDIES:
         one, two = (results(tmp_path / str(workers), study) for workers in (1, 2))
@@ -54,14 +72,15 @@ def test_workers_change_no_byte(ray_session, places, finished_flow, tmp_path):
     matrix = np.load(folder / "matrices" / "main.all.npy")
     assert 0 < matrix[0, 1] == matrix[1, 0] < 1
     lesions = read_metrics(step_folder(tmp_path / "1", "analyze.lesions") / "metrics.parquet")
-    found = {(row.item, row.level, row.metric): row for row in lesions}
+    assert {row.model for row in lesions} == {"main", "columns"}
+    found = {(row.item, row.level, row.metric): row for row in lesions if row.model == "main"}
     whole = found["none", None, "accuracy"]
     assert (whole.n, whole.recipe) == (24, "analyze-model")
     assert found["block", 0.0, "single_accuracy"].value < whole.value
     runs = MlflowClient(f"sqlite:///{tmp_path}/1/mlflow.db").search_runs(["1"])
     logged = {name: value for run in runs for name, value in run.data.metrics.items()}
-    assert logged["analyze/lesions/none/accuracy"] == whole.value
-    assert 0 < logged["analyze/correlation/all/neighbours/mean_similarity"] <= 1
+    assert logged["analyze/lesions/main/none/accuracy"] == whole.value
+    assert 0 < logged["analyze/correlation/main/all/neighbours/mean_similarity"] <= 1
 
 
 def mistake(*arguments: object) -> str:

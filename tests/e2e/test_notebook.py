@@ -1,4 +1,4 @@
-"""The notebooks for newcomers, executed: one on a real finished run, one on its own network."""
+"""The notebooks for newcomers, executed: one on a real finished run, two on their own networks."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from tests.e2e.cli import ROOT
 pytestmark = pytest.mark.e2e
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
 OWN_MODEL = ROOT / "notebooks" / "own-model.ipynb"
+INSIDE = ROOT / "notebooks" / "inside-a-vit.ipynb"
 HALF_DIGIT = 0.5e-6  # the table prints six decimals
 
 
@@ -88,11 +89,33 @@ def test_steps_and_runs_are_listed(cells):
     assert runs.count("FINISHED") == 11  # the flow and its ten steps
 
 
-def test_a_network_of_ones_own_is_attacked_and_certified():
-    notebook = nbformat.read(OWN_MODEL, as_version=4)
-    place = {"metadata": {"path": str(OWN_MODEL.parent)}}
+def executed(path: Path, **changes: str) -> dict:
+    """The executed code cells of a notebook by id; `changes` replace the text of its cells."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell["id"] in changes:
+            before, after = changes[cell["id"]].split(" -> ")
+            assert before in cell["source"]
+            cell["source"] = cell["source"].replace(before, after)
+    place = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place).execute()
-    cells = {cell["id"]: cell for cell in notebook.cells if cell["cell_type"] == "code"}
+    return {cell["id"]: cell for cell in notebook.cells if cell["cell_type"] == "code"}
+
+
+def test_a_vit_is_taken_apart():
+    cells = executed(INSIDE, train="num_steps, eps = 600 -> num_steps, eps = 30")
+    pictures = ("correlation", "lesions", "masks", "restricted", "perturbations", "accumulation")
+    for name in pictures:
+        assert any("image/png" in output.get("data", {}) for output in cells[name]["outputs"])
+    table = text_of(cells["lesions"]).splitlines()
+    assert table[0].startswith("whole network: ")
+    assert [line.split()[0] for line in table[-6:]] == [f"{block}.0" for block in range(6)]
+    last = text_of(cells["restricted"]).splitlines()[-1].split()
+    assert last[1] == last[2]  # no attention between patches in the first or the last 6 of 6 blocks
+
+
+def test_a_network_of_ones_own_is_attacked_and_certified():
+    cells = executed(OWN_MODEL)
     assert "robust" in text_of(cells["attack"])
     for name in ("patch", "l2"):
         assert "num_items" in text_of(cells[name])

@@ -123,6 +123,42 @@ def test_masked_attention_equals_dropping_those_keys(new_net, x, name):
         assert not torch.allclose(logits["cls_first", 1], logits["cls_last", 1], atol=1e-3)
 
 
+def test_masks_of_beit_equal_dropped_keys(new_net, x):
+    """Its attention takes no mask: the softmax is masked, after the bias of relative positions."""
+    net = new_net("beit")
+    blocks = find_blocks(net)
+    restrictions = restrictions_of(blocks, RestrictedAttentionSettings(distances=(1,)), seed=5)
+    found = dict(variant_logits(net, blocks, x, [one.variant for one in restrictions]))
+    for index, one in enumerate(restrictions):
+        tokens = torch.cat([net.cls_token.expand(len(x), -1, -1), net.patch_embed(x)], dim=1)
+        if net.pos_embed is not None:
+            tokens = tokens + net.pos_embed
+        for block, change in zip(net.blocks, one.variant, strict=True):
+            attn, bias = block.attn, block.attn._get_rel_pos_bias()
+            q, k, v = (
+                block.norm1(tokens) @ part.mT + (0 if shift is None else shift)
+                for part, shift in zip(
+                    attn.qkv.weight.chunk(3), (attn.q_bias, attn.k_bias, attn.v_bias), strict=True
+                )
+            )
+            q, k, v = (
+                part.unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in (q, k, v)
+            )
+            rows = []
+            for i in range(tokens.shape[1]):
+                allowed = torch.ones(tokens.shape[1]) if change is None else change.allowed[i]
+                keys = allowed.nonzero()[:, 0]
+                logits = q[:, :, i : i + 1] @ k[:, :, keys].mT * attn.scale
+                weights = F.softmax(logits + bias[:, :, i : i + 1, keys], dim=-1)
+                rows.append(weights @ v[:, :, keys])
+            mixed = torch.cat(rows, dim=2).transpose(1, 2).flatten(2)
+            tokens = tokens + block.gamma_1 * attn.proj(mixed)
+            tokens = tokens + block.gamma_2 * block.mlp(block.norm2(tokens))
+        expected = net.forward_head(net.norm(tokens))
+        torch.testing.assert_close(found[index], expected, atol=2e-5, rtol=1e-4)
+    assert {one.item for one in restrictions} == {"spatial", "random", "cls_first", "cls_last"}
+
+
 @pytest.mark.parametrize("name", ["vit", "deit", "beit", "cait"])
 def test_the_largest_distance_equals_no_mask(new_net, x, name):
     net = new_net(name)

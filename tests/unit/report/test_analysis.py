@@ -1,10 +1,13 @@
 """Charts and galleries of analyses: right numbers, equal bytes, colours of the page, a phone."""
 
+import base64
+import io
 import re
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from components.analyze.gaps import GapState, densities
 from components.evaluate.metrics import Measurement, null, share
@@ -109,6 +112,29 @@ def galleries():
             np.array([1, 0]), classes=names, preset_text="l-inf 15",
         ),
     )  # fmt: skip
+
+
+def pixels_of(picture):
+    """The (H, W) or (H, W, 3) pixels of a picture of the page."""
+    data = base64.b64decode(picture.uri.partition(",")[2])
+    return np.array(Image.open(io.BytesIO(data)))
+
+
+def test_large_pictures_are_reduced_and_perturbations_gray():
+    levels = np.arange(3 * 226 * 224).reshape(1, 3, 226, 224) % 251 / 250
+    labels, names = np.array([0]), ["cat"]
+    found = perturbation_gallery(levels, {"vit": levels}, labels, classes=names, eps_text="4/255")
+    assert "A shown pixel is the mean of 3 x 3" in found.caption
+    original, changed = (pixels_of(picture) for picture in found.strips[0].pictures)
+    assert original.shape == (75, 74, 3)  # the last row and the last two columns are cut
+    assert original[2, 5, 1] == round(255 * levels[0, 1, 6:9, 15:18].mean())
+    luma = np.array([0.299, 0.587, 0.114]) @ levels[0, :, 6:9, 15:18].mean(axis=(1, 2))
+    assert changed[2, 5] == pytest.approx(255 * luma, abs=0.51)
+    small = accumulation_gallery(
+        levels[..., :112, :112], {}, labels, classes=names, preset_text="l2"
+    )
+    assert "shown pixel" not in small.caption
+    assert pixels_of(small.strips[0].pictures[0]).shape == (112, 112, 3)
 
 
 def test_charts_have_their_numbers_in_tables():
