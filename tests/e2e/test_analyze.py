@@ -32,10 +32,10 @@ def results(storage, study) -> dict[str, bytes]:
 
 
 def command(places, other, storage, *, workers: int):
-    """All studies of two models, an item per unit in those of blocks."""
+    """All studies of two models, two items per unit in those of blocks."""
     model, data = places
     return ("analyze", "--model", model, "--data", data, "--storage", storage,
-            "--study", ",".join(STUDIES), "--json", "--set", "analyze.micro_batch=1",
+            "--study", ",".join(STUDIES), "--json", "--set", "analyze.micro_batch=2",
             "--set", "analyze.lesions.num_samples=3", "--set", "analyze.gaps.num_steps=2",
             "--set", "analyze.perturbations.num_steps=3",
             "--set", "analyze.accumulation.num_steps=3",
@@ -56,7 +56,7 @@ def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_fl
 
     cli.kill_when(lambda: len(parts()) >= 3, *run(tmp_path / "2", workers=1))
     kept = parts()
-    assert 3 <= len(kept) < 2 * 24
+    assert 3 <= len(kept) < 2 * 12
     assert not (step_folder(tmp_path / "2", "analyze.lesions") / "manifest.json").exists()
     said = {}
     for workers in (1, 2):
