@@ -263,3 +263,6 @@ def test_the_api_finds_what_the_stage_finds(run_study, models, prepared):
     )
     with pytest.raises(CasemateError, match="is not among main, plain"):
         api.analyze(loaded_models, test.images, test.labels, lesions={}, models=["x"])
+    others = {"x": "folder"}
+    with pytest.raises(CasemateError, match="other_models: x are for recipes"):
+        api.analyze(loaded_models, test.images, test.labels, lesions={}, other_models=others)
