@@ -27,7 +27,7 @@ def png_uri(image: Array) -> str:
 
 def reduction(image: Array) -> int:
     """The smallest n for which a (C, H, W) image fits `LARGEST_SIDE` with means of n x n pixels."""
-    return math.ceil(max(image.shape[1:]) / LARGEST_SIDE)
+    return -(-int(max(image.shape[1:])) // LARGEST_SIDE)
 
 
 def reduced(image: Array) -> Array:
