@@ -171,7 +171,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
         dataset=dataset,
         origin=origin_of(recipe),
         models=models,
-        items=chosen_items(*dataset.listing("test"), section, seed=recipe.seed),
+        items=items_of(*dataset.listing("test"), section.subset, seed=recipe.seed, key="evaluate"),
         seed=recipe.seed,
         execute=executor(
             recipe, inputs, out, dataset, models, micro_batch=section.micro_batch, make=make_worker
@@ -262,13 +262,6 @@ def resize_name(fit: str, resize: int | None, image_size: int | None) -> str:
     if image_size is None:
         return "stored"
     return f"crop {image_size} of {resize}" if resize else fit
-
-
-def chosen_items(
-    item_ids: Sequence[str], labels: Sequence[int], section: EvaluateSection, *, seed: int
-) -> TestItems:
-    """The items of the section's subset."""
-    return items_of(item_ids, labels, section.subset, seed=seed, key="evaluate")
 
 
 def items_of(
