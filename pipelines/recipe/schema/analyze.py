@@ -11,8 +11,8 @@ from components.analyze.settings import (
     PerturbationSettings,
     RestrictedAttentionSettings,
 )
-from components.core.settings import Count, Name, Problem
-from pipelines.recipe.schema.base import Section
+from components.core.settings import Count, Problem
+from pipelines.recipe.schema.base import ModelsSection
 
 STUDIES = (
     "correlation",
@@ -24,11 +24,9 @@ STUDIES = (
 )
 
 
-class AnalyzeSection(Section):
+class AnalyzeSection(ModelsSection):
     """Why models behave as they do: studies of test items, each only if it is written."""
 
-    models: list[Name] | None = None
-    """None: all classifiers of the recipe."""
     micro_batch: Count = 50
     """Most rows of a forward pass, except those of CKA: logits depend on the batch shape."""
     blocks: BlockSettings = BlockSettings()
@@ -41,10 +39,7 @@ class AnalyzeSection(Section):
     accumulation: AccumulationSettings | None = None
 
     def problems(self) -> Iterator[Problem]:
-        if self.models == []:
-            yield Problem("models", "[]", "is empty; name models, or write null for all")
-        if self.models and len(set(self.models)) < len(self.models):
-            yield Problem("models", self.models, "names a model twice")
+        yield from super().problems()
         if not self.studies():
             yield Problem("studies", "", f"are missing; write one of {', '.join(STUDIES)}")
 

@@ -1,15 +1,11 @@
 """Plan of the analyze stage: one step per study, and its headline figures."""
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from components.analyze.settings import PerturbationSettings
-from components.core.errors import CasemateError
 from components.core.settings import plain
 from pipelines.recipe.schema.analyze import AnalyzeSection
-from pipelines.stages.registry import DATASET, Headline, Planning, Step
+from pipelines.stages.evaluate.steps import given_models
+from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines
 
 JUDGE = "judge"  # steps of model folders that classify perturbations
 OF_BLOCKS = ("correlation", "lesions", "restricted_attention")  # studies that use `blocks`
@@ -21,7 +17,8 @@ def steps(planning: Planning) -> list[Step]:
     if section is None:
         return []
     models = recipe.analyzed_models()
-    judges = _judges(section.perturbations)
+    folders = section.perturbations.judges if section.perturbations else {}
+    judges = given_models(JUDGE, "analyze.perturbations.judges", folders)
     found = list(judges)
     for study in section.studies():
         used = list(models)
@@ -43,11 +40,7 @@ def steps(planning: Planning) -> list[Step]:
     return found
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
-    """The main figures of each study and model."""
-    folders = [folder for _, folder in steps if folder]
-    rows = [json.loads((folder / "summary.json").read_text())["headlines"] for folder in folders]
-    return [row for found in rows for row in found]
+headlines = stored_headlines
 
 
 def _settings(section: AnalyzeSection, study: str) -> dict[str, Any]:
@@ -56,19 +49,3 @@ def _settings(section: AnalyzeSection, study: str) -> dict[str, Any]:
     if "judges" in values:
         values["judges"] = sorted(values["judges"])
     return values
-
-
-def _judges(how: PerturbationSettings | None) -> list[Step]:
-    """The judges of perturbations; a folder counts by its digest."""
-    found = []
-    for name, path in how.judges.items() if how else ():
-        folder = Path(path).expanduser().absolute()
-        try:
-            from components.models.checkpoint import read_header
-
-            digest = str(read_header(folder)["digest"])
-        except CasemateError as error:
-            key = f"analyze.perturbations.judges.{name}"
-            raise CasemateError(key, error.value, error.remedy) from error
-        found.append(Step(JUDGE, name, identity={"digest": digest}, given=folder))
-    return found
