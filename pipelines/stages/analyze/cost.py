@@ -12,15 +12,10 @@ from components.analyze.blocks import Blocks, find_blocks
 from components.analyze.lesions import lesions_of
 from components.analyze.prefixes import Variant, num_shared, shared_order
 from components.analyze.restricted import restrictions_of
+from pipelines.recipe.costs import CostedNetwork
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.stages.evaluate.cost import (
-    CostedModel,
-    SuiteWork,
-    estimate_row,
-    model_cost,
-    num_test_items,
-)
+from pipelines.stages.evaluate.cost import SuiteWork, estimate_row, model_cost, num_test_items
 
 
 def estimates_of(recipe: Recipe, *, num_items: int | None, **place: Any) -> list[dict[str, Any]]:
@@ -49,7 +44,7 @@ def _mean(works: Sequence[SuiteWork]) -> SuiteWork:
 
 
 def _work(
-    recipe: Recipe, section: AnalyzeSection, study: str, model: CostedModel, *, given: int | None
+    recipe: Recipe, section: AnalyzeSection, study: str, model: CostedNetwork, *, given: int | None
 ) -> SuiteWork:
     """The work of one study for one model."""
     if section.accumulation and study == "accumulation":
