@@ -27,12 +27,12 @@ class CasemateError(Exception):
 
 
 @contextmanager
-def at_key(key: str) -> Iterator[None]:
-    """Errors of the block name this key instead of their own."""
+def at_key(key: str, *, then: str = "") -> Iterator[None]:
+    """Errors of the block name this key instead of their own; `then` continues the remedy."""
     try:
         yield
     except CasemateError as error:
-        raise CasemateError(key, error.value, error.remedy) from error
+        raise CasemateError(key, error.value, error.remedy + then) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -1,14 +1,13 @@
 """Chapters of the evaluation suites; suites that were not run have none."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.core.errors import CasemateError
+from components.core.errors import at_key
 from components.core.tables import read_table
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
 from components.report.content import Accuracy, Chapter, Column
@@ -22,6 +21,7 @@ from components.report.evaluation import (
     transfer,
 )
 from components.report.evaluation.rows import SuiteRows, suite_rows
+from components.report.results import RUN_AGAIN
 
 FAILURE_MAP = "failure_map.parquet"
 SUITES = ("clean", "corruptions", "shifts", "shape_bias", "transfer", "spatial")
@@ -70,7 +70,7 @@ def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
     for step, folder in folders.items():
         if step.split(".")[0] != "evaluate":
             continue
-        with _named(step):
+        with at_key(step, then=RUN_AGAIN):
             rows += read_metrics(folder / METRICS_NAME)
             if (path := folder / FAILURE_MAP).exists():
                 failures |= _by_model(read_table(path))
@@ -80,13 +80,3 @@ def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
 def _by_model(table: pa.Table) -> dict[str, pa.Table]:
     models = table.column("model").unique().to_pylist()
     return {model: table.filter(pc.equal(table["model"], model)) for model in models}
-
-
-@contextmanager
-def _named(step: str) -> Iterator[None]:
-    """Errors about a file name its step."""
-    try:
-        yield
-    except CasemateError as error:
-        remedy = f"{error.remedy}; run this step again"
-        raise CasemateError(step, error.value, remedy) from error
