@@ -18,7 +18,7 @@ from components.evaluate.settings import SubsetSettings
 from components.evaluate.subsets import choose_items
 from components.models.catalog import family_of
 from components.models.checkpoint import read_header
-from components.models.costs import costs_of
+from components.models.costs import costs_of_shapes, network_of_spec
 from components.models.pixels import PixelModel
 from components.models.pretrained import weights_name
 from components.models.spec import ModelSpec
@@ -280,13 +280,8 @@ def items_of(
 def _costs(spec: ModelSpec) -> tuple[float | None, float | None]:
     """Parameters in millions and GMAC per image; None where they cannot be counted by shapes."""
     try:
-        found = costs_of(
-            spec.architecture,
-            image_size=spec.network_size,
-            channels=spec.channels,
-            num_classes=spec.num_classes,
-            options=spec.options,
-        )
+        net = network_of_spec(spec)
+        found = costs_of_shapes(net, image_size=spec.network_size, channels=spec.channels)
     except (CasemateError, RuntimeError):
         return None, None
     return found.params / 1e6, found.flops / 1e9
