@@ -1,11 +1,13 @@
 """`casemate analyze`: all studies through the command line; workers change no byte."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from components.evaluate.metrics import read_metrics
-from tests.e2e.cli import call, step_folder
+from tests.e2e.cli import call, mistake_of, step_folder
 
 pytestmark = pytest.mark.e2e
 STUDIES = (
@@ -64,11 +66,7 @@ def test_workers_change_no_byte(ray_session, places, finished_flow, tmp_path):
     assert 0 < logged["analyze/correlation/all/neighbours/mean_similarity"] <= 1
 
 
-def mistake(*arguments: object) -> str:
-    said = call("analyze", *arguments)
-    assert said.code == 2, said.out + said.err
-    (line,) = said.err.splitlines()
-    return line.removeprefix("casemate: ")
+mistake = partial(mistake_of, "analyze")
 
 
 def test_mistakes_are_one_line(places, tmp_path):

@@ -10,6 +10,7 @@ from pipelines.flow.plan import plan
 from pipelines.recipe.check import check
 from pipelines.recipe.load import load, parse, shrink
 from pipelines.stages.analyze.cost import estimates_of
+from tests.refusals import refusal_of
 from tests.unit.published import write_imagenet_model
 
 STUDIES = {
@@ -31,10 +32,7 @@ def recipe(section, *, model=TINY, data=None, **changes):
 
 
 def refused(section, **changes) -> str:
-    with pytest.raises(CasemateError) as caught:
-        check(recipe(section, **changes))
-    (line,) = str(caught.value).splitlines()
-    return line.removeprefix("x.yaml: ")
+    return refusal_of(lambda: check(recipe(section, **changes))).removeprefix("x.yaml: ")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import ABSENT, warnings_of
 from pipelines.recipe.load import load, parse, shrink
 from pipelines.stages.evaluate.cost import estimates_of
+from tests.refusals import refusal_of
 from tests.unit.published import (
     write_cifar_c,
     write_imagenet_model,
@@ -33,10 +34,7 @@ def recipe(section, *, data=None, **changes):
 
 
 def refused(section, **changes) -> str:
-    with pytest.raises(CasemateError) as caught:
-        check(recipe(section, **changes))
-    (line,) = str(caught.value).splitlines()
-    return line.removeprefix("x.yaml: ")
+    return refusal_of(lambda: check(recipe(section, **changes))).removeprefix("x.yaml: ")
 
 
 @pytest.mark.parametrize(
@@ -124,9 +122,7 @@ def test_class_maps_are_checked_once_the_classes_are_known(tmp_path):
     ):
         loaded = recipe({"shifts": {"words": {**shift, "class_map": class_map}}})
         check(loaded)  # the classes of the data are not known yet
-        with pytest.raises(CasemateError) as caught:
-            check(loaded, facts)
-        assert f"evaluate.shifts.words.{told}" in str(caught.value)
+        assert f"evaluate.shifts.words.{told}" in refusal_of(check, loaded, facts)
     check(recipe({"shifts": {"words": {**shift, "class_map": {"zero": "0", "one": "1"}}}}), facts)
     larger = Facts(classes=tuple("0123456789"), num_classes=10, height=32, width=32, channels=1)
     mapped = {**shift, "class_map": {"zero": "0", "one": "1"}}
