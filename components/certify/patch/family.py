@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.challenge import ChallengeTask
-from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.family import Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
@@ -160,18 +159,9 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             return slice(None)
         return positions_among(ablations_of(header), computed_ablations(header))
 
-    def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, object]
-    ) -> AblationClaimSettings:
-        return check_ablation_claim(header, claim)
-
-    def derive(self, votes: Votes, claim: AblationClaimSettings) -> Derived:
-        return derive_ablations(votes, claim)
-
-    def audit(
-        self, votes: Votes, claim: AblationClaimSettings, stored: StoredClaims
-    ) -> Iterator[str]:
-        return audit_ablations(votes, claim, stored)
+    check_claim = staticmethod(check_ablation_claim)
+    derive = staticmethod(derive_ablations)
+    audit = staticmethod(audit_ablations)
 
     def challenger(
         self,
@@ -285,18 +275,9 @@ class DoubleMaskingFamily(
             num_masks=recorded["num_masks"],
         )
 
-    def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, object]
-    ) -> DoubleMaskingClaimSettings:
-        return check_pair_claim(header, claim)
-
-    def derive(self, votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
-        return derive_pairs(votes, claim)
-
-    def audit(
-        self, votes: Votes, claim: DoubleMaskingClaimSettings, stored: StoredClaims
-    ) -> Iterator[str]:
-        return audit_pairs(votes, claim, stored)
+    check_claim = staticmethod(check_pair_claim)
+    derive = staticmethod(derive_pairs)
+    audit = staticmethod(audit_pairs)
 
     def challenger(
         self,
