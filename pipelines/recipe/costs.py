@@ -52,30 +52,32 @@ class CostedNetwork:
         return CostedNetwork(net, costs_of_shapes(net, **size))
 
 
-def rates_at(
-    accelerators: Sequence[str],
-    nets: Sequence[nn.Module],
-    *,
-    dtype: str,
-    flops_per_pass: float,
-    passes_per_second: float | None,
-) -> dict[str, Rate]:
-    """Speed at each place: as measured, or a share of each accelerator's peak."""
-    if passes_per_second is not None:
-        if not passes_per_second > 0:
-            remedy = "is not a speed; write a number above 0"
-            raise CasemateError("--passes-per-second", passes_per_second, remedy)
-        rate = measured_rate(
-            flops_per_pass=flops_per_pass, passes_per_second=passes_per_second, where="as given"
-        )
-        return {"measured": rate}
-    names = accelerators or [n for n, a in ACCELERATORS.items() if dtype in a.peak_tflops]
-    width = min(int(getattr(net, "num_features", 0)) for net in nets)
-    # No accelerator has this dtype: the error of the first one lists those it has.
-    return {
-        name: nominal_rate(name, dtype=dtype, width=width)
-        for name in names or list(ACCELERATORS)[:1]
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Workers: on these accelerators, none: all known ones, or with a measured speed."""
+
+    accelerators: Sequence[str]
+    dtype: str
+    num_workers: int
+    passes_per_second: float | None = None
+
+    def rates(self, nets: Sequence[nn.Module], *, flops_per_pass: float) -> dict[str, Rate]:
+        """Speed at each place: as measured, or a share of each accelerator's peak."""
+        if (speed := self.passes_per_second) is not None:
+            if not speed > 0:
+                remedy = "is not a speed; write a number above 0"
+                raise CasemateError("--passes-per-second", speed, remedy)
+            rate = measured_rate(
+                flops_per_pass=flops_per_pass, passes_per_second=speed, where="as given"
+            )
+            return {"measured": rate}
+        able = [name for name, known in ACCELERATORS.items() if self.dtype in known.peak_tflops]
+        width = min(int(getattr(net, "num_features", 0)) for net in nets)
+        # No accelerator has this dtype: the error of the first one lists those it has.
+        return {
+            name: nominal_rate(name, dtype=self.dtype, width=width)
+            for name in self.accelerators or able or list(ACCELERATORS)[:1]
+        }
 
 
 def hours_at(where: str, found: Estimate, *, memory: int, further: float = 0.0) -> Row:

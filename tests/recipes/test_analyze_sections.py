@@ -8,6 +8,7 @@ import pytest
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.load import load, parse, shrink
 from pipelines.stages.analyze.cost import estimates_of
 from tests.refusals import refusal_of
@@ -143,8 +144,8 @@ def test_recipes_without_the_section_do_not_name_it():
 def test_costs_count_variants_and_gradients():
     deep = {"architecture": "vit_tiny_patch16_224", "options": {}}
     data = {"source": "made", "options": {"classes": 10, "image_size": 64}, "image_size": 64}
-    place = {"accelerators": (), "dtype": "fp32", "num_workers": 1, "passes_per_second": None}
-    found = estimates_of(recipe(STUDIES, model=deep, data=data), num_items=20, **place)
+    hardware = Hardware(accelerators=(), dtype="fp32", num_workers=1)
+    found = estimates_of(recipe(STUDIES, model=deep, data=data), hardware, num_items=20)
     rows = {row["step"].removeprefix("analyze."): row for row in found}
     assert rows["correlation"]["passes"] == 20
     assert rows["lesions"]["passes"] == 673 * 20

@@ -12,6 +12,7 @@ from components.data.shards import FORMAT
 from pipelines.flow.plan import plan
 from pipelines.recipe import evaluation
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import ABSENT, warnings_of
 from pipelines.recipe.load import load, parse, shrink
@@ -249,8 +250,8 @@ def test_the_cost_of_each_suite_is_that_of_the_paper():
     data = {"source": "made", "options": {"image_size": 224, "test": 40, "channels": 1}}
     two = {"variants": {"other": {"objective": {"kind": "standard"}}}}
     loaded = recipe({**SUITES, "subset": {"num_items": 20}}, data=data, train=two)
-    place = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 1, "num_items": None}
-    rows = {row["step"]: row for row in estimates_of(loaded, **place, passes_per_second=None)}
+    hardware = Hardware(accelerators=["A100"], dtype="fp32", num_workers=1)
+    rows = {row["step"]: row for row in estimates_of(loaded, hardware, num_items=None)}
     assert rows["evaluate.clean"]["passes"] == 20 * 2
     assert rows["evaluate.corruptions"]["passes"] == 95 * 20 * 2
     assert rows["evaluate.corruptions"]["cpu_seconds"] == pytest.approx(0.12 * 20)

@@ -122,31 +122,27 @@ def _correlation(study: Study) -> Chapter:
 
 
 def _lesions(study: Study) -> Chapter:
-    intro = (
-        f"Accuracy on {study.num_items:,} items after parts of the trained network are removed "
-        "(Bhojanapalli et al. 2021, sec. 4)."
-    )
-    shown = _by_model(study, "lesions", charts.lesion_charts)
-    return Chapter("analysis-lesions", "Lesions", intro, shown)
+    change = "after parts of the trained network are removed"
+    return _changed(study, "lesions", "Lesions", change, charts.lesion_charts)
 
 
 def _restricted(study: Study) -> Chapter:
-    intro = (
-        f"Accuracy on {study.num_items:,} items with attention between some tokens only "
-        "(Bhojanapalli et al. 2021, sec. 4)."
-    )
-    shown = _by_model(study, "restricted_attention", charts.restricted_charts)
-    return Chapter("analysis-restricted-attention", "Restricted attention", intro, shown)
+    name, title = "restricted_attention", "Restricted attention"
+    change = "with attention between some tokens only"
+    return _changed(study, name, title, change, charts.restricted_charts)
 
 
-def _by_model(
-    study: Study, name: str, charts_of: Callable[..., Iterable[Chart]]
-) -> tuple[Chart, ...]:
-    return tuple(
+def _changed(
+    study: Study, name: str, title: str, change: str, charts_of: Callable[..., Iterable[Chart]]
+) -> Chapter:
+    """Accuracy of changed networks, charts of every model."""
+    shown = tuple(
         chart
         for model, rows in study.rows.items()
         for chart in charts_of(rows, model=model, name=f"{STAGE}.{name}.{model}")
     )
+    intro = f"Accuracy on {study.num_items:,} items {change} (Bhojanapalli et al. 2021, sec. 4)."
+    return Chapter(f"analysis-{name.replace('_', '-')}", title, intro, shown)
 
 
 def _gaps(study: Study) -> Chapter:

@@ -6,19 +6,18 @@ blocks that run. Passes of judges, two per item and judge, count like those of t
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from components.analyze.blocks import Blocks, find_blocks
 from components.analyze.lesions import lesions_of
 from components.analyze.prefixes import Variant, num_shared, shared_order
 from components.analyze.restricted import restrictions_of
-from pipelines.recipe.costs import CostedNetwork
+from pipelines.recipe.costs import CostedNetwork, Hardware, Row
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.evaluate.cost import SuiteWork, estimate_row, model_cost, num_test_items
 
 
-def estimates_of(recipe: Recipe, *, num_items: int | None, **place: Any) -> list[dict[str, Any]]:
+def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
     """One row per study: items, passes, FLOPs, hours at each place, memory."""
     section = recipe.analyze
     if section is None:
@@ -28,7 +27,7 @@ def estimates_of(recipe: Recipe, *, num_items: int | None, **place: Any) -> list
     for study in section.studies():
         works = [_work(recipe, section, study, model, given=num_items) for model in models]
         step, size = f"analyze.{study}", section.micro_batch
-        rows.append(estimate_row(step, _mean(works), models, micro_batch=size, **place))
+        rows.append(estimate_row(step, _mean(works), models, hardware, micro_batch=size))
     return rows
 
 

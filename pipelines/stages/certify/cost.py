@@ -1,7 +1,5 @@
 """Cost estimates of a recipe's certificates, from shapes alone: no data or weights are read."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -13,20 +11,12 @@ from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
 from components.models.costs import Costs, costs_of_shapes
 from pipelines.recipe import denoisers
-from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Row, hours_at, image_side, rates_at
+from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
 from pipelines.recipe.facts import known_channels, source_info
 from pipelines.recipe.schema.recipe import Recipe
 
 
-def estimates_of(
-    recipe: Recipe,
-    *,
-    accelerators: Sequence[str],
-    dtype: str,
-    num_workers: int,
-    num_items: int | None,
-    passes_per_second: float | None,
-) -> list[Row]:
+def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
     """One row per certificate that votes: passes, FLOPs, hours at each place, memory.
 
     Entries of a sweep that take their part of finer votes cost nothing and have no row.
@@ -44,20 +34,15 @@ def estimates_of(
         count = _num_items(recipe, settings, num_items, key=key)
         work = family.work(settings, model, num_items=count)
         least = family.least_share(settings, passes_per_item=work.passes_per_item)
-        rates = rates_at(
-            accelerators,
-            [model.net],
-            dtype=dtype,
-            flops_per_pass=work.flops_per_item / work.passes_per_item,
-            passes_per_second=passes_per_second,
-        )
+        flops = work.flops_per_item / work.passes_per_item
+        rates = hardware.rates([model.net], flops_per_pass=flops)
         found = {
-            where: estimate(work, rate, num_workers=num_workers, least_share=least)
+            where: estimate(work, rate, num_workers=hardware.num_workers, least_share=least)
             for where, rate in rates.items()
         }
-        memory = _memory(family, settings, model, dtype)
+        memory = _memory(family, settings, model, hardware.dtype)
         row = {"step": key, "num_items": count, "passes": work.passes, "each": family.vote_unit}
-        rows.append(row | _figures(found, memory=memory, num_workers=num_workers))
+        rows.append(row | _figures(found, memory=memory, num_workers=hardware.num_workers))
     return rows
 
 

@@ -16,7 +16,7 @@ from components.data.sources import find_source
 from components.evaluate.settings import PREPARED, SubsetSettings, TransferSuiteSettings
 from components.evaluate.shape_bias import PUBLISHED_COUNTS
 from components.models.spec import ABSENT_KEYS
-from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Row, hours_at, image_side, rates_at
+from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
 from pipelines.recipe.facts import given_spec, known_channels, known_side, source_info, spec_of
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
 from pipelines.recipe.schema.recipe import Recipe
@@ -39,15 +39,7 @@ class SuiteWork:
     cpu_seconds: float = 0.0  # for all models together
 
 
-def estimates_of(
-    recipe: Recipe,
-    *,
-    accelerators: Sequence[str],
-    dtype: str,
-    num_workers: int,
-    num_items: int | None,
-    passes_per_second: float | None,
-) -> list[Row]:
+def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
     """One row per suite: items, passes, FLOPs, CPU seconds, hours at each place, memory."""
     section = recipe.evaluate
     if section is None:
@@ -56,18 +48,8 @@ def estimates_of(
     rows = []
     for suite, work in _works(recipe, section, given=num_items):
         models = own + (_other_models(section.transfer) if suite == "transfer" else [])
-        rows.append(
-            estimate_row(
-                f"evaluate.{suite}",
-                work,
-                models,
-                micro_batch=section.micro_batch,
-                accelerators=accelerators,
-                dtype=dtype,
-                num_workers=num_workers,
-                passes_per_second=passes_per_second,
-            )
-        )
+        step, size = f"evaluate.{suite}", section.micro_batch
+        rows.append(estimate_row(step, work, models, hardware, micro_batch=size))
     return rows
 
 
@@ -75,26 +57,19 @@ def estimate_row(
     step: str,
     work: SuiteWork,
     models: Sequence[CostedNetwork],
+    hardware: Hardware,
     *,
     micro_batch: int,
-    accelerators: Sequence[str],
-    dtype: str,
-    num_workers: int,
-    passes_per_second: float | None,
 ) -> Row:
     """The row of one step: `work` of each of these models."""
     flops = sum(
         MACS * model.costs.flops * (work.passes + GRADIENT * work.gradients) for model in models
     )
     passes = work.passes * len(models)
-    rates = rates_at(
-        accelerators,
-        [model.net for model in models],
-        dtype=dtype,
-        flops_per_pass=MACS * sum(model.costs.flops for model in models) / len(models),
-        passes_per_second=passes_per_second,
-    )
-    memory = max(_memory(model, micro_batch, dtype) for model in models)
+    mean = MACS * sum(model.costs.flops for model in models) / len(models)
+    rates = hardware.rates([model.net for model in models], flops_per_pass=mean)
+    memory = max(_memory(model, micro_batch, hardware.dtype) for model in models)
+    num_workers = hardware.num_workers
     return {
         "step": step,
         "num_items": work.num_items,

@@ -13,6 +13,7 @@ from components.denoising.loading import load_denoiser
 from pipelines.cli.main import app
 from pipelines.recipe import lint
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import parse
 from pipelines.stages.certify.cost import estimates_of
@@ -157,8 +158,8 @@ def test_weights_that_are_no_numbers(unet, tmp_path, value):
 
 
 def priced(recipe, **place):
-    usual = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 1, "num_items": 3}
-    (row,) = estimates_of(recipe, **{**usual, "passes_per_second": None, **place})
+    usual = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 1}
+    (row,) = estimates_of(recipe, Hardware(**{**usual, **place}), num_items=3)
     return row
 
 
