@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from components.report.evaluation import (
     spatial,
     transfer,
 )
+from components.report.evaluation.assembly import SuiteChapter
 from components.report.evaluation.rows import SuiteRows, suite_rows
 from components.report.results import RUN_AGAIN
 
@@ -50,17 +52,34 @@ class Evaluation:
 
 def chapters(found: Evaluation) -> tuple[Chapter, ...]:
     """The overview, then one chapter per suite."""
-    parts = found.suites()
-    shown = (
-        overview.chapter(found.single()),
-        clean.chapter(parts.get("clean", [])),
-        corruptions.chapter(parts.get("corruptions", [])),
-        shifts.chapter(parts.get("shifts", [])),
-        shape_bias.chapter(parts.get("shape_bias", [])),
-        transfer.chapter(parts.get("transfer", [])),
-        spatial.chapter(parts.get("spatial", []), found.failures),
-    )
-    return tuple(chapter for chapter in shown if chapter)
+    first = overview.chapter(found.single())
+    makers = _suite_chapters(found.failures)
+    shown = [makers[name].of(parts) for name, parts in found.suites().items()]
+    return (first, *shown) if first else tuple(shown)
+
+
+def _suite_chapters(failures: Mapping[str, pa.Table]) -> dict[str, SuiteChapter]:
+    of_spatial = partial(spatial.charts, failures=failures)
+    return {
+        "clean": SuiteChapter(
+            "clean", "Clean accuracy and calibration", clean.INTRO, clean.charts, clean.tables
+        ),
+        "corruptions": SuiteChapter(
+            "corruptions",
+            "Common corruptions",
+            corruptions.INTRO,
+            corruptions.charts,
+            corruptions.tables,
+        ),
+        "shifts": SuiteChapter("shifts", "Distribution shifts", shifts.INTRO, shifts.charts),
+        "shape_bias": SuiteChapter(
+            "shape", "Shape against texture", shape_bias.INTRO, shape_bias.charts
+        ),
+        "transfer": SuiteChapter(
+            "transfer", "Adversarial transfer", transfer.INTRO, transfer.charts, transfer.tables
+        ),
+        "spatial": SuiteChapter("spatial", "Rotations and shifts", spatial.INTRO, of_spatial),
+    }
 
 
 def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
