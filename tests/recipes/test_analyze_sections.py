@@ -1,6 +1,7 @@
 """The analyze section: what the gate refuses, what smoke keeps, what fingerprints follow."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe.check import check
 from pipelines.recipe.costs import Hardware
-from pipelines.recipe.load import load, parse, shrink
+from pipelines.recipe.load import load, shrink
 from pipelines.stages.analyze.cost import estimates_of
-from tests.refusals import refusal_of
+from tests.recipes.sections import recipe_with, refused_with
 from tests.unit.published import write_imagenet_model
 
 STUDIES = {
@@ -27,13 +28,8 @@ RESNET = {"architecture": "resnet18"}
 XCIT = {"architecture": "tiny_xcit", "upsample": 32}
 
 
-def recipe(section, *, model=TINY, data=None, **changes):
-    values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": model, "train": {}}
-    return parse({**values, "analyze": section, **changes}, source="x.yaml")
-
-
-def refused(section, **changes) -> str:
-    return refusal_of(lambda: check(recipe(section, **changes))).removeprefix("x.yaml: ")
+recipe = partial(recipe_with, "analyze", model=TINY)
+refused = partial(refused_with, "analyze", model=TINY)
 
 
 @pytest.mark.parametrize(

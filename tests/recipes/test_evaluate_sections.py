@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -15,8 +16,9 @@ from pipelines.recipe.check import check
 from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import ABSENT, warnings_of
-from pipelines.recipe.load import load, parse, shrink
+from pipelines.recipe.load import load, shrink
 from pipelines.stages.evaluate.cost import estimates_of
+from tests.recipes.sections import recipe_with, refused_with
 from tests.refusals import refusal_of
 from tests.unit.published import (
     write_cifar_c,
@@ -29,13 +31,8 @@ SUITES = {"corruptions": {}, "transfer": {}, "spatial": {}}
 TINY = {"architecture": "tiny_vit", "options": {"depth": 1, "embed_dim": 16, "num_heads": 1}}
 
 
-def recipe(section, *, data=None, **changes):
-    values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": TINY, "train": {}}
-    return parse({**values, "evaluate": section, **changes}, source="x.yaml")
-
-
-def refused(section, **changes) -> str:
-    return refusal_of(lambda: check(recipe(section, **changes))).removeprefix("x.yaml: ")
+recipe = partial(recipe_with, "evaluate", model=TINY)
+refused = partial(refused_with, "evaluate", model=TINY)
 
 
 @pytest.mark.parametrize(
