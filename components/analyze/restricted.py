@@ -22,10 +22,11 @@ from torch import Tensor
 
 from components.analyze.blocks import Blocks
 from components.analyze.lesions import Removal, removable_places
-from components.analyze.prefixes import Change, Variant, verdicts_of
+from components.analyze.prefixes import Change, Variant, variant_predictions, verdicts_of
 from components.analyze.settings import RestrictedAttentionSettings
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
+from components.core.types import Images, IntArray, LogitsFn
 from components.evaluate.metrics import Measurement, share
 from components.models.attention.discover import FAMILIES, KINDS, BlockSite, attention_of
 from components.models.attention.masks import REASONS, masked_pairs
@@ -57,6 +58,11 @@ class Restriction:
     level: int  # d or k
     variant: Variant
     flags: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As in `spatial-2`."""
+        return f"{self.item}-{self.level}"
 
 
 def distance_mask(grid: Grid, distance: int, *, num_prefix: int) -> Tensor:
@@ -211,6 +217,13 @@ def _grid(blocks: Blocks) -> Grid:
     net: Any = blocks.net
     rows, columns = net.patch_embed.grid_size
     return int(rows), int(columns)
+
+
+def restricted_predictions(
+    logits_of: LogitsFn, blocks: Blocks, x: Images, restrictions: Sequence[Restriction]
+) -> IntArray:
+    """(R, B) predictions under each restriction; hold `attack_mode(model)` around the call."""
+    return variant_predictions(logits_of, blocks, x, [one.variant for one in restrictions])
 
 
 def measurements(results: pa.Table, restrictions: Sequence[Restriction]) -> list[Measurement]:

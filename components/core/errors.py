@@ -1,5 +1,8 @@
 """The exception for mistakes that a user can fix, and one-line forms of other errors."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from components.core.secrets import redact
 
 
@@ -21,6 +24,15 @@ class CasemateError(Exception):
 
     def __str__(self) -> str:
         return redact(f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy])))
+
+
+@contextmanager
+def at_key(key: str, *, then: str = "") -> Iterator[None]:
+    """Errors of the block name this key instead of their own; `then` continues the remedy."""
+    try:
+        yield
+    except CasemateError as error:
+        raise CasemateError(key, error.value, error.remedy + then) from error
 
 
 def first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -113,32 +114,13 @@ def aligned(one: Predictions, other: Predictions) -> tuple[Predictions, Predicti
     return first, second
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Accuracy of one model minus that of another on the same items; exact McNemar p-value."""
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    num_items: int
-
-
-def compare(one: Predictions, other: Predictions) -> Comparison:
-    """The comparison of two models; items may come in any order."""
-    first, second = aligned(one, other)
-    return _compared(first.correct, second.correct)
-
-
-def _compared(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> Comparison:
-    found, p_value = paired_difference(one, other), mcnemar_p_value(one, other)
-    return Comparison(found["value"], found["low"], found["high"], p_value, len(one))
-
-
 def comparison_measurements(
     one: Predictions, other: Predictions, *, rival: str, item: str, level: float | None = None
 ) -> list[Measurement]:
-    """`difference_to/<rival>` with its interval, and `mcnemar_p/<rival>`."""
+    """`difference_to/<rival>` with its interval, and `mcnemar_p/<rival>`, the exact p-value.
+
+    Items may come in any order.
+    """
     first, second = aligned(one, other)
     return verdict_comparison(first.correct, second.correct, rival=rival, item=item, level=level)
 
@@ -152,24 +134,11 @@ def verdict_comparison(
     level: float | None = None,
 ) -> list[Measurement]:
     """The same numbers from (N,) verdicts about the same items in the same order."""
-    found = _compared(one, other)
+    gap, p_value = paired_difference(one, other), mcnemar_p_value(one, other)
+    at = partial(Measurement, item=item, level=level, n=len(one))
     return [
-        Measurement(
-            item=item,
-            level=level,
-            metric=f"difference_to/{rival}",
-            value=found.difference,
-            n=found.num_items,
-            lo95=found.low,
-            hi95=found.high,
-        ),
-        Measurement(
-            item=item,
-            level=level,
-            metric=f"mcnemar_p/{rival}",
-            value=found.p_value,
-            n=found.num_items,
-        ),
+        at(metric=f"difference_to/{rival}", value=gap["value"], lo95=gap["low"], hi95=gap["high"]),
+        at(metric=f"mcnemar_p/{rival}", value=p_value),
     ]
 
 

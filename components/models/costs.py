@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from components.core.errors import CasemateError
-from components.models.zoo import build_network
+from components.models.spec import ModelSpec
+from components.models.zoo import build_network, network_for
 
 # A prime that divides no size of a network: counts that are multiples of it scale with images, all
 # others are shared by images (position codes), so one pass separates the two.
@@ -40,25 +41,6 @@ class Costs:
     activation_bytes: int  # float32 that autograd keeps for the backward pass
 
 
-def costs_of(
-    architecture: str,
-    *,
-    image_size: int,
-    channels: int = 3,
-    num_classes: int,
-    options: Mapping[str, Any] | None = None,
-) -> Costs:
-    """Costs of the network that `build_network` makes of the same arguments."""
-    net = network_of_shapes(
-        architecture,
-        image_size=image_size,
-        channels=channels,
-        num_classes=num_classes,
-        options=options,
-    )
-    return costs_of_shapes(net, image_size=image_size, channels=channels)
-
-
 def network_of_shapes(
     architecture: str,
     *,
@@ -76,6 +58,12 @@ def network_of_shapes(
             num_classes=num_classes,
             options=options or {},
         ).eval()
+
+
+def network_of_spec(spec: ModelSpec) -> nn.Module:
+    """The network of a model in the same way."""
+    with torch.device("meta"), _NoInitialValues():
+        return network_for(spec).eval()
 
 
 def costs_of_shapes(net: nn.Module, *, image_size: int, channels: int = 3) -> Costs:

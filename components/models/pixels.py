@@ -15,7 +15,7 @@ from components.models.tokens import (
     patch_size_of,
     visible_tokens,
 )
-from components.models.zoo import build_network
+from components.models.zoo import network_for
 
 
 class PixelModel(nn.Module):
@@ -28,15 +28,7 @@ class PixelModel(nn.Module):
         """`net` replaces the network of `spec.architecture`, e.g. by a user's own."""
         super().__init__()
         self.spec = spec
-        if net is None:
-            net = build_network(
-                spec.architecture,
-                image_size=spec.network_size,
-                channels=spec.channels,
-                num_classes=spec.num_classes,
-                options=spec.options,
-            )
-        self.net = net
+        self.net = net if net is not None else network_for(spec)
         if spec.token_policy == "drop":
             check_droppable(self.net)
         self.register_buffer("mean", torch.tensor(spec.mean).view(1, -1, 1, 1), persistent=False)

@@ -20,6 +20,7 @@ from components.models.names import VARIANTS
 from components.models.networks.preact import preact_resnet18, wrn_28_10
 from components.models.networks.tiny import tiny_vit, tiny_xcit
 from components.models.networks.unet import tiny_unet, unet
+from components.models.spec import ModelSpec
 
 OWN: Mapping[str, Callable[..., nn.Module]] = {
     "tiny_vit": tiny_vit,
@@ -123,6 +124,17 @@ def build_network(
         set_xcit_patch(net, stem_patch)
     _check_patches(net, image_size)
     return net
+
+
+def network_for(spec: ModelSpec) -> nn.Module:
+    """The bare network of a model, with fresh weights."""
+    return build_network(
+        spec.architecture,
+        image_size=spec.network_size,
+        channels=spec.channels,
+        num_classes=spec.num_classes,
+        options=spec.options,
+    )
 
 
 def _users_network(architecture: str, **arguments: Any) -> nn.Module:

@@ -19,6 +19,7 @@ from components.core.types import Array
 from components.report.content import Accuracy
 
 Json = dict[str, Any]
+RUN_AGAIN = "; run this step again"  # how to mend a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +185,11 @@ def read_json(path: Path, *, step: str) -> Json:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise CasemateError(step, path, "is missing; run this step again") from error
+        raise CasemateError(step, path, f"is missing{RUN_AGAIN}") from error
     except ValueError as error:
         raise CasemateError(step, path, f"is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CasemateError(step, path, "is not a JSON object; run this step again")
+        raise CasemateError(step, path, f"is not a JSON object{RUN_AGAIN}")
     return value
 
 
@@ -317,7 +318,7 @@ def read_certify(step: str, folder: Path) -> CertifyResult:
     try:
         document = CertificateDocument.from_dict(raw)
     except ValueError as error:
-        raise CasemateError(step, path, f"{error}; run this step again") from error
+        raise CasemateError(step, path, f"{error}{RUN_AGAIN}") from error
     columns = _read_table(folder / "certificates.parquet", step=step).to_pydict()
     if not columns["item_id"]:
         raise CasemateError(step, folder, "certifies no item; raise num_items")
@@ -350,7 +351,7 @@ def _read_table(path: Path, *, step: str) -> Any:
     try:
         return pq.read_table(path)
     except FileNotFoundError as error:
-        raise CasemateError(step, path, "is missing; run this step again") from error
+        raise CasemateError(step, path, f"is missing{RUN_AGAIN}") from error
     except pa.ArrowInvalid as error:
         raise CasemateError(step, path, f"is not a readable Parquet file: {error}") from error
 
@@ -361,7 +362,7 @@ def _read_examples(path: Path, *, models: list[str], step: str) -> dict[str, Exa
         with np.load(path, allow_pickle=False) as arrays:
             return {m: Examples(*(arrays[f"{m}/{part}"] for part in parts)) for m in models}
     except FileNotFoundError as error:
-        raise CasemateError(step, path, "is missing; run this step again") from error
+        raise CasemateError(step, path, f"is missing{RUN_AGAIN}") from error
     except (KeyError, ValueError, OSError, BadZipFile) as error:
         raise CasemateError(step, path, f"cannot be read: {error}") from error
 
@@ -369,4 +370,4 @@ def _read_examples(path: Path, *, models: list[str], step: str) -> dict[str, Exa
 def _need(value: Json, keys: tuple[str, ...], *, path: Path, step: str) -> None:
     missing = [key for key in keys if key not in value]
     if missing:
-        raise CasemateError(step, path, f"lacks {', '.join(missing)}; run this step again")
+        raise CasemateError(step, path, f"lacks {', '.join(missing)}{RUN_AGAIN}")

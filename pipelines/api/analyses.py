@@ -1,26 +1,24 @@
 """Studies of loaded models in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
-from components.core.settings import RUN_SEED, Settings, plain
-from pipelines.api.evaluations import MAIN, check_models, evaluated
+from components.core.settings import RUN_SEED, Settings
+from pipelines.api.in_process import InProcess, dataset_of, models_by_name, section_of
 from pipelines.api.models import check_seed
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from torch import Tensor
 
     from components.core.types import Array
-    from components.core.units import Unit
-    from components.data.memory import MemoryDataset
     from components.models.pixels import PixelModel
     from pipelines.recipe.schema.analyze import AnalyzeSection
+    from pipelines.stages.analyze.analysis import Analysis
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +66,20 @@ def analyze(
     (2, 2)
     """
     from components.core.arithmetic import EXACT, using
-    from components.data.memory import MemoryDataset
+    from pipelines.recipe.schema.analyze import AnalyzeSection
     from pipelines.stages.analyze.studies import study_of
+    from pipelines.stages.analyze.worker import AnalyzeWorker
 
-    models = dict(model) if isinstance(model, Mapping) else {MAIN: model}
-    check_models(models)
+    models = models_by_name(model)
     check_seed(seed)
-    section = _section(studies, models, micro_batch=micro_batch)
-    first = next(iter(models.values()))
-    dataset = MemoryDataset.of(
-        images, labels, num_classes=first.spec.num_classes, item_ids=item_ids, classes=classes
-    )
-    for one in models.values():
-        one.spec.check_image((dataset.channels, dataset.height, dataset.width))
-        one.spec.check_classes(len(dataset.classes))
-    run = _InProcess(models, dataset, section, seed)
+    section = section_of(AnalyzeSection, "analyze", studies, micro_batch=micro_batch)
+    _check_models(section, models)
+    dataset = dataset_of(models, images, labels, item_ids=item_ids, classes=classes)
+    run = InProcess(AnalyzeWorker, models, dataset, micro_batch=section.micro_batch, seed=seed)
     with using(EXACT):
-        found = {study: study_of(study)(run.of(study)) for study in section.studies()}
+        found = {
+            study: study_of(study)(_analysis(run, section, study)) for study in section.studies()
+        }
     return AnalysisReport(
         metrics=frame(asdict(row) for result in found.values() for row in result.rows),
         tables={
@@ -99,78 +94,8 @@ def analyze(
     )
 
 
-class _InProcess:
-    """Computes the units of all studies here."""
-
-    def __init__(
-        self,
-        models: "Mapping[str, PixelModel]",
-        dataset: "MemoryDataset",
-        section: "AnalyzeSection",
-        seed: int,
-    ) -> None:
-        from pipelines.stages.analyze.worker import AnalyzeWorker
-        from pipelines.stages.evaluate.worker import EvaluateConfig
-
-        config = EvaluateConfig(dataset, dict(models), section.micro_batch, seed)
-        device = str(next(iter(models.values())).mean.device)
-        self.worker: AnalyzeWorker = AnalyzeWorker(config, device)
-        self.models = {name: evaluated(name, one) for name, one in models.items()}
-        self.dataset, self.section, self.seed = dataset, section, seed
-
-    def of(self, study: str) -> Any:
-        """The analysis of one study."""
-        from pipelines.stages.analyze.analysis import Analysis
-        from pipelines.stages.evaluate.evaluation import DataOrigin, TestItems, items_of
-
-        test, how = self.dataset.test, getattr(self.section, study)
-        labels, items = test.labels.tolist(), TestItems((), (), ())
-        if hasattr(how, "subset"):
-            items = items_of(test.item_ids, labels, how.subset, seed=self.seed, key=study)
-        judges = self.section.perturbations.judge_models if self.section.perturbations else ()
-        return Analysis(
-            study=study,
-            section=self.section,
-            analyzed=tuple(self.section.models or self.models),
-            judges=judges if study == "perturbations" else (),
-            dataset=self.dataset,
-            origin=DataOrigin("memory", "stored", None, None),
-            models=self.models,
-            items=items,
-            seed=self.seed,
-            execute=lambda units: self._execute(study, units),
-        )
-
-    def _execute(self, study: str, units: "Sequence[Unit]") -> "Iterator[pa.Table]":
-        from pipelines.runtime import progress
-
-        with progress.bar(f"analyze.{study}", total=len(units), unit="units") as bar:
-            for unit in units:
-                yield self.worker(unit.payload)
-                bar.advance(1)
-
-
-def _section(
-    studies: Mapping[str, Any], models: Mapping[str, object], *, micro_batch: int | None
-) -> "AnalyzeSection":
-    """The studies, validated as in a recipe."""
-    from pydantic import ValidationError
-
-    from components.core.problems import RecipeError
-    from components.core.user_code import reading
-    from pipelines.recipe.explain import explain
-    from pipelines.recipe.schema.analyze import AnalyzeSection
-
-    values: dict[str, Any] = {
-        name: plain(one) if isinstance(one, Settings) else one for name, one in studies.items()
-    }
-    if micro_batch is not None:
-        values["micro_batch"] = micro_batch
-    with reading(base=Path(), trusted=True):
-        try:
-            section = AnalyzeSection.model_validate(values)
-        except ValidationError as error:
-            raise RecipeError("analyze", explain(AnalyzeSection, values, error)) from None
+def _check_models(section: "AnalyzeSection", models: Mapping[str, object]) -> None:
+    """Refuse folders of judges, and names of models that are not given."""
     how = section.perturbations
     if section.other_models:
         remedy = "are for recipes; load them and give a dict of models"
@@ -181,4 +106,22 @@ def _section(
     for name in (*(section.models or ()), *(how.judge_models if how else ())):
         if name not in models:
             raise CasemateError("model", name, f"is not among {', '.join(models)}")
-    return section
+
+
+def _analysis(run: InProcess, section: "AnalyzeSection", study: str) -> "Analysis":
+    from pipelines.stages.analyze.analysis import Analysis, judges_of
+    from pipelines.stages.evaluate.evaluation import TestItems
+
+    subset = getattr(getattr(section, study), "subset", None)
+    return Analysis(
+        study=study,
+        section=section,
+        analyzed=tuple(section.models or run.models),
+        judges=judges_of(section, study),
+        dataset=run.dataset,
+        origin=run.origin,
+        models=run.models,
+        items=run.items(subset, key=study) if subset else TestItems((), (), ()),
+        seed=run.seed,
+        execute=partial(run.execute, f"analyze.{study}"),
+    )

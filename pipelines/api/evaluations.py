@@ -1,32 +1,26 @@
 """Evaluation suites on loaded models in this process."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
-from components.core.settings import RUN_SEED, Settings, plain
-from pipelines.api.models import check_model, check_seed
+from components.core.settings import RUN_SEED
+from pipelines.api.in_process import InProcess, dataset_of, models_by_name, section_of
+from pipelines.api.models import check_seed
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
     from torch import Tensor
 
-    from components.core.units import Unit
-    from components.data.memory import MemoryDataset
     from components.evaluate.settings import (
         CorruptionSuiteSettings,
         SpatialSuiteSettings,
         TransferSuiteSettings,
     )
     from components.models.pixels import PixelModel
-    from pipelines.recipe.schema.evaluate import EvaluateSection
-    from pipelines.stages.evaluate.evaluation import EvaluatedModel
-
-MAIN = "model"  # name of a single model
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +92,36 @@ def evaluate(
     20
     """
     from components.core.arithmetic import EXACT, using
-    from components.data.memory import MemoryDataset
+    from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
+    from pipelines.stages.evaluate.evaluation import Evaluation
+    from pipelines.stages.evaluate.results import SuiteResult
     from pipelines.stages.evaluate.suites import suite_of
+    from pipelines.stages.evaluate.worker import EvaluateWorker
 
-    models = dict(model) if isinstance(model, Mapping) else {MAIN: model}
-    check_models(models)
+    models = models_by_name(model)
     check_seed(seed)
     suites = {"corruptions": corruptions, "transfer": transfer, "spatial": spatial}
-    section = _section(suites, micro_batch=micro_batch)
-    first = next(iter(models.values()))
-    dataset = MemoryDataset.of(
-        images, labels, num_classes=first.spec.num_classes, item_ids=item_ids, classes=classes
-    )
-    for one in models.values():
-        one.spec.check_image((dataset.channels, dataset.height, dataset.width))
-        one.spec.check_classes(len(dataset.classes))
-    run = _InProcess(models, dataset, section, seed)
+    section = section_of(EvaluateSection, "evaluate", suites, micro_batch=micro_batch)
+    if section.transfer and section.transfer.models:
+        named = ", ".join(section.transfer.models)
+        raise CasemateError("transfer.models", named, "are for recipes; load them, and give a dict")
+    dataset = dataset_of(models, images, labels, item_ids=item_ids, classes=classes)
+    run = InProcess(EvaluateWorker, models, dataset, micro_batch=section.micro_batch, seed=seed)
+    found: dict[str, SuiteResult] = {}
     with using(EXACT):
-        found = {suite: suite_of(suite)(run.of(suite)) for suite in run.suites()}
+        for suite in section.suites():
+            evaluation = Evaluation(
+                suite=suite,
+                section=section,
+                dataset=run.dataset,
+                origin=run.origin,
+                models=run.models,
+                items=run.items(section.subset, key="evaluate"),
+                seed=seed,
+                execute=partial(run.execute, f"evaluate.{suite}"),
+                clean=lambda: found[CLEAN].predictions,
+            )
+            found[suite] = suite_of(suite)(evaluation)
     return EvaluationReport(
         metrics=frame(asdict(row) for result in found.values() for row in result.rows),
         predictions={suite: result.predictions.to_pandas() for suite, result in found.items()},
@@ -125,109 +131,3 @@ def evaluate(
             for name, table in result.tables.items()
         },
     )
-
-
-class _InProcess:
-    """Computes the units of all suites here, and keeps the clean predictions."""
-
-    def __init__(
-        self,
-        models: "Mapping[str, PixelModel]",
-        dataset: "MemoryDataset",
-        section: "EvaluateSection",
-        seed: int,
-    ) -> None:
-        from pipelines.stages.evaluate.worker import EvaluateConfig, EvaluateWorker
-
-        config = EvaluateConfig(dataset, dict(models), section.micro_batch, seed)
-        device = str(next(iter(models.values())).mean.device)
-        self.worker: EvaluateWorker = EvaluateWorker(config, device)
-        self.models = {name: evaluated(name, one) for name, one in models.items()}
-        self.dataset, self.section, self.seed = dataset, section, seed
-        self.clean: list[pa.Table] = []
-
-    def suites(self) -> list[str]:
-        return self.section.suites()
-
-    def of(self, suite: str) -> Any:
-        """The evaluation of one suite."""
-        from pipelines.stages.evaluate.evaluation import DataOrigin, Evaluation, chosen_items
-
-        test = self.dataset.test
-        labels = test.labels.tolist()
-        return Evaluation(
-            suite=suite,
-            section=self.section,
-            dataset=self.dataset,
-            origin=DataOrigin("memory", "stored", None, None),
-            models=self.models,
-            items=chosen_items(test.item_ids, labels, self.section, seed=self.seed),
-            seed=self.seed,
-            execute=lambda units: self._execute(suite, units),
-            clean=lambda: _joined(self.clean),
-        )
-
-    def _execute(self, suite: str, units: "Sequence[Unit]") -> "Iterator[pa.Table]":
-        from pipelines.runtime import progress
-
-        with progress.bar(f"evaluate.{suite}", total=len(units), unit="units") as bar:
-            for unit in units:
-                table = self.worker(unit.payload)
-                if suite == "clean":
-                    self.clean.append(table)
-                bar.advance(1)
-                yield table
-
-
-def _joined(tables: "Sequence[pa.Table]") -> "pa.Table":
-    import pyarrow as pa
-
-    return pa.concat_tables(tables)
-
-
-def check_models(models: "Mapping[str, PixelModel]") -> None:
-    """Refuse no models, other objects than models, and models on two devices."""
-    if not models:
-        raise CasemateError("model", "{}", "is empty; give a model, or several by name")
-    for one in models.values():
-        check_model(one)
-    devices = {str(one.mean.device) for one in models.values()}
-    if len(devices) > 1:
-        raise CasemateError("model", ", ".join(sorted(devices)), "are two devices; choose one")
-
-
-def evaluated(name: str, model: "PixelModel") -> "EvaluatedModel":
-    """A loaded model as suites and studies take it."""
-    from components.models.checkpoint import weights_digest
-    from pipelines.stages.evaluate.evaluation import EvaluatedModel
-
-    params = sum(part.numel() for part in model.net.parameters())
-    digest = weights_digest(model)
-    return EvaluatedModel(name, model, digest, model.spec, params_m=params / 1e6)
-
-
-def _section(suites: Mapping[str, Any], *, micro_batch: int | None) -> "EvaluateSection":
-    """The suites, validated as in a recipe."""
-    from pydantic import ValidationError
-
-    from components.core.problems import RecipeError
-    from components.core.user_code import reading
-    from pipelines.recipe.explain import explain
-    from pipelines.recipe.schema.evaluate import EvaluateSection
-
-    values: dict[str, Any] = {
-        name: plain(one) if isinstance(one, Settings) else one
-        for name, one in suites.items()
-        if one is not None
-    }
-    if micro_batch is not None:
-        values["micro_batch"] = micro_batch
-    with reading(base=Path(), trusted=True):
-        try:
-            section = EvaluateSection.model_validate(values)
-        except ValidationError as error:
-            raise RecipeError("evaluate", explain(EvaluateSection, values, error)) from None
-    if section.transfer and section.transfer.models:
-        named = ", ".join(section.transfer.models)
-        raise CasemateError("transfer.models", named, "are for recipes; load them, and give a dict")
-    return section

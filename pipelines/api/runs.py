@@ -244,6 +244,7 @@ def estimate(
     """
     from components.core.problems import named
     from pipelines.recipe.check import check
+    from pipelines.recipe.costs import Hardware
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.stages.analyze import cost as studies
     from pipelines.stages.certify import cost as certificates
@@ -251,16 +252,15 @@ def estimate(
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     check(loaded)
-    place: dict[str, Any] = {
-        "accelerators": accelerators,
-        "dtype": dtype,
-        "num_workers": num_workers,
-        "num_items": num_items,
-        "passes_per_second": passes_per_second,
-    }
+    hardware = Hardware(
+        accelerators=accelerators,
+        dtype=dtype,
+        num_workers=num_workers,
+        passes_per_second=passes_per_second,
+    )
     with named(loaded.source, Recipe.model_fields):
-        rows: list[dict[str, Any]] = suites.estimates_of(loaded, **place)
-        rows += studies.estimates_of(loaded, **place)
+        rows = suites.estimates_of(loaded, hardware, num_items=num_items)
+        rows += studies.estimates_of(loaded, hardware, num_items=num_items)
         if loaded.certify or not rows:
-            rows += certificates.estimates_of(loaded, **place)
+            rows += certificates.estimates_of(loaded, hardware, num_items=num_items)
     return rows

@@ -1,37 +1,131 @@
-"""A model folder on any data, without a recipe: the recipe that such options describe."""
+"""Commands that take a recipe, or a model folder and any data: these describe a recipe."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from components.core.errors import CasemateError
+from pipelines.api import load_recipe
+from pipelines.cli.flow import run_and_show
+from pipelines.cli.options import (
+    AddressOpt,
+    Command,
+    DataOpt,
+    DataPathOpt,
+    FitOpt,
+    ForceOpt,
+    JsonOpt,
+    NoRecipeArg,
+    SetOpt,
+    SmokeOpt,
+    StorageOpt,
+    with_parameters,
+)
 
 if TYPE_CHECKING:
     from components.models.spec import ModelSpec
     from pipelines.recipe.schema.recipe import Recipe
 
+Section = dict[str, Any]  # of the recipe
 
-def refuse_beside_recipe(options: Mapping[str, object]) -> None:
+
+def model_command(
+    stage: str, section_of: Callable[..., Section], *, required: Sequence[str] = ()
+) -> Command:
+    """The command of a stage, with the options of `section_of` after those of model and data.
+
+    `section_of(overrides, **options)` returns the section of the stage. Without a recipe, the
+    options `required` are needed beside model and data.
+    """
+
+    def command(
+        recipe: NoRecipeArg = None,
+        model: Annotated[
+            Path | None,
+            typer.Option(
+                metavar="DIR", help=f"{stage.capitalize()} this model folder, without a recipe."
+            ),
+        ] = None,
+        data: DataOpt = None,
+        data_path: DataPathOpt = None,
+        fit: FitOpt = None,
+        set_: SetOpt = None,
+        storage: StorageOpt = None,
+        smoke: SmokeOpt = False,
+        force: ForceOpt = False,
+        address: AddressOpt = None,
+        as_json: JsonOpt = False,
+        **own: Any,
+    ) -> None:
+        prepared, overrides = None, set_ or []
+        given = {"model": model, "data": data, "data_path": data_path, "fit": fit, **own}
+        needed = {key: given[key] for key in ("model", "data", *required)}
+        if recipe is not None:
+            _refuse_beside_recipe({**needed, **given})
+            loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+        else:
+            _check_needed(stage, needed)
+            _check_num_items(own["num_items"])
+            assert model is not None
+            assert data is not None
+            prepared = _prepared_folder(data, data_path=data_path, fit=fit)
+            source = {"source": data, "path": data_path, "fit": fit or "pad"}
+            loaded = _recipe_of(
+                stage, model, source, section_of(overrides, **own), prepared,
+                overrides=overrides, smoke=smoke,
+            )  # fmt: skip
+        run_and_show(
+            loaded,
+            storage=storage,
+            force=force,
+            address=address,
+            as_json=as_json,
+            until=stage,
+            prepared=prepared,
+        )
+
+    parameters = signature(command).parameters.values()
+    shared = [p for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
+    place = [p.name for p in shared].index("set_")
+    _, *own_options = signature(section_of).parameters.values()
+    return with_parameters(command, [*shared[:place], *own_options, *shared[place:]])
+
+
+def _refuse_beside_recipe(options: Mapping[str, object]) -> None:
     """Refuse options that the recipe sets itself."""
     for key, value in options.items():
         if value is not None:
-            raise CasemateError(key, value, "cannot be combined with RECIPE, which sets it")
+            raise CasemateError(_flag(key), value, "cannot be combined with RECIPE, which sets it")
 
 
-def check_num_items(num_items: int | None) -> None:
+def _check_needed(stage: str, options: Mapping[str, object]) -> None:
+    *others, last = map(_flag, options)
+    for key, value in options.items():
+        if value is None:
+            remedy = f"is missing; name a RECIPE, or {', '.join(others)} and {last}"
+            raise CasemateError(stage, _flag(key), remedy)
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def _check_num_items(num_items: int | None) -> None:
     if num_items is not None and num_items < 1:
         raise CasemateError("--num-items", num_items, "must be at least 1")
 
 
-def prepared_folder(data: str, **of_sources: str | None) -> Path | None:
+def _prepared_folder(data: str, **of_sources: str | None) -> Path | None:
     """The folder, if `data` is one; None for the name of a source."""
     folder = Path(data)
     if (folder / "dataset.json").is_file():
         for key, value in of_sources.items():
             if value is not None:
-                option = "--" + key.replace("_", "-")
-                raise CasemateError(option, value, "does not apply to a prepared dataset")
+                raise CasemateError(_flag(key), value, "does not apply to a prepared dataset")
         return folder.absolute()
     if folder.is_dir():
         remedy = "has no dataset.json; name a prepared dataset, or a source with --data-path"
@@ -39,8 +133,8 @@ def prepared_folder(data: str, **of_sources: str | None) -> Path | None:
     return None
 
 
-def recipe_of(
-    command: str,
+def _recipe_of(
+    stage: str,
     model: Path,
     source: Mapping[str, object],
     section: Mapping[str, Any],
@@ -59,14 +153,14 @@ def recipe_of(
     folder = model.expanduser().absolute()
     spec = ModelSpec.from_dict(read_header(folder)["spec"], source=str(folder / "model.json"))
     values = {
-        "name": f"{command}-"
+        "name": f"{stage}-"
         + (re.sub(r"[^a-z0-9]+", "-", model.name.lower()).strip("-") or "model"),
         "data": _data(source, spec, prepared),
         "model": {"pretrained": str(folder)},
-        command: dict(section),
+        stage: dict(section),
     }
     loaded = recipe.loads(
-        yaml.safe_dump(values), source=f"casemate {command}", overrides=overrides, smoke=smoke
+        yaml.safe_dump(values), source=f"casemate {stage}", overrides=overrides, smoke=smoke
     )
     if prepared is None:  # fail before thousands of images are prepared
         from components.data.sources import open_source

@@ -26,6 +26,9 @@ DataPathOpt = Annotated[
 FitOpt = Annotated[
     str | None, typer.Option(help="pad, resize, crop or squash a source's images; default: pad.")
 ]
+NumItemsOpt = Annotated[
+    int | None, typer.Option(help="Number of test items, at least 1; default: all.")
+]
 SetOpt = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="K=V", help="Override a key, e.g. train.epochs=2."),

@@ -139,18 +139,12 @@ def given_network(folder: Path) -> "nn.Module | None":
     values = spec_of(folder)
     if values is None:
         return None
-    from components.models.costs import network_of_shapes
+    from components.models.costs import network_of_spec
     from components.models.spec import ModelSpec
 
     spec = ModelSpec.from_dict(values, source=str(folder))
     try:
-        return network_of_shapes(
-            spec.architecture,
-            image_size=spec.network_size,
-            channels=spec.channels,
-            num_classes=spec.num_classes,
-            options=spec.options,
-        )
+        return network_of_spec(spec)
     except (CasemateError, RuntimeError):
         return None  # a user's network that is not here, or that computes while it is built
 

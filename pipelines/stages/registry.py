@@ -5,6 +5,7 @@ A stage is a folder of this package: `steps.py` defines its steps in the plan (n
 its folder, its section in the recipe's schema, and a line below.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -172,3 +173,10 @@ def stages_of(recipe: "Recipe") -> list[Stage]:
 def headline(what: str, model: str, share: Share) -> Headline:
     """A row of a flow's summary."""
     return cast(Headline, {"what": what, "model": model, **share})
+
+
+def stored_headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+    """The figures that finished steps wrote to their `summary.json`."""
+    folders = [folder for _, folder in steps if folder]
+    rows = [json.loads((folder / "summary.json").read_text())["headlines"] for folder in folders]
+    return [row for found in rows for row in found]

@@ -38,6 +38,18 @@ class Visit:
     smallest_chart_text: float  # in CSS pixels
 
 
+def check_page(seen: Visit, *, num_charts: int) -> None:
+    """The page loads nothing, fits the window, and shows all figures at a readable size."""
+    assert seen.errors == ()
+    assert seen.requests == ()
+    assert seen.scroll_width <= seen.inner_width
+    assert len([f for f in seen.figures if f[0].lower() == "svg"]) == num_charts
+    for tag, width, height, decoded in seen.figures:
+        assert min(width, height) >= 40, tag
+        assert decoded > 0
+    assert seen.smallest_chart_text >= 10
+
+
 def find_chromium() -> str | None:
     """Path of the system's browser, None where there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)

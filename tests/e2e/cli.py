@@ -189,6 +189,14 @@ def call(*arguments: object) -> Result:
     return Result(code, out.getvalue(), err.getvalue())
 
 
+def mistake_of(*arguments: object) -> str:
+    """The one line with which a command refuses bad input."""
+    said = call(*arguments)
+    assert said.code == 2, said.out + said.err
+    (line,) = said.err.splitlines()
+    return line.removeprefix("casemate: ")
+
+
 def wait_until(condition: Callable[[], bool], *, seconds: float = 400) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,12 +1,13 @@
 """`casemate attack` without a recipe: a model folder on prepared data or on a source."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.e2e.cli import call, step_folder
+from tests.e2e.cli import call, mistake_of, step_folder
 
 pytestmark = pytest.mark.e2e
 
@@ -54,11 +55,7 @@ def test_a_source_is_prepared_to_fit_the_model(ray_session, places, tmp_path):
     assert "fgsm linf 0.0313" in said.out
 
 
-def mistake(*arguments: object) -> str:
-    said = call("attack", *arguments)
-    assert said.code == 2, said.out + said.err
-    (line,) = said.err.splitlines()
-    return line.removeprefix("casemate: ")
+mistake = partial(mistake_of, "attack")
 
 
 def test_mistakes_are_one_line(places, tmp_path):

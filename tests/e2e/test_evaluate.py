@@ -1,13 +1,14 @@
 """`casemate evaluate`: all suites through the command line; kills and workers change no byte."""
 
 import json
+from functools import partial
 
 import pyarrow.parquet as pq
 import pytest
 from mlflow import MlflowClient
 
 from components.evaluate.metrics import read_metrics
-from tests.e2e.cli import call, step_folder, write_recipe
+from tests.e2e.cli import call, mistake_of, step_folder, write_recipe
 from tests.unit.published import (
     SIDE,
     write_cifar_c,
@@ -112,11 +113,7 @@ def test_published_datasets_are_read_where_they_lie(ray_session, places, tmp_pat
     assert {row.n for row in rows} == {4}
 
 
-def mistake(*arguments: object) -> str:
-    said = call("evaluate", *arguments)
-    assert said.code == 2, said.out + said.err
-    (line,) = said.err.splitlines()
-    return line.removeprefix("casemate: ")
+mistake = partial(mistake_of, "evaluate")
 
 
 def test_mistakes_are_one_line(places, tmp_path):

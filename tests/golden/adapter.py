@@ -15,6 +15,7 @@ from components.certify.vote_rows import VoteRow, Votes
 from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.load import available, load
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.certify.cost import estimates_of
@@ -58,14 +59,8 @@ def folder_names(recipe: Recipe, storage: Path) -> list[str]:
 
 def estimates(recipe: Recipe) -> list[dict[str, Any]]:
     """What the certificates of a recipe cost on 100 items, on every known accelerator."""
-    return estimates_of(
-        recipe,
-        accelerators=[],
-        dtype="fp32",
-        num_workers=2,
-        num_items=100,
-        passes_per_second=None,
-    )
+    hardware = Hardware(accelerators=[], dtype="fp32", num_workers=2)
+    return estimates_of(recipe, hardware, num_items=100)
 
 
 def derive(folder: Path, claim: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The analyze section: what the gate refuses, what smoke keeps, what fingerprints follow."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from components.models.known import known_network
 from pipelines.flow.plan import plan
 from pipelines.recipe.analysis import certainly_works, check_network
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.lint import warnings_of
-from pipelines.recipe.load import load, parse, shrink
+from pipelines.recipe.load import load, shrink
 from pipelines.stages.analyze.cost import estimates_of
+from tests.recipes.sections import recipe_with, refused_with
 from tests.unit.published import SIDE, write_imagenet_model
 
 STUDIES = {
@@ -42,20 +45,8 @@ CHOSEN = {
 XCIT = {"architecture": "tiny_xcit", "upsample": 32}
 
 
-def recipe(section, *, model=TINY, data=None, **changes):
-    values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": model, "train": {}}
-    return parse({**values, "analyze": section, **changes}, source="x.yaml")
-
-
-def refused(section, *, one_line=True, **changes):
-    """The line of a refusal; all lines if there may be several."""
-    with pytest.raises(CasemateError) as caught:
-        check(recipe(section, **changes))
-    lines = str(caught.value).splitlines()
-    if not one_line:
-        return lines
-    (line,) = lines
-    return line.removeprefix("x.yaml: ")
+recipe = partial(recipe_with, "analyze", model=TINY)
+refused = partial(refused_with, "analyze", model=TINY)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +121,9 @@ def test_judges_are_checked(tmp_path):
 
 def test_further_models_are_checked(tmp_path):
     here, gone = write_imagenet_model(tmp_path / "here"), str(tmp_path / "gone")
-    lines = refused({"lesions": {}, "other_models": {"a": str(here)}}, one_line=False)
+    with pytest.raises(CasemateError) as caught:
+        check(recipe({"lesions": {}, "other_models": {"a": str(here)}}))
+    lines = str(caught.value).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["analyze.other_models.a"] * 2
     assert lines[0].endswith("has 1000 classes, the data have 10")
     assert lines[1].endswith(f"is for images of side {SIDE}, the data have 28")
@@ -211,8 +204,8 @@ def test_recipes_without_the_section_do_not_name_it():
 def test_costs_count_variants_and_gradients():
     deep = {"architecture": "vit_tiny_patch16_224", "options": {}}
     data = {"source": "made", "options": {"classes": 10, "image_size": 64}, "image_size": 64}
-    place = {"accelerators": (), "dtype": "fp32", "num_workers": 1, "passes_per_second": None}
-    found = estimates_of(recipe(STUDIES, model=deep, data=data), num_items=20, **place)
+    hardware = Hardware(accelerators=(), dtype="fp32", num_workers=1)
+    found = estimates_of(recipe(STUDIES, model=deep, data=data), hardware, num_items=20)
     rows = {row["step"].removeprefix("analyze."): row for row in found}
     assert rows["correlation"]["passes"] == 20
     assert rows["lesions"]["passes"] == 673 * 20

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -12,10 +13,13 @@ from components.data.shards import FORMAT
 from pipelines.flow.plan import plan
 from pipelines.recipe import evaluation
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import ABSENT, warnings_of
-from pipelines.recipe.load import load, parse, shrink
+from pipelines.recipe.load import load, shrink
 from pipelines.stages.evaluate.cost import estimates_of
+from tests.recipes.sections import recipe_with, refused_with
+from tests.refusals import refusal_of
 from tests.unit.published import (
     write_cifar_c,
     write_imagenet_model,
@@ -27,16 +31,8 @@ SUITES = {"corruptions": {}, "transfer": {}, "spatial": {}}
 TINY = {"architecture": "tiny_vit", "options": {"depth": 1, "embed_dim": 16, "num_heads": 1}}
 
 
-def recipe(section, *, data=None, **changes):
-    values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": TINY, "train": {}}
-    return parse({**values, "evaluate": section, **changes}, source="x.yaml")
-
-
-def refused(section, **changes) -> str:
-    with pytest.raises(CasemateError) as caught:
-        check(recipe(section, **changes))
-    (line,) = str(caught.value).splitlines()
-    return line.removeprefix("x.yaml: ")
+recipe = partial(recipe_with, "evaluate", model=TINY)
+refused = partial(refused_with, "evaluate", model=TINY)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +120,7 @@ def test_class_maps_are_checked_once_the_classes_are_known(tmp_path):
     ):
         loaded = recipe({"shifts": {"words": {**shift, "class_map": class_map}}})
         check(loaded)  # the classes of the data are not known yet
-        with pytest.raises(CasemateError) as caught:
-            check(loaded, facts)
-        assert f"evaluate.shifts.words.{told}" in str(caught.value)
+        assert f"evaluate.shifts.words.{told}" in refusal_of(check, loaded, facts)
     check(recipe({"shifts": {"words": {**shift, "class_map": {"zero": "0", "one": "1"}}}}), facts)
     larger = Facts(classes=tuple("0123456789"), num_classes=10, height=32, width=32, channels=1)
     mapped = {**shift, "class_map": {"zero": "0", "one": "1"}}
@@ -253,8 +247,8 @@ def test_the_cost_of_each_suite_is_that_of_the_paper():
     data = {"source": "made", "options": {"image_size": 224, "test": 40, "channels": 1}}
     two = {"variants": {"other": {"objective": {"kind": "standard"}}}}
     loaded = recipe({**SUITES, "subset": {"num_items": 20}}, data=data, train=two)
-    place = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 1, "num_items": None}
-    rows = {row["step"]: row for row in estimates_of(loaded, **place, passes_per_second=None)}
+    hardware = Hardware(accelerators=["A100"], dtype="fp32", num_workers=1)
+    rows = {row["step"]: row for row in estimates_of(loaded, hardware, num_items=None)}
     assert rows["evaluate.clean"]["passes"] == 20 * 2
     assert rows["evaluate.corruptions"]["passes"] == 95 * 20 * 2
     assert rows["evaluate.corruptions"]["cpu_seconds"] == pytest.approx(0.12 * 20)

@@ -18,6 +18,7 @@ from pipelines.recipe import check_networks
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import load, loads, parse
+from tests.refusals import refusal_of
 
 BASE = """\
 name: x
@@ -108,10 +109,8 @@ def test_late_refusals_come_early(overrides, line):
     ],
 )
 def test_values_are_refused_in_plain_words(override, line):
-    with pytest.raises(RecipeError) as caught:
-        loads(BASE, source="my.yaml", overrides=[override])
-    (found,) = str(caught.value).splitlines()
-    assert found.startswith(f"my.yaml: {line}")
+    told = refusal_of(loads, BASE, source="my.yaml", overrides=[override])
+    assert told.startswith(f"my.yaml: {line}")
 
 
 def test_a_group_reports_all_that_it_finds():
@@ -229,12 +228,10 @@ AXIS = "train.{}: [{}]"
 )
 def test_reading_is_bounded(text, said):
     start = time.process_time()
-    with pytest.raises(CasemateError) as caught:
-        loads(text, source="my.yaml")
+    told = refusal_of(loads, text, source="my.yaml")
     assert time.process_time() - start < 2
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
+    assert said in told
+    assert len(told) < 600
 
 
 def test_a_large_file_is_not_even_read(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from components.core.errors import CasemateError
 from pipelines.recipe.load import load, loads, with_values
+from tests.refusals import refusal_of
 
 BASE = """\
 name: x
@@ -314,10 +315,7 @@ def test_keys_that_yaml_reads_as_other_types_are_still_explained():
     ],
 )
 def test_unknown_recipes_are_named(name, message):
-    with pytest.raises(CasemateError) as caught:
-        load(name)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+    assert refusal_of(load, name).startswith(message)
 
 
 LISTED = BASE + "attack: {linf: {eps: 0.1, attacks: [{kind: fgsm}, {kind: pgd}]}}\n"
@@ -354,6 +352,5 @@ def test_a_file_is_loaded_by_its_path(tmp_path):
     path.write_text(BASE, encoding="utf-8")
     assert load(str(path)).name == "x"
     path.write_text(BASE + "sed: 1\n", encoding="utf-8")
-    with pytest.raises(CasemateError) as caught:
-        load(str(path))
-    assert str(caught.value).startswith(f"{path}: sed: 1 is unknown; did you mean 'seed'?")
+    told = refusal_of(load, str(path))
+    assert told.startswith(f"{path}: sed: 1 is unknown; did you mean 'seed'?")

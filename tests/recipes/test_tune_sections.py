@@ -2,8 +2,8 @@
 
 import pytest
 
-from components.core.errors import CasemateError
 from pipelines.recipe.load import loads, with_values
+from tests.refusals import refusal_of
 
 BASE = """\
 name: x
@@ -127,10 +127,7 @@ def test_only_numbers_that_change_no_shape_may_change_in_training():
     ],
 )
 def test_a_mistake_is_one_line(section, message):
-    with pytest.raises(CasemateError) as caught:
-        tuned(section)
-    assert str(caught.value).startswith(f"my.yaml: {message}")
-    assert "\n" not in str(caught.value)
+    assert refusal_of(tuned, section).startswith(f"my.yaml: {message}")
 
 
 def test_values_of_one_recipe_never_reach_into_those_of_another():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from components.core.problems import RecipeError
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import loads
+from tests.refusals import refusal_of
 
 CODE = """
 from dataclasses import dataclass
@@ -135,10 +135,7 @@ def folder(tmp_path, monkeypatch):
 
 def refusal(folder, *overrides, facts=None):
     recipe = loads(BASE, source="my.yaml", overrides=overrides, base=folder)
-    with pytest.raises(RecipeError) as caught:
-        check(recipe, facts)
-    (line,) = str(caught.value).splitlines()
-    return line
+    return refusal_of(check, recipe, facts)
 
 
 def test_a_network_that_needs_values_passes(folder):

@@ -1,6 +1,6 @@
 """l2 certificates by randomized smoothing (Cohen et al. 2019)."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.certify.challenge import ChallengeTask, Claimed
-from components.certify.claim_rows import Derived, StoredClaims
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work, l2_work
 from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
@@ -188,18 +187,9 @@ class GaussianFamily(
             if recorded.get(name) != value
         ]
 
-    def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, object]
-    ) -> GaussianClaimSettings:
-        return check_l2_claim(header, claim)
-
-    def derive(self, votes: Votes, claim: GaussianClaimSettings) -> Derived:
-        return derive_l2(votes, claim)
-
-    def audit(
-        self, votes: Votes, claim: GaussianClaimSettings, stored: StoredClaims
-    ) -> Iterator[str]:
-        return audit_gaussian(votes, claim, stored)
+    check_claim = staticmethod(check_l2_claim)
+    derive = staticmethod(derive_l2)
+    audit = staticmethod(audit_gaussian)
 
     def check_new_claim(self, header: VotesHeader, claim: GaussianClaimSettings) -> None:
         check_new_radii(header, claim)

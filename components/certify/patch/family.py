@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.challenge import ChallengeTask
-from components.certify.claim_rows import Derived, StoredClaims
-from components.certify.cost import CostedModel
 from components.certify.family import Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.patch.base import TIMES, PatchFamily, square_words, token_policy_of
@@ -24,7 +22,7 @@ from components.certify.patch.certificate import (
     derive_pairs,
 )
 from components.certify.patch.challenge import AblationChallenger, PairChallenger
-from components.certify.patch.cost import Token, ablation_lengths, pair_lengths
+from components.certify.patch.cost import ablation_lengths, pair_lengths
 from components.certify.patch.evidence import (
     ABLATION_FIELDS,
     PAIR_FIELDS,
@@ -160,29 +158,16 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             return slice(None)
         return positions_among(ablations_of(header), computed_ablations(header))
 
-    def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, object]
-    ) -> AblationClaimSettings:
-        return check_ablation_claim(header, claim)
-
-    def derive(self, votes: Votes, claim: AblationClaimSettings) -> Derived:
-        return derive_ablations(votes, claim)
-
-    def audit(
-        self, votes: Votes, claim: AblationClaimSettings, stored: StoredClaims
-    ) -> Iterator[str]:
-        return audit_ablations(votes, claim, stored)
+    check_claim = staticmethod(check_ablation_claim)
+    derive = staticmethod(derive_ablations)
+    audit = staticmethod(audit_ablations)
+    kept_tokens = staticmethod(ablation_lengths)
 
     def challenger(
         self,
         task: ChallengeTask[AblationVoteSettings, PatchChallengeSettings, AblationClaimSettings],
     ) -> WorkFn:
         return AblationChallenger(task)
-
-    def kept_tokens(
-        self, settings: AblationSettings, model: CostedModel, *, token: Token
-    ) -> Mapping[int, int]:
-        return ablation_lengths(settings, model, token=token)
 
     def visible(self, header: VotesHeader) -> Tensor:
         return ablations_of(header).masks()
@@ -285,29 +270,16 @@ class DoubleMaskingFamily(
             num_masks=recorded["num_masks"],
         )
 
-    def check_claim(
-        self, header: VotesHeader, claim: Mapping[str, object]
-    ) -> DoubleMaskingClaimSettings:
-        return check_pair_claim(header, claim)
-
-    def derive(self, votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
-        return derive_pairs(votes, claim)
-
-    def audit(
-        self, votes: Votes, claim: DoubleMaskingClaimSettings, stored: StoredClaims
-    ) -> Iterator[str]:
-        return audit_pairs(votes, claim, stored)
+    check_claim = staticmethod(check_pair_claim)
+    derive = staticmethod(derive_pairs)
+    audit = staticmethod(audit_pairs)
+    kept_tokens = staticmethod(pair_lengths)
 
     def challenger(
         self,
         task: ChallengeTask[PairVoteSettings, PatchChallengeSettings, DoubleMaskingClaimSettings],
     ) -> WorkFn:
         return PairChallenger(task)
-
-    def kept_tokens(
-        self, settings: DoubleMaskingSettings, model: CostedModel, *, token: Token
-    ) -> Mapping[int, int]:
-        return pair_lengths(settings, model, token=token)
 
     def visible(self, header: VotesHeader) -> Tensor:
         masks = masks_of(header)

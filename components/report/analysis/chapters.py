@@ -1,8 +1,7 @@
 """Chapters of the studies of the analyze stage; studies that were not made have none."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import pyarrow.compute as pc
 from components.analyze.gaps import GapState, densities
 from components.analyze.settings import GapSettings
 from components.analyze.states import read_arrays
-from components.core.errors import CasemateError
+from components.core.errors import at_key
 from components.core.tables import read_table
 from components.core.types import Array
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
 from components.report.analysis import charts
 from components.report.analysis.galleries import accumulation_gallery, perturbation_gallery
 from components.report.content import Chapter, Chart
+from components.report.results import RUN_AGAIN
 
 STAGE = "analyze"
 BINS_PER_DECADE = 16  # of histograms in figures
@@ -75,7 +75,7 @@ def read_analyses(folders: Mapping[str, Path]) -> Analyses:
         stage, _, study = step.partition(".")
         if stage != STAGE:
             continue
-        with _named(step):
+        with at_key(step, then=RUN_AGAIN):
             rows: dict[str, list[MetricRow]] = {}
             for row in read_metrics(folder / METRICS_NAME):
                 rows.setdefault(row.model, []).append(row)
@@ -122,31 +122,27 @@ def _correlation(study: Study) -> Chapter:
 
 
 def _lesions(study: Study) -> Chapter:
-    shown = [
-        chart
-        for model, rows in study.rows.items()
-        for chart in charts.lesion_charts(rows, model=model, name=f"{STAGE}.lesions.{model}")
-    ]
-    intro = (
-        f"Accuracy on {study.num_items:,} items after parts of the trained network are removed "
-        "(Bhojanapalli et al. 2021, sec. 4)."
-    )
-    return Chapter("analysis-lesions", "Lesions", intro, tuple(shown))
+    change = "after parts of the trained network are removed"
+    return _changed(study, "lesions", "Lesions", change, charts.lesion_charts)
 
 
 def _restricted(study: Study) -> Chapter:
-    shown = [
+    name, title = "restricted_attention", "Restricted attention"
+    change = "with attention between some tokens only"
+    return _changed(study, name, title, change, charts.restricted_charts)
+
+
+def _changed(
+    study: Study, name: str, title: str, change: str, charts_of: Callable[..., Iterable[Chart]]
+) -> Chapter:
+    """Accuracy of changed networks, charts of every model."""
+    shown = tuple(
         chart
         for model, rows in study.rows.items()
-        for chart in charts.restricted_charts(
-            rows, model=model, name=f"{STAGE}.restricted_attention.{model}"
-        )
-    ]
-    intro = (
-        f"Accuracy on {study.num_items:,} items with attention between some tokens only "
-        "(Bhojanapalli et al. 2021, sec. 4)."
+        for chart in charts_of(rows, model=model, name=f"{STAGE}.{name}.{model}")
     )
-    return Chapter("analysis-restricted-attention", "Restricted attention", intro, tuple(shown))
+    intro = f"Accuracy on {study.num_items:,} items {change} (Bhojanapalli et al. 2021, sec. 4)."
+    return Chapter(f"analysis-{name.replace('_', '-')}", title, intro, shown)
 
 
 def _gaps(study: Study) -> Chapter:
@@ -214,13 +210,3 @@ def _accumulation(study: Study, classes: Sequence[str]) -> Chapter:
     intro = 'Noise that becomes an image of a class (the thesis "Adversarially Robust Vision '
     intro += 'Transformers", sec. 4.3.2).'
     return Chapter("analysis-accumulation", "Gradient accumulation", intro, galleries=(gallery,))
-
-
-@contextmanager
-def _named(step: str) -> Iterator[None]:
-    """Errors about a file name its step."""
-    try:
-        yield
-    except CasemateError as error:
-        remedy = f"{error.remedy}; run this step again"
-        raise CasemateError(step, error.value, remedy) from error

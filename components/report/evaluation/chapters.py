@@ -1,14 +1,14 @@
 """Chapters of the evaluation suites; suites that were not run have none."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from components.core.errors import CasemateError
+from components.core.errors import at_key
 from components.core.tables import read_table
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
 from components.report.content import Accuracy, Chapter, Column
@@ -21,7 +21,9 @@ from components.report.evaluation import (
     spatial,
     transfer,
 )
+from components.report.evaluation.assembly import SuiteChapter
 from components.report.evaluation.rows import SuiteRows, suite_rows
+from components.report.results import RUN_AGAIN
 
 FAILURE_MAP = "failure_map.parquet"
 SUITES = ("clean", "corruptions", "shifts", "shape_bias", "transfer", "spatial")
@@ -50,17 +52,34 @@ class Evaluation:
 
 def chapters(found: Evaluation) -> tuple[Chapter, ...]:
     """The overview, then one chapter per suite."""
-    parts = found.suites()
-    shown = (
-        overview.chapter(found.single()),
-        clean.chapter(parts.get("clean", [])),
-        corruptions.chapter(parts.get("corruptions", [])),
-        shifts.chapter(parts.get("shifts", [])),
-        shape_bias.chapter(parts.get("shape_bias", [])),
-        transfer.chapter(parts.get("transfer", [])),
-        spatial.chapter(parts.get("spatial", []), found.failures),
-    )
-    return tuple(chapter for chapter in shown if chapter)
+    first = overview.chapter(found.single())
+    makers = _suite_chapters(found.failures)
+    shown = [makers[name].of(parts) for name, parts in found.suites().items()]
+    return (first, *shown) if first else tuple(shown)
+
+
+def _suite_chapters(failures: Mapping[str, pa.Table]) -> dict[str, SuiteChapter]:
+    of_spatial = partial(spatial.charts, failures=failures)
+    return {
+        "clean": SuiteChapter(
+            "clean", "Clean accuracy and calibration", clean.INTRO, clean.charts, clean.tables
+        ),
+        "corruptions": SuiteChapter(
+            "corruptions",
+            "Common corruptions",
+            corruptions.INTRO,
+            corruptions.charts,
+            corruptions.tables,
+        ),
+        "shifts": SuiteChapter("shifts", "Distribution shifts", shifts.INTRO, shifts.charts),
+        "shape_bias": SuiteChapter(
+            "shape", "Shape against texture", shape_bias.INTRO, shape_bias.charts
+        ),
+        "transfer": SuiteChapter(
+            "transfer", "Adversarial transfer", transfer.INTRO, transfer.charts, transfer.tables
+        ),
+        "spatial": SuiteChapter("spatial", "Rotations and shifts", spatial.INTRO, of_spatial),
+    }
 
 
 def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
@@ -70,7 +89,7 @@ def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
     for step, folder in folders.items():
         if step.split(".")[0] != "evaluate":
             continue
-        with _named(step):
+        with at_key(step, then=RUN_AGAIN):
             rows += read_metrics(folder / METRICS_NAME)
             if (path := folder / FAILURE_MAP).exists():
                 failures |= _by_model(read_table(path))
@@ -80,13 +99,3 @@ def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
 def _by_model(table: pa.Table) -> dict[str, pa.Table]:
     models = table.column("model").unique().to_pylist()
     return {model: table.filter(pc.equal(table["model"], model)) for model in models}
-
-
-@contextmanager
-def _named(step: str) -> Iterator[None]:
-    """Errors about a file name its step."""
-    try:
-        yield
-    except CasemateError as error:
-        remedy = f"{error.remedy}; run this step again"
-        raise CasemateError(step, error.value, remedy) from error

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Accuracy, Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.plots import reliability, share_bars
 from components.report.evaluation.rows import SuiteRows
 
@@ -16,14 +15,7 @@ INTRO = (
 )
 
 
-def chapter(parts: list[SuiteRows]) -> Chapter | None:
-    """The chapter of all settings; None without rows."""
-    return suite_chapter(
-        "clean", "Clean accuracy and calibration", INTRO, parts, charts=_charts, tables=_tables
-    )
-
-
-def _charts(suite: SuiteRows) -> Iterator[Chart]:
+def charts(suite: SuiteRows) -> Iterator[Chart]:
     for number, model in enumerate(suite.models, start=1):
         for item in suite.items("ece"):
             if suite.found("bin_accuracy", model=model):
@@ -153,7 +145,7 @@ def _accuracy(suite: SuiteRows, model: str) -> Accuracy | None:
     return next((look.share(row) for row in suite.found("accuracy", model=model)), None)
 
 
-def _tables(suite: SuiteRows) -> Iterator[Table]:
+def tables(suite: SuiteRows) -> Iterator[Table]:
     columns = (
         *(Column("Model"), Column("Architecture"), Column("parameters", "number", "millions")),
         *(Column("GMAC", "number"), Column("pre-training")),

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from components.data.corruptions.settings import CORRUPTIONS
 from components.data.sources.names import SEVERITIES
 from components.evaluate.corruptions import groups
-from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, small_multiples
 from components.report.evaluation.rows import SuiteRows
@@ -24,14 +23,7 @@ INTRO = (
 )
 
 
-def chapter(parts: list[SuiteRows]) -> Chapter | None:
-    """The chapter of all settings; None without rows."""
-    return suite_chapter(
-        "corruptions", "Common corruptions", INTRO, parts, charts=_charts, tables=_tables
-    )
-
-
-def _charts(suite: SuiteRows) -> Iterator[Chart]:
+def charts(suite: SuiteRows) -> Iterator[Chart]:
     for number, model in enumerate(suite.models, start=1):
         if _names(suite, model):
             yield _heat(suite, model, number)
@@ -183,7 +175,7 @@ def _lines(suite: SuiteRows) -> Chart:
     )
 
 
-def _tables(suite: SuiteRows) -> Iterator[Table]:
+def tables(suite: SuiteRows) -> Iterator[Table]:
     """Scores of all models, and their differences on the same items."""
     found = {name: {m: suite.row(m, ALL, name) for m in suite.models} for name in (*MEANS, *ERRORS)}
     means = [look.share_column(name, "", found[name].values()) for name in MEANS]

@@ -1,10 +1,12 @@
 """Charts of the evaluation suites as inline SVG, in the style of `figures`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -113,26 +115,35 @@ def small_multiples(
     alt: str,
 ) -> str:
     """One small panel per item with the lines of all models, all on the same axes."""
-    num_rows = -(-len(panels) // num_columns)
-    with mpl.rc_context({**STYLE, "axes.titlesize": 11}):
-        figure = Figure(figsize=(WIDTH, 0.5 + 1.12 * num_rows), layout="constrained")
-        grid = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(panels):
-                axes.set_visible(False)
-                continue
-            title, series = panels[place]
-            axes.set_title(short(title))
+    titles = [short(title) for title, _ in panels]
+    with _panels(titles, num_columns=num_columns, height=1.12, x_label=x_label) as (figure, grid):
+        for axes, (_, series) in zip(grid, panels, strict=True):
             for curve in series:
                 _curve(axes, curve, band=False)
             axes.set_ylim(0, 100)
             axes.yaxis.set_major_locator(MaxNLocator(2))
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-            if place + num_columns >= len(panels):  # the last panel of its column
-                axes.tick_params(labelbottom=True)
+        return to_svg(figure, name=name, alt=alt)
+
+
+@contextmanager
+def _panels(
+    titles: Sequence[str], *, num_columns: int, height: float, x_label: str
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure of accuracies in rows of panels, all on the same axes."""
+    num_rows = -(-len(titles) // num_columns)
+    with mpl.rc_context({**STYLE, "axes.titlesize": 11}):
+        figure = Figure(figsize=(WIDTH, 0.5 + height * num_rows), layout="constrained")
+        grid = figure.subplots(num_rows, num_columns, sharex=True, sharey=True, squeeze=False)
+        for axes in grid.flat[len(titles) :]:
+            axes.set_visible(False)
+        for place, title in enumerate(titles):
+            grid.flat[place].set_title(title)
+            if place + num_columns >= len(titles):  # the last panel of its column
+                grid.flat[place].tick_params(labelbottom=True)
         figure.supxlabel(x_label, fontsize=11)
         figure.supylabel("accuracy, %", fontsize=11)
-        return to_svg(figure, name=name, alt=alt)
+        yield figure, list(grid.flat[: len(titles)])
 
 
 def reliability(
@@ -220,17 +231,10 @@ def bubbles(
     panels: Sequence[tuple[str, Sequence[Bubble]]], *, x_label: str, name: str, alt: str
 ) -> str:
     """Benchmarks against clean accuracy, one panel each, with the line of equal accuracy."""
-    with mpl.rc_context({**STYLE, "axes.titlesize": 11}):
-        num_rows = -(-len(panels) // 2)
-        columns = min(2, len(panels))
-        figure = Figure(figsize=(WIDTH, 0.5 + 2.1 * num_rows), layout="constrained")
-        grid = figure.subplots(num_rows, columns, sharex=True, sharey=True, squeeze=False)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(panels):
-                axes.set_visible(False)
-                continue
-            title, found = panels[place]
-            axes.set_title(short(title, 24))
+    titles = [short(title, 24) for title, _ in panels]
+    columns = min(2, len(panels))
+    with _panels(titles, num_columns=columns, height=2.1, x_label=x_label) as (figure, grid):
+        for axes, (_, found) in zip(grid, panels, strict=True):
             axes.plot([0, 100], [0, 100], color=MUTED, linewidth=1.2, linestyle=GUIDE)
             for one in found:
                 axes.plot(
@@ -245,8 +249,4 @@ def bubbles(
             axes.set_ylim(0, 100)
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.yaxis.set_major_locator(MaxNLocator(4))
-            if place + columns >= len(panels):
-                axes.tick_params(labelbottom=True)
-        figure.supxlabel(x_label, fontsize=11)
-        figure.supylabel("accuracy, %", fontsize=11)
         return to_svg(figure, name=name, alt=alt)

@@ -1,9 +1,8 @@
 """Shape against texture on conflict stimuli, overall and by class."""
 
 from components.evaluate.shape_bias import CLASSES
-from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.plots import Series, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import MAX_MODELS, hidden_models, sign_of
@@ -21,12 +20,7 @@ INTRO = (
 )
 
 
-def chapter(parts: list[SuiteRows]) -> Chapter | None:
-    """The chapter of all settings; None without rows."""
-    return suite_chapter("shape", "Shape against texture", INTRO, parts, charts=_charts)
-
-
-def _charts(suite: SuiteRows) -> tuple[Chart, ...]:
+def charts(suite: SuiteRows) -> tuple[Chart, ...]:
     return _accuracies(suite), _biases(suite)
 
 

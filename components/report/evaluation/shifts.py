@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.plots import Series, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import ModelSign
@@ -22,12 +21,7 @@ INTRO = (
 )
 
 
-def chapter(parts: list[SuiteRows]) -> Chapter | None:
-    """The chapter of all settings; None without rows."""
-    return suite_chapter("shifts", "Distribution shifts", INTRO, parts, charts=_charts)
-
-
-def _charts(suite: SuiteRows) -> Iterator[Chart]:
+def charts(suite: SuiteRows) -> Iterator[Chart]:
     for item in suite.items("masked"):
         yield _chart(suite, item)
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.plots import Curve, Series, curves, dots
 from components.report.evaluation.rows import SuiteRows
@@ -24,16 +23,7 @@ INTRO = (
 )
 
 
-def chapter(parts: list[SuiteRows], failures: Mapping[str, pa.Table]) -> Chapter | None:
-    """The chapter of all settings; None without rows. `failures` are failure maps by model."""
-
-    def charts(suite: SuiteRows) -> Iterator[Chart]:
-        return _charts(suite, failures)
-
-    return suite_chapter("spatial", "Rotations and shifts", INTRO, parts, charts=charts)
-
-
-def _charts(suite: SuiteRows, failures: Mapping[str, pa.Table]) -> Iterator[Chart]:
+def charts(suite: SuiteRows, failures: Mapping[str, pa.Table]) -> Iterator[Chart]:
     for number, grid in enumerate(suite.items("accuracy"), start=1):
         yield _accuracies(suite, grid, number)
         if any(row.item == grid and row.value is not None for row in suite.found("angle_accuracy")):

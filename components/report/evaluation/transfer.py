@@ -6,9 +6,8 @@ from itertools import combinations
 from string import ascii_uppercase
 
 from components.evaluate.metrics import MetricRow
-from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.assembly import suite_chapter
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.evaluation.rows import SuiteRows
 from components.report.wording import pixels
@@ -35,13 +34,6 @@ class Attack:
     @property
     def title(self) -> str:
         return f"{self.kind.upper()}, eps {pixels(self.eps)}"
-
-
-def chapter(parts: list[SuiteRows]) -> Chapter | None:
-    """The chapter of all settings; None without rows."""
-    return suite_chapter(
-        "transfer", "Adversarial transfer", INTRO, parts, charts=_charts, tables=_tables
-    )
 
 
 def attacks_of(suite: SuiteRows) -> list[Attack]:
@@ -72,7 +64,7 @@ def _models(suite: SuiteRows, attack: Attack) -> list[str]:
     return list(dict.fromkeys([*(m for m in suite.models if m in sources), *sources]))
 
 
-def _charts(suite: SuiteRows) -> Iterator[Chart]:
+def charts(suite: SuiteRows) -> Iterator[Chart]:
     for number, attack in enumerate(attacks_of(suite), start=1):
         yield _accuracy_map(suite, attack, number)
         yield _rate_map(suite, attack, number)
@@ -232,7 +224,7 @@ def _matrix_table(suite: SuiteRows, attack: Attack, models: Sequence[str], name:
     return Table(name, columns, tuple(cells))
 
 
-def _tables(suite: SuiteRows) -> Iterator[Table]:
+def tables(suite: SuiteRows) -> Iterator[Table]:
     """Pairs of models of different families, in the layout of the paper's Tables 4 and 5."""
     for number, attack in enumerate(attacks_of(suite), start=1):
         models = [m for m in _models(suite, attack) if m in suite.models]

@@ -12,7 +12,7 @@ from components.analyze.settings import (
     RestrictedAttentionSettings,
 )
 from components.core.settings import Count, Name, Problem
-from pipelines.recipe.schema.base import Section
+from pipelines.recipe.schema.base import ModelsSection
 
 STUDIES = (
     "correlation",
@@ -24,11 +24,9 @@ STUDIES = (
 )
 
 
-class AnalyzeSection(Section):
+class AnalyzeSection(ModelsSection):
     """Why models behave as they do: studies of test items, each only if it is written."""
 
-    models: list[Name] | None = None
-    """None: all classifiers of the recipe."""
     other_models: dict[Name, str] = {}
     """Folders of further models that are analyzed, by their names in results."""
     micro_batch: Count = 50
@@ -43,10 +41,7 @@ class AnalyzeSection(Section):
     accumulation: AccumulationSettings | None = None
 
     def problems(self) -> Iterator[Problem]:
-        if self.models == []:
-            yield Problem("models", "[]", "is empty; name models, or write null for all")
-        if self.models and len(set(self.models)) < len(self.models):
-            yield Problem("models", self.models, "names a model twice")
+        yield from super().problems()
         judges = self.perturbations.judges if self.perturbations else {}
         if both := sorted(set(self.other_models) & set(judges)):
             remedy = "is also in perturbations.judges; choose another name"

@@ -29,6 +29,7 @@ from components.core.registry import KIND, Registry
 from components.core.settings import (
     ByKind,
     Fractional,
+    Name,
     Named,
     Problem,
     SettingError,
@@ -122,6 +123,19 @@ class Section(BaseModel):
         if found := list(self.problems()):
             raise SettingError(*found)
         return self
+
+
+class ModelsSection(Section):
+    """A section about some models of the recipe."""
+
+    models: list[Name] | None = None
+    """None: all classifiers of the recipe."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.models == []:
+            yield Problem("models", "[]", "is empty; name models, or write null for all")
+        if self.models and len(set(self.models)) < len(self.models):
+            yield Problem("models", self.models, "names a model twice")
 
 
 def union_of(registry: Registry, *, users_own: type[UserEntry] | None = None) -> Any:

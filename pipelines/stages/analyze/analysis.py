@@ -59,7 +59,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Analys
     section, study = recipe.analyze, out.part
     assert section is not None
     dataset = PreparedDataset.open(inputs["prepare"])
-    analyzed, judges = recipe.analyzed_models(), _judges(section, study)
+    analyzed, judges = recipe.analyzed_models(), judges_of(section, study)
     own = [*analyzed, *(name for name in judges if name in recipe.model_names())]
     names = list(dict.fromkeys(own))
     models = models_of(recipe, inputs, dataset, names=names, others=JUDGE)
@@ -93,7 +93,8 @@ def _other_models(
     return found
 
 
-def _judges(section: AnalyzeSection, study: str) -> tuple[str, ...]:
+def judges_of(section: AnalyzeSection, study: str) -> tuple[str, ...]:
+    """Names of the models that judge a study's perturbations."""
     if study != "perturbations" or section.perturbations is None:
         return ()
     return (*section.perturbations.judge_models, *section.perturbations.judges)

@@ -6,16 +6,15 @@ blocks that run. Passes of judges, two per item and judge, count like those of t
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from components.analyze.blocks import Blocks, find_blocks
 from components.analyze.lesions import lesions_of
 from components.analyze.prefixes import Variant, num_shared, shared_order
 from components.analyze.restricted import restrictions_of
+from pipelines.recipe.costs import CostedNetwork, Hardware, Row
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.evaluate.cost import (
-    CostedModel,
     SuiteWork,
     estimate_row,
     folder_costs,
@@ -24,7 +23,7 @@ from pipelines.stages.evaluate.cost import (
 )
 
 
-def estimates_of(recipe: Recipe, *, num_items: int | None, **place: Any) -> list[dict[str, Any]]:
+def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
     """One row per study: items, passes, FLOPs, hours at each place, memory."""
     section = recipe.analyze
     if section is None:
@@ -35,7 +34,7 @@ def estimates_of(recipe: Recipe, *, num_items: int | None, **place: Any) -> list
     for study in section.studies():
         works = [_work(recipe, section, study, model, given=num_items) for model in models]
         step, size = f"analyze.{study}", section.micro_batch
-        rows.append(estimate_row(step, _mean(works), models, micro_batch=size, **place))
+        rows.append(estimate_row(step, _mean(works), models, hardware, micro_batch=size))
     return rows
 
 
@@ -51,7 +50,7 @@ def _mean(works: Sequence[SuiteWork]) -> SuiteWork:
 
 
 def _work(
-    recipe: Recipe, section: AnalyzeSection, study: str, model: CostedModel, *, given: int | None
+    recipe: Recipe, section: AnalyzeSection, study: str, model: CostedNetwork, *, given: int | None
 ) -> SuiteWork:
     """The work of one study for one model."""
     if section.accumulation and study == "accumulation":

@@ -1,14 +1,11 @@
 """Plan of the analyze stage: one step per study, and its headline figures."""
 
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from components.core.errors import CasemateError
 from components.core.settings import plain
 from pipelines.recipe.schema.analyze import AnalyzeSection
-from pipelines.stages.registry import DATASET, Headline, Planning, Step
+from pipelines.stages.evaluate.steps import given_models
+from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines
 
 JUDGE = "judge"  # steps of model folders that classify perturbations
 ANALYZED = "analyzed_model"  # steps of further model folders that are analyzed
@@ -21,9 +18,9 @@ def steps(planning: Planning) -> list[Step]:
     if section is None:
         return []
     models = recipe.analyzed_models()
-    others = _folders(ANALYZED, "analyze.other_models", section.other_models)
+    others = given_models(ANALYZED, "analyze.other_models", section.other_models)
     folders = section.perturbations.judges if section.perturbations else {}
-    judges = _folders(JUDGE, "analyze.perturbations.judges", folders)
+    judges = given_models(JUDGE, "analyze.perturbations.judges", folders)
     found = [*others, *judges]
     for study in section.studies():
         used = list(models)
@@ -46,11 +43,7 @@ def steps(planning: Planning) -> list[Step]:
     return found
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
-    """The main figures of each study and model."""
-    folders = [folder for _, folder in steps if folder]
-    rows = [json.loads((folder / "summary.json").read_text())["headlines"] for folder in folders]
-    return [row for found in rows for row in found]
+headlines = stored_headlines
 
 
 def _settings(section: AnalyzeSection, study: str) -> dict[str, Any]:
@@ -59,18 +52,3 @@ def _settings(section: AnalyzeSection, study: str) -> dict[str, Any]:
     if "judges" in values:
         values["judges"] = sorted(values["judges"])
     return values
-
-
-def _folders(stage: str, key: str, folders: Mapping[str, str]) -> list[Step]:
-    """The steps of model folders; a folder counts by its digest."""
-    found = []
-    for name, path in folders.items():
-        folder = Path(path).expanduser().absolute()
-        try:
-            from components.models.checkpoint import read_header
-
-            digest = str(read_header(folder)["digest"])
-        except CasemateError as error:
-            raise CasemateError(f"{key}.{name}", error.value, error.remedy) from error
-        found.append(Step(stage, name, identity={"digest": digest}, given=folder))
-    return found

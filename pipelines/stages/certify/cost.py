@@ -1,45 +1,22 @@
 """Cost estimates of a recipe's certificates, from shapes alone: no data or weights are read."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from components.certify.cost import NO_DENOISER, CostedModel
-from components.certify.estimate import (
-    ACCELERATORS,
-    Estimate,
-    Rate,
-    Work,
-    device_bytes,
-    estimate,
-    fits,
-    measured_rate,
-    nominal_rate,
-)
+from components.certify.estimate import Estimate, device_bytes, estimate
 from components.certify.family import AnyFamily
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
-from components.models.costs import Costs, costs_of_shapes, network_of_shapes
+from components.models.costs import Costs, costs_of_shapes
 from pipelines.recipe import denoisers
-from pipelines.recipe.facts import known_channels, known_side, source_info
+from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
+from pipelines.recipe.facts import known_channels, source_info
 from pipelines.recipe.schema.recipe import Recipe
 
-NUM_CLASSES = 1000  # while the files are not read; the head is a small share of all FLOPs
-Row = dict[str, Any]  # of the estimate, as JSON has it
 
-
-def estimates_of(
-    recipe: Recipe,
-    *,
-    accelerators: Sequence[str],
-    dtype: str,
-    num_workers: int,
-    num_items: int | None,
-    passes_per_second: float | None,
-) -> list[Row]:
+def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
     """One row per certificate that votes: passes, FLOPs, hours at each place, memory.
 
     Entries of a sweep that take their part of finer votes cost nothing and have no row.
@@ -57,14 +34,15 @@ def estimates_of(
         count = _num_items(recipe, settings, num_items, key=key)
         work = family.work(settings, model, num_items=count)
         least = family.least_share(settings, passes_per_item=work.passes_per_item)
-        rates = _rates(work, model, accelerators, dtype=dtype, passes_per_second=passes_per_second)
+        flops = work.flops_per_item / work.passes_per_item
+        rates = hardware.rates([model.net], flops_per_pass=flops)
         found = {
-            where: estimate(work, rate, num_workers=num_workers, least_share=least)
+            where: estimate(work, rate, num_workers=hardware.num_workers, least_share=least)
             for where, rate in rates.items()
         }
-        memory = _memory(family, settings, model, dtype)
+        memory = _memory(family, settings, model, hardware.dtype)
         row = {"step": key, "num_items": count, "passes": work.passes, "each": family.vote_unit}
-        rows.append(row | _figures(found, memory=memory, num_workers=num_workers))
+        rows.append(row | _figures(found, memory=memory, num_workers=hardware.num_workers))
     return rows
 
 
@@ -75,16 +53,7 @@ def _figures(found: dict[str, Estimate], *, memory: int, num_workers: int) -> Ro
         "votes_bytes": any_place.votes_bytes,
         "device_bytes": memory,
         "num_workers": num_workers,
-        "hours": [
-            {
-                "where": where,
-                "low": cost.hours_low,
-                "high": cost.hours_high,
-                "rate": cost.rate.source,
-                "fits": where not in ACCELERATORS or fits(memory, where),
-            }
-            for where, cost in found.items()
-        ],
+        "hours": [hours_at(where, cost, memory=memory) for where, cost in found.items()],
     }
 
 
@@ -102,26 +71,22 @@ class _AtOneLevel(nn.Module):
 
 def _model(recipe: Recipe, settings: CertificateSettings, *, key: str) -> CostedModel:
     """The networks of a certificate, as shapes."""
-    section, side = recipe.model_of(settings.model), _image_side(recipe)
+    section, side = recipe.model_of(settings.model), image_side(recipe)
     source = source_info(recipe.data)
     channels = known_channels(recipe.data) or 3
     seen, num_classes = section.upsample or side, source.num_classes or NUM_CLASSES
-    try:
-        net = network_of_shapes(
-            section.architecture,
-            image_size=seen,
-            channels=channels,
-            num_classes=num_classes,
-            options=section.options,
-        )
-    except RuntimeError as error:  # raised by user code on the meta device
-        remedy = f"needs values to be built, costs are counted from shapes alone: {error}"
-        raise CasemateError("model.architecture", section.architecture, remedy) from error
+    own = CostedNetwork.of(
+        section.architecture,
+        side=seen,
+        channels=channels,
+        num_classes=num_classes,
+        options=section.options,
+    )
     behind, calls = _denoiser(recipe, settings, key=key, channels=channels, side=side)
     return CostedModel(
         key=key,
-        net=net,
-        costs=costs_of_shapes(net, image_size=seen, channels=channels),
+        net=own.net,
+        costs=own.costs,
         channels=channels,
         num_classes=num_classes,
         side=side,
@@ -178,41 +143,6 @@ def _memory(
         )
         for batch, kept in family.batches(settings, model)
     )
-
-
-def _rates(
-    work: Work,
-    model: CostedModel,
-    accelerators: Sequence[str],
-    *,
-    dtype: str,
-    passes_per_second: float | None,
-) -> dict[str, Rate]:
-    """Speed at each place: as measured, or a share of each accelerator's peak."""
-    if passes_per_second is not None:
-        if not passes_per_second > 0:
-            remedy = "is not a speed; write a number above 0"
-            raise CasemateError("--passes-per-second", passes_per_second, remedy)
-        flops = work.flops_per_item / work.passes_per_item
-        return {
-            "measured": measured_rate(
-                flops_per_pass=flops, passes_per_second=passes_per_second, where="as given"
-            )
-        }
-    width = int(getattr(model.net, "num_features", 0))
-    names = accelerators or [n for n, a in ACCELERATORS.items() if dtype in a.peak_tflops]
-    # No accelerator has this dtype: the error of the first one lists those it has.
-    return {
-        name: nominal_rate(name, dtype=dtype, width=width)
-        for name in names or list(ACCELERATORS)[:1]
-    }
-
-
-def _image_side(recipe: Recipe) -> int:
-    side = known_side(recipe.data)
-    if side is None:
-        raise CasemateError("data.image_size", None, "is open; add --set data.image_size=224")
-    return side
 
 
 def _num_items(

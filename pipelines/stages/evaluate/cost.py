@@ -9,42 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from components.attacks.spatial import grid_poses
-from components.certify.estimate import (
-    ACCELERATORS,
-    Rate,
-    Work,
-    device_bytes,
-    estimate,
-    fits,
-    measured_rate,
-    nominal_rate,
-)
+from components.certify.estimate import Rate, Work, device_bytes, estimate
 from components.core.errors import CasemateError
 from components.data.sources import find_source
 from components.evaluate.settings import PREPARED, SubsetSettings, TransferSuiteSettings
 from components.evaluate.shape_bias import PUBLISHED_COUNTS
-from components.models.costs import Costs, costs_of_shapes, network_of_shapes
 from components.models.spec import ABSENT_KEYS
-from pipelines.recipe.facts import (
-    given_spec,
-    known_channels,
-    known_side,
-    source_info,
-    spec_of,
-)
+from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
+from pipelines.recipe.facts import given_spec, known_channels, known_side, source_info, spec_of
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
 from pipelines.recipe.schema.recipe import Recipe
 
-NUM_CLASSES = 1000  # while the files are not read; the head is a small share of all FLOPs
 MACS = 2  # FLOPs of a multiply-accumulate
 GRADIENT = 3  # cost of a pass with its gradient, in passes
 NUM_VARIANTS = 95
 CORRUPTION_SECONDS = 0.12  # CPU time of all 95 variants of an image of 224 pixels: make bench
 SIDE = 224
-Row = dict[str, Any]  # of the estimate, as JSON has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +39,7 @@ class SuiteWork:
     cpu_seconds: float = 0.0  # for all models together
 
 
-@dataclass(frozen=True, slots=True)
-class CostedModel:
-    """Costs of one image in a network, and its width."""
-
-    costs: Costs
-    width: int
-    net: nn.Module  # without weights
-
-
-def estimates_of(
-    recipe: Recipe,
-    *,
-    accelerators: Sequence[str],
-    dtype: str,
-    num_workers: int,
-    num_items: int | None,
-    passes_per_second: float | None,
-) -> list[Row]:
+def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
     """One row per suite: items, passes, FLOPs, CPU seconds, hours at each place, memory."""
     section = recipe.evaluate
     if section is None:
@@ -84,39 +48,28 @@ def estimates_of(
     rows = []
     for suite, work in _works(recipe, section, given=num_items):
         models = own + (_other_models(section.transfer) if suite == "transfer" else [])
-        rows.append(
-            estimate_row(
-                f"evaluate.{suite}",
-                work,
-                models,
-                micro_batch=section.micro_batch,
-                accelerators=accelerators,
-                dtype=dtype,
-                num_workers=num_workers,
-                passes_per_second=passes_per_second,
-            )
-        )
+        step, size = f"evaluate.{suite}", section.micro_batch
+        rows.append(estimate_row(step, work, models, hardware, micro_batch=size))
     return rows
 
 
 def estimate_row(
     step: str,
     work: SuiteWork,
-    models: Sequence[CostedModel],
+    models: Sequence[CostedNetwork],
+    hardware: Hardware,
     *,
     micro_batch: int,
-    accelerators: Sequence[str],
-    dtype: str,
-    num_workers: int,
-    passes_per_second: float | None,
 ) -> Row:
     """The row of one step: `work` of each of these models."""
     flops = sum(
         MACS * model.costs.flops * (work.passes + GRADIENT * work.gradients) for model in models
     )
     passes = work.passes * len(models)
-    rates = _rates(models, accelerators, dtype=dtype, passes_per_second=passes_per_second)
-    memory = max(_memory(model, micro_batch, dtype) for model in models)
+    mean = MACS * sum(model.costs.flops for model in models) / len(models)
+    rates = hardware.rates([model.net for model in models], flops_per_pass=mean)
+    memory = max(_memory(model, micro_batch, hardware.dtype) for model in models)
+    num_workers = hardware.num_workers
     return {
         "step": step,
         "num_items": work.num_items,
@@ -138,14 +91,7 @@ def _hours(
     where: str, rate: Rate, flops: float, work: SuiteWork, num_workers: int, memory: int
 ) -> Row:
     found = estimate(Work(1, 1, flops), rate, num_workers=num_workers, least_share=work.least_share)
-    further = work.cpu_seconds / num_workers / 3600
-    return {
-        "where": where,
-        "low": found.hours_low + further,
-        "high": found.hours_high + further,
-        "rate": rate.source,
-        "fits": where not in ACCELERATORS or fits(memory, where),
-    }
+    return hours_at(where, found, memory=memory, further=work.cpu_seconds / num_workers / 3600)
 
 
 def _works(
@@ -215,7 +161,7 @@ def _shifted_items(name: str, section: EvaluateSection) -> int:
     return found
 
 
-def model_cost(recipe: Recipe, name: str) -> CostedModel:
+def model_cost(recipe: Recipe, name: str) -> CostedNetwork:
     """A model of the recipe: from its section, or from the folder of a given one."""
     if recipe.given_model():
         spec = given_spec(recipe)
@@ -223,10 +169,8 @@ def model_cost(recipe: Recipe, name: str) -> CostedModel:
             remedy = "is not on this machine: what it costs is unknown; estimate where it is"
             raise CasemateError("model.pretrained", recipe.model.pretrained, remedy)
         return _of_spec(spec)
-    section, side = recipe.model_of(name), known_side(recipe.data)
-    if side is None:
-        raise CasemateError("data.image_size", None, "is open; add --set data.image_size=224")
-    return _costed(
+    section, side = recipe.model_of(name), image_side(recipe)
+    return CostedNetwork.of(
         section.architecture,
         side=section.upsample or side,
         channels=known_channels(recipe.data) or 3,
@@ -235,11 +179,11 @@ def model_cost(recipe: Recipe, name: str) -> CostedModel:
     )
 
 
-def _other_models(how: TransferSuiteSettings | None) -> list[CostedModel]:
+def _other_models(how: TransferSuiteSettings | None) -> list[CostedNetwork]:
     return folder_costs("evaluate.transfer.models", how.models if how else {})
 
 
-def folder_costs(key: str, folders: Mapping[str, str]) -> list[CostedModel]:
+def folder_costs(key: str, folders: Mapping[str, str]) -> list[CostedNetwork]:
     """The models of these folders; `key` is the one that names them in a recipe."""
     found = []
     for name, folder in folders.items():
@@ -251,9 +195,9 @@ def folder_costs(key: str, folders: Mapping[str, str]) -> list[CostedModel]:
     return found
 
 
-def _of_spec(spec: Mapping[str, Any]) -> CostedModel:
+def _of_spec(spec: Mapping[str, Any]) -> CostedNetwork:
     values = {**ABSENT_KEYS, **spec}
-    return _costed(
+    return CostedNetwork.of(
         values["architecture"],
         side=values.get("upsample") or values["image_size"],
         channels=values["channels"],
@@ -262,53 +206,10 @@ def _of_spec(spec: Mapping[str, Any]) -> CostedModel:
     )
 
 
-def _costed(
-    architecture: str, *, side: int, channels: int, num_classes: int, options: Mapping[str, Any]
-) -> CostedModel:
-    try:
-        net = network_of_shapes(
-            architecture,
-            image_size=side,
-            channels=channels,
-            num_classes=num_classes,
-            options=options,
-        )
-    except RuntimeError as error:  # raised by user code on the meta device
-        remedy = f"needs values to be built, costs are counted from shapes alone: {error}"
-        raise CasemateError("model.architecture", architecture, remedy) from error
-    costs = costs_of_shapes(net, image_size=side, channels=channels)
-    return CostedModel(costs, int(getattr(net, "num_features", 0)), net)
-
-
-def _memory(model: CostedModel, micro_batch: int, dtype: str) -> int:
+def _memory(model: CostedNetwork, micro_batch: int, dtype: str) -> int:
     return device_bytes(
         params=model.costs.params,
         activation_bytes=model.costs.activation_bytes,
         micro_batch=micro_batch,
         dtype=dtype,
     )
-
-
-def _rates(
-    models: Sequence[CostedModel],
-    accelerators: Sequence[str],
-    *,
-    dtype: str,
-    passes_per_second: float | None,
-) -> dict[str, Rate]:
-    """Speed at each place: as measured, or a share of each accelerator's peak."""
-    if passes_per_second is not None:
-        if not passes_per_second > 0:
-            remedy = "is not a speed; write a number above 0"
-            raise CasemateError("--passes-per-second", passes_per_second, remedy)
-        mean = MACS * sum(model.costs.flops for model in models) / len(models)
-        rate = measured_rate(
-            flops_per_pass=mean, passes_per_second=passes_per_second, where="as given"
-        )
-        return {"measured": rate}
-    width = min(model.width for model in models)
-    names = accelerators or [n for n, a in ACCELERATORS.items() if dtype in a.peak_tflops]
-    return {
-        name: nominal_rate(name, dtype=dtype, width=width)
-        for name in names or list(ACCELERATORS)[:1]
-    }

@@ -18,7 +18,7 @@ from components.evaluate.settings import SubsetSettings
 from components.evaluate.subsets import choose_items
 from components.models.catalog import family_of
 from components.models.checkpoint import read_header
-from components.models.costs import costs_of
+from components.models.costs import costs_of_shapes, network_of_spec
 from components.models.pixels import PixelModel
 from components.models.pretrained import weights_name
 from components.models.spec import ModelSpec
@@ -171,7 +171,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
         dataset=dataset,
         origin=origin_of(recipe),
         models=models,
-        items=chosen_items(*dataset.listing("test"), section, seed=recipe.seed),
+        items=items_of(*dataset.listing("test"), section.subset, seed=recipe.seed, key="evaluate"),
         seed=recipe.seed,
         execute=executor(
             recipe, inputs, out, dataset, models, micro_batch=section.micro_batch, make=make_worker
@@ -264,13 +264,6 @@ def resize_name(fit: str, resize: int | None, image_size: int | None) -> str:
     return f"crop {image_size} of {resize}" if resize else fit
 
 
-def chosen_items(
-    item_ids: Sequence[str], labels: Sequence[int], section: EvaluateSection, *, seed: int
-) -> TestItems:
-    """The items of the section's subset."""
-    return items_of(item_ids, labels, section.subset, seed=seed, key="evaluate")
-
-
 def items_of(
     item_ids: Sequence[str], labels: Sequence[int], subset: SubsetSettings, *, seed: int, key: str
 ) -> TestItems:
@@ -287,13 +280,8 @@ def items_of(
 def _costs(spec: ModelSpec) -> tuple[float | None, float | None]:
     """Parameters in millions and GMAC per image; None where they cannot be counted by shapes."""
     try:
-        found = costs_of(
-            spec.architecture,
-            image_size=spec.network_size,
-            channels=spec.channels,
-            num_classes=spec.num_classes,
-            options=spec.options,
-        )
+        net = network_of_spec(spec)
+        found = costs_of_shapes(net, image_size=spec.network_size, channels=spec.channels)
     except (CasemateError, RuntimeError):
         return None, None
     return found.params / 1e6, found.flops / 1e9

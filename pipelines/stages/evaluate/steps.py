@@ -1,22 +1,19 @@
 """Plan of the evaluate stage: one step per suite, and its headline figures."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from components.core.errors import CasemateError
+from components.core.errors import at_key
 from components.core.settings import plain
 from components.evaluate.settings import (
     PREPARED,
     CorruptionSuiteSettings,
     ShapeBiasSuiteSettings,
     ShiftSuiteSettings,
-    TransferSuiteSettings,
 )
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
-from pipelines.stages.registry import DATASET, Headline, Planning, Step
+from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines
 
 OTHER = "other_model"  # steps of model folders that only the transfer suite names
 ANY_FOLDER = "folder"  # source whose stamp is that of all files
@@ -28,7 +25,8 @@ def steps(planning: Planning) -> list[Step]:
     if section is None:
         return []
     models = recipe.evaluated_models()
-    others = _other_models(section.transfer)
+    folders = section.transfer.models if section.transfer else {}
+    others = given_models(OTHER, "evaluate.transfer.models", folders)
     found = list(others)
     for suite in section.suites():
         needs = [DATASET, *(recipe.step_of(model) for model in models)]
@@ -56,23 +54,19 @@ def other_step(model: str) -> str:
     return f"{OTHER}.{model}"
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
-    """The main figures of each suite and model."""
-    folders = [folder for _, folder in steps if folder]
-    rows = [json.loads((folder / "summary.json").read_text())["headlines"] for folder in folders]
-    return [row for found in rows for row in found]
+headlines = stored_headlines
 
 
-def _other_models(transfer: TransferSuiteSettings | None) -> list[Step]:
-    """The further models of the transfer suite; a folder counts by its digest."""
+def given_models(stage: str, key: str, folders: Mapping[str, str]) -> list[Step]:
+    """A step of `stage` for each model folder under `key`; a folder counts by its digest."""
     found = []
-    for name, path in transfer.models.items() if transfer else ():
+    for name, path in folders.items():
         folder = Path(path).expanduser().absolute()
-        with _at(f"evaluate.transfer.models.{name}"):
+        with at_key(f"{key}.{name}"):
             from components.models.checkpoint import read_header
 
             digest = str(read_header(folder)["digest"])
-        found.append(Step(OTHER, name, identity={"digest": digest}, given=folder))
+        found.append(Step(stage, name, identity={"digest": digest}, given=folder))
     return found
 
 
@@ -95,7 +89,7 @@ def corruption_files(settings: CorruptionSuiteSettings) -> dict[str, str | None]
         from components.core.digests import digest_file, digest_json
         from components.data.corruptions.textures import texture_files
 
-        with _at("evaluate.corruptions.textures"):
+        with at_key("evaluate.corruptions.textures"):
             files = texture_files(settings.textures)
             found["textures"] = digest_json([digest_file(file) for file in files])
     return found
@@ -116,7 +110,7 @@ def shifted_files(key: str, shift: ShiftSuiteSettings) -> dict[str, Any]:
 
     if shift.source == PREPARED:
         assert shift.path is not None
-        with _at(key):
+        with at_key(key):
             document = read_document(Path(shift.path).expanduser() / "dataset.json")
         return {"content": document["digest"]}
     files = named_files(shift.source, shift.options)
@@ -158,14 +152,5 @@ IDENTITIES: dict[str, Callable[[EvaluateSection], dict[str, Any]]] = {
 def _stamp(key: str, source: str, path: str | None, options: dict[str, Any] | None = None) -> str:
     from components.data.sources.stamp import source_stamp
 
-    with _at(key):
+    with at_key(key):
         return source_stamp(source, path, options)
-
-
-@contextmanager
-def _at(key: str) -> Iterator[None]:
-    """Errors about files of a suite name its key."""
-    try:
-        yield
-    except CasemateError as error:
-        raise CasemateError(key, error.value, error.remedy) from error

@@ -6,13 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from components.analyze.blocks import find_blocks
-from components.analyze.prefixes import variant_logits, variant_predictions, variant_table
+from components.analyze.prefixes import variant_logits, variant_table
 from components.analyze.restricted import (
     cls_only_mask,
     distance_mask,
     kept_share,
     measurements,
     random_mask,
+    restricted_predictions,
     restrictions_of,
 )
 from components.analyze.settings import RestrictedAttentionSettings
@@ -216,7 +217,7 @@ def test_accuracy_by_restriction(new_net, x):
     blocks = find_blocks(net)
     restrictions = restrictions_of(blocks, RestrictedAttentionSettings(), seed=0)
     assert len(restrictions) == 2 * 4 + 2 * 5
-    predictions = variant_predictions(net, blocks, x, [one.variant for one in restrictions])
+    predictions = restricted_predictions(net, blocks, x, restrictions)
     y = net(x).argmax(dim=1)
     table = variant_table([f"i{row}" for row in range(len(x))], y, predictions)
     found = {(m.item, m.level): m for m in measurements(table, restrictions)}

@@ -14,7 +14,7 @@ from components.certify.estimate import (
     vit_flops,
 )
 from components.core.errors import CasemateError
-from components.models.costs import costs_of
+from components.models.costs import costs_of_shapes, network_of_shapes
 
 CIFAR = l2_work(
     num_items=10_000,
@@ -93,7 +93,8 @@ def test_published_flops_of_a_smoothed_vit():
 
 
 def test_flops_of_blocks_equal_a_count_of_the_real_network():
-    counted = 2 * costs_of("vit_tiny_patch16_224", image_size=224, num_classes=10).flops
+    net = network_of_shapes("vit_tiny_patch16_224", image_size=224, num_classes=10)
+    counted = 2 * costs_of_shapes(net, image_size=224).flops
     embedding, head = 2 * 196 * 768 * 192, 2 * 192 * 10
     assert vit_flops(197, width=192, depth=12) + embedding + head == pytest.approx(counted)
 

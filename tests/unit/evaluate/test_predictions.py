@@ -18,7 +18,6 @@ from components.evaluate.predictions import (
     accuracy_measurements,
     aligned,
     class_accuracy,
-    compare,
     comparison_measurements,
     joined,
 )
@@ -152,14 +151,15 @@ def test_calibration_by_hand():
 def test_two_models_are_compared_on_the_same_items_in_any_order():
     one, other = random_predictions(1), random_predictions(2)
     mixed = other.rows(np.random.default_rng(3).permutation(40))
-    found = compare(one, mixed)
-    assert found == compare(one, other)
+    found = comparison_measurements(one, mixed, rival="b", item="clean")
+    assert found == comparison_measurements(one, other, rival="b", item="clean")
+    difference, p_value = found
     gap = paired_difference(one.correct, other.correct)
-    assert (found.difference, found.low, found.high) == (gap["value"], gap["low"], gap["high"])
-    assert found.p_value == mcnemar_p_value(one.correct, other.correct)
-    difference, p_value = comparison_measurements(one, mixed, rival="b", item="clean")
+    ends = (gap["value"], gap["low"], gap["high"])
+    assert (difference.value, difference.lo95, difference.hi95) == ends
+    assert p_value.value == mcnemar_p_value(one.correct, other.correct)
     assert (difference.metric, p_value.metric) == ("difference_to/b", "mcnemar_p/b")
-    assert (difference.n, p_value.value) == (40, found.p_value)
+    assert (difference.n, p_value.n) == (40, 40)
 
 
 def test_p_values_of_equal_models_are_rarely_small():

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from components.core.errors import CasemateError
-from components.models.costs import Costs, costs_of, kept_sizes
+from components.models.costs import Costs, costs_of_shapes, kept_sizes, network_of_shapes
 from components.models.zoo import build_network
 
 SMALL = {
@@ -23,6 +23,11 @@ SMALL = {
     "swin_tiny_patch4_window7_224": {"depths": (2, 1), "num_heads": (2, 2), "embed_dim": 16},
     "beit_base_patch16_224": {"depth": 1, "embed_dim": 32, "num_heads": 2, "patch_size": 8},
 }
+
+
+def costs_of(name: str, *, image_size: int, channels: int = 3, **built: object) -> Costs:
+    net = network_of_shapes(name, image_size=image_size, channels=channels, **built)
+    return costs_of_shapes(net, image_size=image_size, channels=channels)
 
 
 def small_costs(name: str, **changes: object) -> Costs:

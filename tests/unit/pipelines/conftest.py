@@ -25,6 +25,8 @@ from pipelines.runtime.shards import _Counted, _kept, _missing
 from pipelines.stages.attack import stage as attack
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
+from pipelines.stages.evaluate import evaluation
+from pipelines.stages.registry import STAGES
 
 EPS = 0.1
 NUM_ITEMS = 40
@@ -194,3 +196,31 @@ def certify_in_process(
     ):
         certify.run(recipe, inputs, out)
     return out
+
+
+@pytest.fixture(scope="session")
+def run_step(prepared, models, tmp_path_factory) -> Callable[..., StageDir]:
+    """Runs one step of evaluate or analyze on two models, without Ray; returns its folder."""
+
+    def run(
+        stage: str, part: str, section: dict, *, out=None, executor=None, further=None
+    ) -> StageDir:
+        values = {
+            "name": "x",
+            "seed": 5,
+            "data": {"source": "digits"},
+            "train": {"variants": {"plain": {"objective": {"kind": "standard"}}}},
+            stage: {"micro_batch": 8, **section},
+        }
+        steps = {f"train.{name}": folder for name, folder in models.items()}
+        inputs = {"prepare": prepared, **steps, **(further or {})}
+        place = out or tmp_path_factory.mktemp(stage)
+        folder = StageDir(place, f"{stage}.{part}", "f" * 64, FakeRun(), inputs)
+        with (
+            mock.patch.object(evaluation, "run_units", executor or InProcess()),
+            mock.patch.object(evaluation, "ITEMS_PER_UNIT", 16),
+        ):
+            STAGES[stage].load().run(parse(values, source="x"), inputs, folder)
+        return folder
+
+    return run

@@ -22,10 +22,8 @@ from components.report.page import render
 from pipelines import api
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
-from pipelines.stages.analyze import stage
-from pipelines.stages.evaluate import evaluation
 from pipelines.stages.report.stage import build_content
-from tests.unit.pipelines.conftest import NUM_ITEMS, FakeRun, InProcess
+from tests.unit.pipelines.conftest import NUM_ITEMS, InProcess
 
 PERTURBED = {"num_steps": 4, "eps": 0.1, "num_pictures": 10, "judge_models": ["plain"], "top_k": 2}
 STUDIES = {
@@ -39,32 +37,12 @@ STUDIES = {
 
 
 @pytest.fixture(scope="session")
-def run_study(prepared, models, tmp_path_factory):
-    """One step of the stage on two models; returns its folder and what was logged."""
+def run_study(run_step):
+    """One study of two models; returns its folder and what was logged."""
 
     def run(study: str, section=None, *, out=None, executor=None, **further) -> StageDir:
-        section = STUDIES[study] if section is None else section
-        values = {"micro_batch": 8, study: section, **further}
-        recipe = parse(
-            {
-                "name": "x",
-                "seed": 5,
-                "data": {"source": "digits"},
-                "train": {"variants": {"plain": {"objective": {"kind": "standard"}}}},
-                "analyze": values,
-            },
-            source="x",
-        )
-        steps = {f"train.{name}": folder for name, folder in models.items()}
-        inputs = {"prepare": prepared, **steps}
-        place = out or tmp_path_factory.mktemp("analyze")
-        folder = StageDir(place, f"analyze.{study}", "f" * 64, FakeRun(), inputs)
-        with (
-            mock.patch.object(evaluation, "run_units", executor or InProcess()),
-            mock.patch.object(evaluation, "ITEMS_PER_UNIT", 16),
-        ):
-            stage.run(recipe, inputs, folder)
-        return folder
+        own = STUDIES[study] if section is None else section
+        return run_step("analyze", study, {study: own, **further}, out=out, executor=executor)
 
     return run
 

@@ -31,6 +31,7 @@ from components.models.resizing import resized
 from pipelines.flow.plan import plan, steps_of
 from pipelines.recipe import lint
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import parse, with_values
 from pipelines.runtime.artifacts import StageDir
@@ -287,10 +288,8 @@ def test_what_was_trained_on_something_else_is_warned_about():
 def test_an_estimate_counts_every_pass_of_the_denoiser(cleaner, tmp_path):
     def flops(section):
         data = {"source": "digits", "image_size": SIDE, "channels": 1}
-        (row,) = estimates_of(
-            recipe_of(section, data=data), accelerators=["A100"], dtype="fp32", num_workers=1,
-            num_items=3, passes_per_second=None,
-        )  # fmt: skip
+        hardware = Hardware(accelerators=["A100"], dtype="fp32", num_workers=1)
+        (row,) = estimates_of(recipe_of(section, data=data), hardware, num_items=3)
         return row["flops"]
 
     alone, once = flops({"denoiser": None}), flops({})

@@ -13,9 +13,11 @@ from components.denoising.loading import load_denoiser
 from pipelines.cli.main import app
 from pipelines.recipe import lint
 from pipelines.recipe.check import check
+from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import parse
 from pipelines.stages.certify.cost import estimates_of
+from tests.refusals import refusal_of
 
 SECTION = {
     "kind": "gaussian", "sigma": 0.25, "num_select": 6, "num_estimate": 22, "block_size": 8,
@@ -55,15 +57,10 @@ def certified(source, *, data=None, train=None, **section):
 
 def refusal(recipe):
     """The one line by which `run` and `lint` refuse a recipe."""
-    lines = []
-    for ask in (check, lint.warnings_of):
-        with pytest.raises(CasemateError) as caught:
-            ask(recipe)
-        lines.append(str(caught.value))
-    assert lines[0] == lines[1]
-    assert "\n" not in lines[0]
-    assert lines[0].startswith("x: ")
-    return lines[0].removeprefix("x: ")
+    line = refusal_of(check, recipe)
+    assert refusal_of(lint.warnings_of, recipe) == line
+    assert line.startswith("x: ")
+    return line.removeprefix("x: ")
 
 
 def test_images_that_a_network_cannot_halve(unet):
@@ -161,8 +158,8 @@ def test_weights_that_are_no_numbers(unet, tmp_path, value):
 
 
 def priced(recipe, **place):
-    usual = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 1, "num_items": 3}
-    (row,) = estimates_of(recipe, **{**usual, "passes_per_second": None, **place})
+    usual = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 1}
+    (row,) = estimates_of(recipe, Hardware(**{**usual, **place}), num_items=3)
     return row
 
 

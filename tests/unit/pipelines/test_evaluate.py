@@ -1,6 +1,7 @@
 """The evaluate stage without Ray: what its suites write, and that only settings can change it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -35,32 +36,9 @@ CORRUPTIONS = {"names": ["gaussian_noise", "frost", "pixelate"], "severities": [
 
 
 @pytest.fixture(scope="session")
-def run_suite(prepared, models, tmp_path_factory):
-    """One step of the stage on these models; returns its folder and what was logged."""
-
-    def run(suite: str, section: dict, *, out=None, executor=None, further=None) -> StageDir:
-        recipe = parse(
-            {
-                "name": "x",
-                "seed": 5,
-                "data": {"source": "digits"},
-                "train": {"variants": {"plain": {"objective": {"kind": "standard"}}}},
-                "evaluate": {"micro_batch": 8, **section},
-            },
-            source="x",
-        )
-        steps = {f"train.{name}": folder for name, folder in models.items()}
-        inputs = {"prepare": prepared, **steps, **(further or {})}
-        place = out or tmp_path_factory.mktemp("evaluate")
-        folder = StageDir(place, f"evaluate.{suite}", "f" * 64, FakeRun(), inputs)
-        with (
-            mock.patch.object(evaluation, "run_units", executor or InProcess()),
-            mock.patch.object(evaluation, "ITEMS_PER_UNIT", 16),
-        ):
-            stage.run(recipe, inputs, folder)
-        return folder
-
-    return run
+def run_suite(run_step):
+    """One suite on two models; returns its folder and what was logged."""
+    return partial(run_step, "evaluate")
 
 
 @pytest.fixture(scope="session")

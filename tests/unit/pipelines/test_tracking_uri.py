@@ -17,6 +17,7 @@ from pipelines.runtime.tracking_uri import (
     how_to_open,
     tracking_uri,
 )
+from tests.refusals import refusal_of
 
 NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 WITH_PASSWORD = "http://alice:hunter2x@host:5000"
@@ -92,12 +93,9 @@ def test_other_databases_get_it_in_memory_only():
     ],
 )
 def test_a_credential_anywhere_else_is_refused_without_showing_it(override, key):
-    with pytest.raises(CasemateError) as caught:
-        demo(override)
-    line = str(caught.value)
+    line = refusal_of(demo, override)
     assert f"{key}: " in line
     assert "hunter2x" not in line
-    assert len(line.splitlines()) == 1
 
 
 def test_a_recipe_with_a_password_is_not_submitted():

@@ -25,7 +25,7 @@ from components.report.analysis.galleries import accumulation_gallery, perturbat
 from components.report.content import Chapter, Check, Column, Content, Fact, Table
 from components.report.page import render
 from components.report.tables import to_csv
-from tests.e2e.browser import find_chromium, visit
+from tests.e2e.browser import check_page, find_chromium, visit
 
 BLOCKS = ["layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer3.0"]
 
@@ -234,11 +234,4 @@ def page():
 def test_the_page_fits_a_phone(scheme, tmp_path):
     (tmp_path / "report.html").write_text(page(), encoding="utf-8")
     seen = visit(tmp_path / "report.html", width=390, height=844, scheme=scheme)
-    assert seen.errors == ()
-    assert seen.requests == ()
-    assert seen.scroll_width <= seen.inner_width
-    assert len([f for f in seen.figures if f[0].lower() == "svg"]) == 6
-    for tag, width, height, decoded in seen.figures:
-        assert min(width, height) >= 40, tag
-        assert decoded > 0
-    assert seen.smallest_chart_text >= 10
+    check_page(seen, num_charts=6)
