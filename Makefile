@@ -82,18 +82,8 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
 bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes, draws, corruptions, poses, lesions
-	@$(BIN)/python -m tests.benchmarks.executor
-	@$(BIN)/python -m tests.benchmarks.input
-	@$(BIN)/python -m tests.benchmarks.memory
-	@$(BIN)/python -m tests.benchmarks.attacks
-	@$(BIN)/python -m tests.benchmarks.training
-	@$(BIN)/python -m tests.benchmarks.sampling
-	@$(BIN)/python -m tests.benchmarks.patches
-	@$(BIN)/python -m tests.benchmarks.workers
-	@$(BIN)/python -m tests.benchmarks.sequential
-	@$(BIN)/python -m tests.benchmarks.corruptions
-	@$(BIN)/python -m tests.benchmarks.spatial
-	@$(BIN)/python -m tests.benchmarks.lesions
+	@for what in executor input memory attacks training sampling patches workers sequential corruptions spatial lesions; do \
+	  $(BIN)/python -m tests.benchmarks.$$what || failed=1; done; exit $${failed:-0}
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"
