@@ -18,11 +18,12 @@ from components.evaluate.metrics import ALL, METRICS_NAME, MetricRow, read_metri
 from notebooks.replications import page
 from notebooks.replications.analysis_findings import experiments_of
 from notebooks.replications.analysis_measures import (
-    CHANGES,
     GENERATORS,
     JUDGES,
+    NOISE,
     PARTS,
     SIGNS,
+    STUDIES,
     VITS,
     Lines,
     clean,
@@ -63,22 +64,29 @@ Weights, and clean accuracy on test items, %, of all models; chance is 10:
 def run(storage: Path, seed: int) -> None:
     """Run the missing steps on both kinds of images."""
     for data in (DIGITS, PHOTOS):
-        for stage, change in CHANGES[data]:
+        for stage, change in STUDIES[data].values():
             run_flow(recipe_of(seed, data, [change]), storage=storage, until=stage)
 
 
 def collect(storage: Path, seed: int) -> list[Line]:
-    """The numbers of a seed: one line per kind of images and model."""
+    """The numbers of a seed: one line per kind of images and model, and one of noise."""
     return [line for data in (DIGITS, PHOTOS) for line in _collect(storage, seed, data)]
 
 
 def _collect(storage: Path, seed: int, data: str) -> list[Line]:
-    rows: list[MetricRow] = []
-    for stage, change in CHANGES[data]:
-        for step in plan(recipe_of(seed, data, [change]), storage):
-            if step.step.stage == stage:
-                rows += read_metrics(finished(step) / METRICS_NAME)
-    return [_line(seed, data, model, [r for r in rows if r.model == model]) for model in MODELS]
+    rows = {study: _rows(storage, seed, data, study) for study in STUDIES[data]}
+    noise = {"seed": seed, "data": data, "model": NOISE}
+    noise["perturbations"] = _rounded(_perturbations(rows.pop(NOISE)))
+    known = [row for found in rows.values() for row in found]
+    lines = [_line(seed, data, model, [r for r in known if r.model == model]) for model in MODELS]
+    return [*lines, noise]
+
+
+def _rows(storage: Path, seed: int, data: str, study: str) -> list[MetricRow]:
+    stage, change = STUDIES[data][study]
+    steps = plan(recipe_of(seed, data, [change]), storage)
+    folders = [finished(step) for step in steps if step.step.stage == stage]
+    return [row for folder in folders for row in read_metrics(folder / METRICS_NAME)]
 
 
 def _line(seed: int, data: str, model: str, rows: Sequence[MetricRow]) -> Line:
@@ -181,7 +189,7 @@ def _accuracies(lines: Sequence[Line]) -> pd.DataFrame:
 
 def _weights(lines: Sequence[Line], model: str) -> str:
     """In thousands: digits have one channel, photographs three."""
-    found = {round(1000 * line["params_m"]) for line in lines if line["model"] == model}
+    found = {round(1000 * one["params_m"]) for one in lines if one["model"] == model}
     return " to ".join(f"{count},000" for count in sorted(found))
 
 

@@ -28,29 +28,38 @@ from notebooks.replications.statistics import Estimate, paired
 VITS = {PHOTOS: (VIT, COARSE, ROBUST_VIT), DIGITS: (COARSE, VIT, ROBUST_VIT)}  # accurate ones first
 GENERATORS = (VIT, ROBUST_VIT, RESNET, ROBUST_RESNET)  # of perturbations
 JUDGES = (COARSE, NARROW)  # standard models that generate none
+NOISE = "noise"
+NAMES = {**MODELS, NOISE: "uniform noise, no attack"}
 PARTS = {"block": "blocks", "attn": "attention", "mlp": "MLPs"}
 SIGNS = {"plus": "+delta", "minus": "-delta"}
 PATCH = 4  # px, of the ViTs that generate perturbations
-STEPS = 20
 BUDGETS = {PHOTOS: "4/255", DIGITS: "0.1"}  # of adversarial training too
 LITTLE = "hardly any"
 Measure = Callable[[Line], float]
 
 
-def _changes(eps: str) -> list[tuple[str, str]]:
-    """Stages and overrides of the recipe: a section of studies has one list of models."""
-    inside = "correlation: {}, lesions: {}, restricted_attention: {}"
-    attack = f"eps: {eps}, num_steps: {STEPS}, patch_size: {PATCH}, subset: {{num_items: 500}}"
-    judges = f"top_k: 1, judge_models: [{', '.join(JUDGES)}]"
-    vits, generators = (", ".join(names) for names in (VITS[PHOTOS], GENERATORS))
-    return [
-        ("evaluate", "evaluate={}"),
-        ("analyze", f"analyze={{models: [{vits}], {inside}}}"),
-        ("analyze", f"analyze={{models: [{generators}], perturbations: {{{attack}, {judges}}}}}"),
-    ]
+def _studies(eps: str) -> dict[str, tuple[str, str]]:
+    """Stages and overrides of the recipe by study: a section has one list of models."""
+    vits, generators, judges = map(", ".join, (VITS[PHOTOS], GENERATORS, JUDGES))
+    pictures = f"eps: {eps}, patch_size: {PATCH}, top_k: 1, judge_models: [{judges}]"
+    pictures += ", subset: {num_items: 500}"
+    still = "num_steps: 1, step_size: 1.0e-9"  # only the random start of PGD is left
+    return {
+        "clean": ("evaluate", "evaluate={}"),
+        "inside": (
+            "analyze",
+            f"analyze={{models: [{vits}], correlation: {{}}, lesions: {{}}, "
+            "restricted_attention: {}}",
+        ),
+        "perturbations": (
+            "analyze",
+            f"analyze={{models: [{generators}], perturbations: {{{pictures}}}}}",
+        ),
+        NOISE: ("analyze", f"analyze={{models: [{VIT}], perturbations: {{{pictures}, {still}}}}}"),
+    }
 
 
-CHANGES = {data: _changes(eps) for data, eps in BUDGETS.items()}
+STUDIES = {data: _studies(eps) for data, eps in BUDGETS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class Lines(runs.Lines):
 
     def table(self, models: Sequence[str], measures: Mapping[str, Measure]) -> Table:
         return {
-            MODELS[model]: {name: self.estimate(model, how) for name, how in measures.items()}
+            NAMES[model]: {name: self.estimate(model, how) for name, how in measures.items()}
             for model in models
         }
 
@@ -77,7 +86,7 @@ class Lines(runs.Lines):
     ) -> Contrast:
         """`first` minus `second` of one model; `what` names both."""
         difference = paired(self.values(model, first), self.values(model, second))
-        return Contrast(f"{MODELS[model]}: {what}", SIGN if sign else LITTLE, difference, sign)
+        return Contrast(f"{NAMES[model]}: {what}", SIGN if sign else LITTLE, difference, sign)
 
     def between(self, measure: Measure, first: str, second: str) -> Estimate:
         """One measure, the first model minus the second."""
