@@ -43,7 +43,7 @@ classification (sections 3.5 and 4); the thesis Adversarially robust vision tran
 
 The models are those of the recipe `{recipe}`, as on the page of evaluations. Digits: `mnist5k` padded to 32x32
 pixels, 2500 training and 500 test items. Photographs: CIFAR-10, 4000 training and 1000 test items. Every ViT has
-**{depth} blocks** and a class token and starts from random weights; the published ones have 12 to 32 blocks, and are
+**{depth} blocks** and a class token and starts from random weights; those of the paper have 12 or 24 blocks and are
 pre-trained. A block is a quarter of such a network, "early" and "late" are two blocks each, and of n blocks
 other than the first there are at most three sets, so that all are used instead of 25 samples.
 
