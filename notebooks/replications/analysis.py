@@ -41,7 +41,7 @@ Made by `python -m notebooks.replications.analysis` from [analysis.jsonl](analys
 kind of images; do not edit. Papers: Bhojanapalli et al. 2021, Understanding robustness of transformers for image
 classification (sections 3.5 and 4); the thesis Adversarially robust vision transformers (section 4.3).
 
-The models are those of the recipe `{recipe}`, as on the page of evaluations. Digits: `mnist5k` padded to 32x32
+The models are those of the recipe `{recipe}`. Digits: `mnist5k` padded to 32x32
 pixels, 2500 training and 500 test items. Photographs: CIFAR-10, 4000 training and 1000 test items. Every ViT has
 **{depth} blocks** and a class token and starts from random weights; those of the paper have 12 or 24 blocks and are
 pre-trained. A block is a quarter of such a network, "early" and "late" are two blocks each, and of n blocks

@@ -14,6 +14,7 @@ from notebooks.replications.analysis_measures import (
     PARTS,
     PATCH,
     SIGNS,
+    STEPS,
     Lines,
     Measure,
     alignment,
@@ -84,9 +85,9 @@ def _first_block(lines: Lines) -> Experiment:
                 sign=0,
             ),
         ],
-        remark=f"{lines.depth} blocks, so that each is a quarter of the network and a smaller loss than in the "
-        "paper is not to be expected; the paper's smaller models also lose more than its larger ones. Accuracy "
-        "cannot fall below chance, so that two heavy losses look alike.",
+        remark=f'{lines.depth} blocks, so that each is a quarter of the network and "any other" are '
+        f"{lines.depth - 1} blocks. Accuracy cannot fall below chance, so that two heavy losses look alike; the "
+        "loss of a network that is hardly better than chance says little.",
     )
 
 
@@ -100,7 +101,7 @@ def _attention_and_mlp(lines: Lines) -> Experiment:
     attn, mlp = ({n: without_several(part, n) for n in several} for part in ("attn", "mlp"))
     what = "accuracy without attention minus without MLP"
     return Experiment(
-        key=f"attention and MLP, {lines.data}",
+        key=f"parts of blocks, {lines.data}",
         claim="Removing attention from several blocks hurts more than removing their MLPs; "
         "removing whole blocks hurts more than either.",
         table=lines.table(lines.vits, measures),
@@ -306,12 +307,13 @@ def _semantics(lines: Lines) -> Experiment:
             for sign, name in SIGNS.items()
             for figure, first, second, expected in compared
         ],
-        remark=f"PGD-100 as published, eps {BUDGETS[lines.data]}, 500 items. The mean over two judges of this "
+        remark=f"PGD-{STEPS}, PGD-100 in the thesis, eps {BUDGETS[lines.data]}, 500 items. The mean over two judges of this "
         "page, which are far weaker than the published ones. First of 10 classes (chance 10 %) instead "
         "of first five of 1000 (0.5 %). The published sign of delta is not known: the text says x_adv - x "
         "(+delta), the author's code stores x - x_adv (-delta); an untargeted attack moves away from the "
-        "class. Noise is the random start of PGD alone: what is recognised in it comes from "
-        "clipping at black and white, which is strong on digits and is not a meaning of the model.",
+        "class. Noise is the random start of PGD alone: what is recognised in it comes from clipping at "
+        "black and white, which marks the strokes of digits, and is not a meaning of the model. PGD ends "
+        "nearer to +-eps than noise does, so that clipping shows more in its pictures.",
     )
 
 

@@ -32,6 +32,7 @@ NOISE = "noise"
 NAMES = {**MODELS, NOISE: "uniform noise, no attack"}
 PARTS = {"block": "blocks", "attn": "attention", "mlp": "MLPs"}
 SIGNS = {"plus": "+delta", "minus": "-delta"}
+STEPS = 20  # of PGD
 PATCH = 4  # px, of the ViTs that generate perturbations
 BUDGETS = {PHOTOS: "4/255", DIGITS: "0.1"}  # of adversarial training too
 LITTLE = "hardly any"
@@ -43,6 +44,7 @@ def _studies(eps: str) -> dict[str, tuple[str, str]]:
     vits, generators, judges = map(", ".join, (VITS[PHOTOS], GENERATORS, JUDGES))
     pictures = f"eps: {eps}, patch_size: {PATCH}, top_k: 1, judge_models: [{judges}]"
     pictures += ", subset: {num_items: 500}"
+    moving = f"num_steps: {STEPS}"
     still = "num_steps: 1, step_size: 1.0e-9"  # only the random start of PGD is left
     return {
         "clean": ("evaluate", "evaluate={}"),
@@ -53,7 +55,7 @@ def _studies(eps: str) -> dict[str, tuple[str, str]]:
         ),
         "perturbations": (
             "analyze",
-            f"analyze={{models: [{generators}], perturbations: {{{pictures}}}}}",
+            f"analyze={{models: [{generators}], perturbations: {{{pictures}, {moving}}}}}",
         ),
         NOISE: ("analyze", f"analyze={{models: [{VIT}], perturbations: {{{pictures}, {still}}}}}"),
     }
