@@ -17,7 +17,7 @@ from components.evaluate.metrics import ALL, METRICS_NAME, MetricRow, read_metri
 from notebooks.replications import page
 from notebooks.replications.evaluation_findings import DIGITS, MODELS, PHOTOS, Lines, experiments_of
 from notebooks.replications.experiments import Experiment
-from notebooks.replications.runs import Line, Study, command, finished
+from notebooks.replications.runs import Line, Study, command, finished, value_of
 from pipelines.flow.plan import plan
 from pipelines.flow.run import run_flow
 from pipelines.recipe.load import load
@@ -44,10 +44,12 @@ small say little about the published ones.
 """
 
 
-def recipe_of(seed: int, data: str) -> Recipe:
-    """The ready recipe on digits, or on photographs with the budgets of photographs."""
+def recipe_of(seed: int, data: str, changes: Sequence[str] = ()) -> Recipe:
+    """The ready recipe on digits, or on photographs with the budgets of photographs; `changes`
+    are further overrides.
+    """
     if data == DIGITS:
-        return load(RECIPE, overrides=[f"seed={seed}"])
+        return load(RECIPE, overrides=[f"seed={seed}", *changes])
     path = os.environ.get(PHOTOS_ENV)
     if not path:
         remedy = "is not set: name an npz file with x_train, y_train, x_test, y_test of CIFAR-10"
@@ -60,6 +62,7 @@ def recipe_of(seed: int, data: str) -> Recipe:
         "train.augment={crop: pad, pad: 4, flip: true}",
         *(f"train.variants.{m}-robust.objective.eps=4/255" for m in ("vit", "resnet")),
         "evaluate.transfer.eps=1/255",
+        *changes,
     ]
     return load(RECIPE, overrides=overrides)
 
@@ -86,10 +89,10 @@ def _collect(storage: Path, seed: int, data: str) -> list[Line]:
 def _line(seed: int, data: str, model: str, rows: Sequence[MetricRow]) -> Line:
     """Shares of items, rounded to 6 digits; the row of a transfer is that of the target."""
     found = {
-        "clean": _value(rows, "clean", ALL, "accuracy"),
-        "mean75": _value(rows, "corruptions", ALL, "mean75"),
-        "mean95": _value(rows, "corruptions", ALL, "mean95"),
-        **{name: _value(rows, "corruptions", ALL, f"mean_{name}") for name in GROUPS},
+        "clean": value_of(rows, "clean", ALL, "accuracy"),
+        "mean75": value_of(rows, "corruptions", ALL, "mean75"),
+        "mean95": value_of(rows, "corruptions", ALL, "mean95"),
+        **{name: value_of(rows, "corruptions", ALL, f"mean_{name}") for name in GROUPS},
         "fog and contrast": _mean(
             row.value
             for row in rows
@@ -97,25 +100,18 @@ def _line(seed: int, data: str, model: str, rows: Sequence[MetricRow]) -> Line:
             and row.item in ("fog", "contrast")
             and row.metric == "accuracy"
         ),
-        "clean, transfer": _value(rows, "transfer", "clean", "accuracy"),
+        "clean, transfer": value_of(rows, "transfer", "clean", "accuracy"),
     }
     for kind in ("fgsm", "pgd"):
         for source in MODELS:
             key = f"{kind}, own" if source == model else f"{kind} of {source}"
-            found[key] = _value(rows, "transfer", f"{kind}/{source}", "accuracy")
+            found[key] = value_of(rows, "transfer", f"{kind}/{source}", "accuracy")
         found[f"{kind} of {model}"] = found[f"{kind}, own"]
     (grid,) = {row.item for row in rows if row.suite == "spatial" and "x" in row.item}
-    found["clean, spatial"] = _value(rows, "spatial", grid, "clean_accuracy")
-    found["spatial"] = _value(rows, "spatial", grid, "accuracy")
+    found["clean, spatial"] = value_of(rows, "spatial", grid, "clean_accuracy")
+    found["spatial"] = value_of(rows, "spatial", grid, "accuracy")
     where = {"seed": seed, "data": data, "model": model}
     return where | {"accuracy": {key: round(value, 6) for key, value in found.items()}}
-
-
-def _value(rows: Sequence[MetricRow], suite: str, item: str, metric: str) -> float:
-    (row,) = [r for r in rows if (r.suite, r.item, r.metric) == (suite, item, metric)]
-    if row.value is None:
-        raise CasemateError(f"evaluate.{suite}", f"{item} {metric}", ", ".join(row.flags))
-    return row.value
 
 
 def _mean(values: Iterable[float | None]) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from components.core.errors import CasemateError
+from components.evaluate.metrics import MetricRow
 from notebooks.replications import page
 from pipelines.flow.plan import PlannedStep, plan
 from pipelines.recipe.schema.recipe import Recipe
@@ -68,6 +69,17 @@ def certificates(
         if step.step.stage == "certify":
             folder = finished(step)
             yield step, folder, json.loads((folder / "certificate.json").read_text())
+
+
+def value_of(
+    rows: Sequence[MetricRow], suite: str, item: str, metric: str, *, level: float | None = None
+) -> float:
+    """The only number of `metrics.parquet` with this name, of one level if it is given."""
+    named = [r for r in rows if (r.suite, r.item, r.metric) == (suite, item, metric)]
+    (row,) = [r for r in named if level in (None, r.level)]
+    if row.value is None:
+        raise CasemateError(suite, f"{item} {metric}", ", ".join(row.flags))
+    return row.value
 
 
 def read(path: Path) -> list[Line]:
