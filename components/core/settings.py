@@ -105,7 +105,8 @@ Share = Annotated[float, Ge(0), Le(1)]
 Budget = Annotated[float, Gt(0), Fractional()]  # l-inf: at most 1; an l2 norm may be larger
 _SCALE = Hint("is outside [0, 1]; pixels are fractions of full scale, write e.g. 8/255")
 Pixels = Annotated[float, Ge(0), Le(1), _SCALE, Fractional()]
-PositivePixels = Annotated[float, Gt(0), Le(1), _SCALE, Fractional()]
+_POSITIVE_SCALE = Hint("is outside (0, 1]; pixels are fractions of full scale, write e.g. 8/255")
+PositivePixels = Annotated[float, Gt(0), Le(1), _POSITIVE_SCALE, Fractional()]
 Name = Annotated[str, Named()]
 
 BOUNDS: dict[type, tuple[Any, str, str]] = {

@@ -44,6 +44,7 @@ ALEXNET: Mapping[str, float] = {  # mean error over the five severities
     "saturate": 0.658248,
 }
 LISTED = 5  # missing variants that a reason names
+MISSING_CLASSES = "missing_classes"  # flag of a published dataset without all of its classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def groups() -> dict[str, tuple[str, ...]]:
 def not_comparable(flags: Collection[str], *, imagenet: bool) -> str | None:
     """Why errors may not be divided by AlexNet's; None if they may.
 
-    `flags` are those of `components.data.corruptions.settings.flags_of`.
+    `flags` are those of `components.data.corruptions.settings.flags_of` and `MISSING_CLASSES`.
     """
     if not imagenet:
         return "AlexNet's errors are those of the 1000 classes of ImageNet"
@@ -74,30 +75,38 @@ def not_comparable(flags: Collection[str], *, imagenet: bool) -> str | None:
         return "frost has procedural textures, not the published photographs"
     if "nonstandard_resolution" in flags:
         return "images were not corrupted at 224 pixels"
+    if MISSING_CLASSES in flags:
+        return "the dataset lacks classes of ImageNet"
     return None
 
 
 def corruption_scores(
-    accuracy: Mapping[Variant, float], *, clean: float | None, incomparable: str | None
+    accuracy: Mapping[Variant, float],
+    *,
+    clean: float | None,
+    incomparable: str | None,
+    incomplete: Mapping[Variant, str] | None = None,
 ) -> dict[str, Score]:
     """Scores of one model by name: `mean75`, `mean95`, `mean_<group>`, `ce_<corruption>`, `mce`,
     `relative_mce`, `mean_error75`.
 
     `accuracy` and `clean` are shares of correct items. `incomparable` is the reason to leave out
-    what is divided by AlexNet's errors (`not_comparable`).
+    what is divided by AlexNet's errors (`not_comparable`); `incomplete` says of variants that are
+    left out of `accuracy` why they are.
     """
     _check(accuracy, clean)
+    measured = Measured(accuracy, incomplete or {})
     scores = {
-        "mean75": mean_accuracy(accuracy, BENCHMARK_CORRUPTIONS),
-        "mean95": mean_accuracy(accuracy, CORRUPTIONS),
+        "mean75": measured.mean(BENCHMARK_CORRUPTIONS),
+        "mean95": measured.mean(CORRUPTIONS),
     }
-    scores |= {f"mean_{g}": mean_accuracy(accuracy, names) for g, names in groups().items()}
+    scores |= {f"mean_{group}": measured.mean(names) for group, names in groups().items()}
     mean = scores["mean75"]
     scores["mean_error75"] = Score(None if mean.value is None else 1 - mean.value, mean.reason)
     for name in CORRUPTIONS:
-        scores[f"ce_{name}"] = _corruption_error(accuracy, name, incomparable)
+        scores[f"ce_{name}"] = _corruption_error(measured, name, incomparable)
     scores["mce"] = _mean_of([scores[f"ce_{name}"] for name in BENCHMARK_CORRUPTIONS])
-    scores["relative_mce"] = _relative_mce(accuracy, clean, incomparable)
+    scores["relative_mce"] = _relative_mce(measured, clean, incomparable)
     return scores
 
 
@@ -110,31 +119,42 @@ def variants_of_score(name: str) -> list[Variant] | None:
     return [(corruption, level) for corruption in means[name] for level in SEVERITIES]
 
 
-def mean_accuracy(accuracy: Mapping[Variant, float], names: Iterable[str]) -> Score:
-    """Mean over all severities of these corruptions."""
-    wanted = [(name, level) for name in names for level in SEVERITIES]
-    if missing := [variant for variant in wanted if variant not in accuracy]:
-        return Score(None, _lacks(missing))
-    return Score(math.fsum(accuracy[variant] for variant in wanted) / len(wanted))
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Accuracy of variants, and why others cannot be used."""
+
+    accuracy: Mapping[Variant, float]
+    incomplete: Mapping[Variant, str]
+
+    def mean(self, names: Iterable[str]) -> Score:
+        """Mean over all severities of these corruptions."""
+        wanted = [(name, level) for name in names for level in SEVERITIES]
+        if missing := [variant for variant in wanted if variant not in self.accuracy]:
+            return Score(None, self._lacks(missing))
+        return Score(math.fsum(self.accuracy[variant] for variant in wanted) / len(wanted))
+
+    def _lacks(self, missing: list[Variant]) -> str:
+        named = [f"{name}/{level}{self._why((name, level))}" for name, level in missing[:LISTED]]
+        more = [f"{len(missing) - LISTED} more"] if len(missing) > LISTED else []
+        return f"lacks {', '.join(named + more)}"
+
+    def _why(self, variant: Variant) -> str:
+        return f" ({self.incomplete[variant]})" if variant in self.incomplete else ""
 
 
-def _corruption_error(
-    accuracy: Mapping[Variant, float], name: str, incomparable: str | None
-) -> Score:
-    mean = mean_accuracy(accuracy, [name])
+def _corruption_error(measured: Measured, name: str, incomparable: str | None) -> Score:
+    mean = measured.mean([name])
     if incomparable or mean.value is None:
         return Score(None, incomparable or mean.reason)
     return Score(100 * (1 - mean.value) / ALEXNET[name])
 
 
-def _relative_mce(
-    accuracy: Mapping[Variant, float], clean: float | None, incomparable: str | None
-) -> Score:
+def _relative_mce(measured: Measured, clean: float | None, incomparable: str | None) -> Score:
     if incomparable or clean is None:
-        return Score(None, incomparable or "lacks the clean accuracy")
+        return Score(None, incomparable or "lacks the clean accuracy on the same images")
     parts = []
     for name in BENCHMARK_CORRUPTIONS:
-        mean = mean_accuracy(accuracy, [name])
+        mean = measured.mean([name])
         if mean.value is None:
             parts.append(mean)
         else:
@@ -148,12 +168,6 @@ def _mean_of(parts: list[Score]) -> Score:
     if len(values) < len(parts):
         return Score(None, next(part.reason for part in parts if part.value is None))
     return Score(math.fsum(values) / len(values))
-
-
-def _lacks(missing: list[Variant]) -> str:
-    named = [f"{name}/{level}" for name, level in missing[:LISTED]]
-    more = [f"{len(missing) - LISTED} more"] if len(missing) > LISTED else []
-    return f"lacks {', '.join(named + more)}"
 
 
 def _check(accuracy: Mapping[Variant, float], clean: float | None) -> None:

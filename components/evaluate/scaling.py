@@ -110,10 +110,14 @@ def _comparable(
     """The rows at one place of the table; an error if they mix data or preprocessing."""
     found = [row for row in rows if (row.suite, row.item, row.metric, row.level) == place]
     for name in ("dataset_digest", "resize", "fidelity"):
-        values = sorted({str(getattr(row, name)) for row in found})
-        if len(values) > 1:
-            remedy = f"differ in {name}; compare models on the same images"
-            raise CasemateError("scaling", " and ".join(values[:2]), remedy)
+        first = {getattr(row, name): row for row in reversed(found)}  # a row of each value
+        if len(first) > 1:
+            a, b = list(first.values())[-2:]
+            remedy = (
+                f"differ in {name} ({a.dataset} {str(getattr(a, name))[:8]}, {b.dataset} "
+                f"{str(getattr(b, name))[:8]}); name the folders of runs on the same images"
+            )
+            raise CasemateError("scaling", f"{a.model} and {b.model}", remedy)
     return found
 
 

@@ -144,6 +144,9 @@ def named_map(
     if unused := [name for name in class_map if name not in set(dataset_classes)]:
         remedy = "are not classes of the shifted dataset"
         raise CasemateError("shifts.class_map", _listed(unused), remedy)
+    if unknown := [to for to in class_map.values() if to is not None and to not in own]:
+        remedy = "are not classes of the model; correct class_map"
+        raise CasemateError("shifts.class_map", _listed(unknown), remedy)
     targets = {name: class_map.get(name, name) for name in dataset_classes}
     missing = [name for name, target in targets.items() if target not in own and target is not None]
     if missing:

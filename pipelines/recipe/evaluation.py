@@ -92,16 +92,18 @@ def _check_corruption_files(settings: CorruptionSuiteSettings, problems: Problem
         _try(problems, "evaluate.corruptions.textures", texture_files, settings.textures)
     if settings.path is None or not Path(settings.path).expanduser().is_dir():
         return
-    from components.data.corruptions.stored import stored_variants
+    from components.data.corruptions.stored import check_arrays, in_words, stored_variants
 
+    root = Path(settings.path).expanduser()
     try:
-        present = stored_variants(settings.source, Path(settings.path).expanduser())
+        present = stored_variants(settings.source, root)
+        check_arrays(settings.source, root)
     except CasemateError as error:
         problems.add("evaluate.corruptions.path", error.value, error.remedy)
         return
     wanted = () if isinstance(settings.names, str) else settings.variants()
-    if missing := [f"{name}/{level}" for name, level in wanted if (name, level) not in present]:
-        problems.add("evaluate.corruptions.path", settings.path, f"lacks {', '.join(missing)}")
+    if missing := [variant for variant in wanted if variant not in present]:
+        problems.add("evaluate.corruptions.path", settings.path, f"lacks {in_words(missing)}")
 
 
 def _check_shift_files(key: str, shift: ShiftSuiteSettings, problems: Problems) -> None:
@@ -134,6 +136,8 @@ def _check_corrupted_images(
         if theirs and facts.num_classes and theirs != facts.num_classes:
             remedy = f"has {theirs} classes, the data have {facts.num_classes}"
             problems.add("evaluate.corruptions.source", settings.source, remedy)
+        elif facts.classes is not None:
+            _check_names(settings.source, facts.classes, problems)
         return
     if facts.side and facts.side < SMALLEST_SIDE:
         remedy = f"pixels are too few to corrupt; at least {SMALLEST_SIDE}"
@@ -142,6 +146,17 @@ def _check_corrupted_images(
     if water and find_spec("cv2") is None:
         remedy = "needs OpenCV: pip install 'casemate[spatter]', or leave it out of names"
         problems.add("evaluate.corruptions.names", "spatter", remedy)
+
+
+def _check_names(source: str, classes: Sequence[str], problems: Problems) -> None:
+    """Refuse corrupted images of classes that the data do not have."""
+    from components.data.corruptions.stored import labels_among
+
+    try:
+        labels_among(source, classes)
+    except CasemateError as error:
+        remedy = f"has other classes than the data: {error.value} {error.remedy}"
+        problems.add("evaluate.corruptions.source", source, remedy)
 
 
 def _check_classes(

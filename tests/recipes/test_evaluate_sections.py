@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from components.core.errors import CasemateError
@@ -51,7 +52,7 @@ refused = partial(refused_with, "evaluate", model=TINY)
         ({"shifts": {"r": {"path": "x", "fit": "crop"}}}, "does not apply to a prepared dataset"),
         ({"shape_bias": {}}, "evaluate.shape_bias.path: is missing"),
         ({"shape_bias": {"path": "x", "pooling": "min"}}, "evaluate.shape_bias.pooling"),
-        ({"transfer": {"eps": 8}}, "evaluate.transfer.eps: 8 is outside [0, 1]"),
+        ({"transfer": {"eps": 8}}, "evaluate.transfer.eps: 8 is outside (0, 1]"),
         ({"transfer": {"attacks": ["fgsm", "fgsm"]}}, "names an attack twice"),
         ({"transfer": {"models": {"main": "x"}}}, "has the name of a model of this recipe"),
         ({"spatial": {"grid": {"max_shift": 28}}}, "max_shift: 28 moves the whole image out"),
@@ -100,9 +101,23 @@ def test_layouts_are_refused_where_the_files_are_here(tmp_path):
     (tmp_path / "cifar" / "labels.npy").unlink()
     told = refused({"corruptions": {"source": "cifar10_c", "path": str(tmp_path / "cifar")}})
     assert "lacks the file labels.npy" in told
+    write_cifar_c(tmp_path / "short", ["fog"])
+    np.save(tmp_path / "short" / "labels.npy", np.zeros(20, np.int64))
+    told = refused({"corruptions": {"source": "cifar10_c", "path": str(tmp_path / "short")}})
+    assert told.startswith(f"evaluate.corruptions.path: {tmp_path / 'short' / 'fog.npy'} is uint8")
     told = refused({"transfer": {"models": {"other": str(tmp_path / "model")}}})
     assert told == (
         f"evaluate.transfer.models.other: {tmp_path / 'model'} has 1000 classes, the data have 10"
+    )
+
+
+def test_corrupted_images_of_other_classes_are_refused_once_they_are_known():
+    facts = Facts(classes=tuple("zyxwvutsrq"), num_classes=10)
+    section = {"corruptions": {"source": "cifar10_c", "path": "gone"}}
+    told = refusal_of(check, recipe(section), facts)
+    assert told.endswith(
+        "evaluate.corruptions.source: cifar10_c has other classes than the data: class airplane is "
+        "not one of the 10: z, y, x, w, v, ..."
     )
 
 

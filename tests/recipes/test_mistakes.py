@@ -50,7 +50,7 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "train.objective={kind: fgsm, eps: 8}",
-            "my.yaml: train.objective.eps: 8 is outside [0, 1]; ",
+            "my.yaml: train.objective.eps: 8 is outside (0, 1]; ",
             "write e.g. 8/255",
         ),
         (
@@ -122,7 +122,7 @@ def mistake(text: str, **options) -> str:
         ),
         (
             "train.variants.noisy.objective.sigma=25",
-            "my.yaml: train.variants.noisy.objective.sigma: 25 is outside [0, 1]; ",
+            "my.yaml: train.variants.noisy.objective.sigma: 25 is outside (0, 1]; ",
             "8/255",
         ),
         (

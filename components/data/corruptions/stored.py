@@ -11,10 +11,13 @@ from typing import Any
 from components.core.errors import CasemateError
 from components.data.sources import open_source
 from components.data.sources.base import Entry, Source
-from components.data.sources.corrupted import Variant, cifar_c_variants
+from components.data.sources.corrupted import CorruptedCifarSource, Variant, cifar_c_variants
 from components.data.sources.imagenet_variants import imagenet_c_places
+from components.data.sources.labels import match_classes
+from components.data.sources.names import CIFAR10, CIFAR100, SEVERITIES, imagenet_synsets
 
 IMAGENET_C = "imagenet_c"
+SIDE = 224  # of the images of ImageNet-C
 
 
 def stored_variants(source: str, root: Path) -> list[Variant]:
@@ -24,6 +27,38 @@ def stored_variants(source: str, root: Path) -> list[Variant]:
         wanted = "<corruption>/<severity>/<wnid>" if source == IMAGENET_C else "<corruption>.npy"
         raise CasemateError("data.path", root, f"holds no corruption; expected {wanted}")
     return found
+
+
+def check_arrays(source: str, root: Path) -> None:
+    """Refuse arrays of CIFAR-C whose size does not fit the labels."""
+    if source == IMAGENET_C:
+        return
+    for name in dict.fromkeys(name for name, _ in stored_variants(source, root)):
+        opened = open_variant(source, root, (name, SEVERITIES[0]))
+        assert isinstance(opened, CorruptedCifarSource)
+        opened.check()
+
+
+def labels_among(source: str, classes: Sequence[str]) -> list[int]:
+    """The place of each class of a published dataset among `classes`: by name.
+
+    Where `classes` are plain numbers, as of files without class names, by position.
+    """
+    names = {"cifar10_c": CIFAR10, "cifar100_c": CIFAR100}.get(source) or imagenet_synsets()
+    if list(classes) == [str(number) for number in range(len(names))]:
+        return list(range(len(names)))
+    return match_classes(names, classes=tuple(classes), key="corruptions.source")
+
+
+def in_words(variants: Sequence[Variant]) -> str:
+    """`fog, snow/2, snow/3`: a corruption without severities stands for all five."""
+    levels: dict[str, list[int]] = {}
+    for name, level in variants:
+        levels.setdefault(name, []).append(level)
+    return ", ".join(
+        name if sorted(found) == list(SEVERITIES) else ", ".join(f"{name}/{n}" for n in found)
+        for name, found in levels.items()
+    )
 
 
 def image_ids(variant: Variant, entries: Sequence[Entry]) -> list[str]:

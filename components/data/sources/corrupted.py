@@ -63,14 +63,20 @@ class CorruptedCifarSource(SourceDefaults):
     def test_only(self) -> bool:
         return True
 
-    def entries(self) -> list[Entry]:
+    def check(self) -> list[int]:
+        """The labels; an error if an array has another number of images, or other images."""
         labels = self._labels()
+        for corruption in dict.fromkeys(name for name, _ in self.variants):
+            path = self.root / f"{corruption}.npy"
+            _check_images(path, _mapped(path, file_version(path)), num_items=len(labels))
+        return labels
+
+    def entries(self) -> list[Entry]:
+        labels = self.check()
         per_level = len(labels) // len(SEVERITIES)
         found: list[Entry] = []
         for corruption, level in self.variants:
-            path = self.root / f"{corruption}.npy"
-            version = file_version(path)
-            _check_images(path, _mapped(path, version), num_items=len(labels))
+            version = file_version(self.root / f"{corruption}.npy")
             start = (level - 1) * per_level
             for index, label in enumerate(labels[start : start + per_level]):
                 item_id = f"{self.name}-{corruption}-{level}-{index:05d}"

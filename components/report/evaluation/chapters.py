@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from components.core.errors import at_key
 from components.core.tables import read_table
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
-from components.report.content import Accuracy, Chapter, Column
+from components.report.content import Cell, Chapter, Column
 from components.report.evaluation import (
     clean,
     corruptions,
@@ -45,7 +45,7 @@ class Evaluation:
         """The suites with one setting, which an overview may put side by side."""
         return {name: parts[0] for name, parts in self.suites().items() if len(parts) == 1}
 
-    def headline_columns(self) -> dict[Column, dict[str, Accuracy]]:
+    def headline_columns(self) -> dict[Column, dict[str, Cell]]:
         """Columns of the headline: accuracy of each model, by suite."""
         return overview.headline_columns(self.single())
 

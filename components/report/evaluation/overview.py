@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from components.evaluate.metrics import MetricRow
-from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.evaluation import corruptions, shape_bias, transfer
 from components.report.evaluation import rows as look
 from components.report.evaluation.plots import Bubble, Series, bubbles, dots
@@ -103,10 +103,10 @@ def _white_box(suite: SuiteRows, attack: transfer.Attack) -> Benchmark:
     return Benchmark(Column("White box", "attacked", attack.title), rows)
 
 
-def headline_columns(parts: Mapping[str, SuiteRows]) -> dict[Column, dict[str, Accuracy]]:
+def headline_columns(parts: Mapping[str, SuiteRows]) -> dict[Column, dict[str, Cell]]:
     """Columns of the report's headline: those of the overview that have intervals."""
     return {
-        b.column: {m: share for m, row in b.rows.items() if (share := look.share(row))}
+        b.column: {m: look.cell(row) for m, row in b.rows.items()}
         for b in benchmarks(parts)
         if b.is_share and b.column.kind != "number"
     }

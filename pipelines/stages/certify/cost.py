@@ -151,5 +151,5 @@ def _num_items(
     published = source_info(recipe.data).splits or {}
     known = [n for n in (settings.num_items, given, recipe.data.limits.get("test")) if n]
     if not known and not published.get("test"):
-        raise CasemateError(f"{key}.num_items", None, "is open; give --items N")
+        raise CasemateError(f"{key}.num_items", "", "is not known without the data; give --items N")
     return min(known) if known else int(published["test"])

@@ -138,7 +138,9 @@ def num_test_items(recipe: Recipe, subset: SubsetSettings, given: int | None, *,
     published = (source_info(recipe.data).splits or {}).get("test")
     known = [n for n in (chosen, given, recipe.data.limits.get("test"), published) if n]
     if not known:
-        raise CasemateError(f"{key}.subset.num_items", None, "is open; give --items N")
+        raise CasemateError(
+            f"{key}.subset.num_items", "", "is not known without the data; give --items N"
+        )
     return min(known)
 
 

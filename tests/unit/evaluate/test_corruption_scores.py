@@ -85,7 +85,7 @@ def test_a_missing_variant_empties_what_needs_it_and_nothing_else():
 
 def test_without_clean_accuracy_there_is_no_relative_error():
     found = scores(accuracies(lambda name, level: 0.5), clean=None)
-    assert found["relative_mce"].reason == "lacks the clean accuracy"
+    assert found["relative_mce"].reason == "lacks the clean accuracy on the same images"
     assert found["mce"].value is not None
 
 

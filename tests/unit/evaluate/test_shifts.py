@@ -146,7 +146,7 @@ def test_models_of_some_imagenet_classes_need_their_wnids():
     ("dataset", "named", "message"),
     [
         (["a", "x", "y"], {}, "x, y have no class of the model"),
-        (["a"], {"a": "z"}, "a have no class of the model"),
+        (["a"], {"a": "z"}, "z are not classes of the model"),
         (["a"], {"q": "a"}, "q are not classes of the shifted dataset"),
         (["a"], {"a": None}, "every class is left out"),
         ([str(n) for n in range(9)], {}, "0, 1, 2, 3, 4 and 4 more have no class"),

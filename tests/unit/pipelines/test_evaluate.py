@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 from components.core.errors import CasemateError
 from components.core.statistics import mcnemar_p_value, wilson_interval
 from components.data.corruptions import corrupt
+from components.data.corruptions.stored import labels_among
 from components.data.fitting import Fitting, to_channels
 from components.data.prepared import PreparedDataset
 from components.data.sources import open_source
-from components.data.sources.names import imagenet_synsets
+from components.data.sources.names import CIFAR10, SEVERITIES, imagenet_synsets
 from components.evaluate.metrics import read_metrics
 from components.evaluate.settings import TransferSuiteSettings
 from components.evaluate.shifts import imagenet_indices
@@ -29,7 +31,12 @@ from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import evaluation, stage
 from tests.unit.pipelines.conftest import NUM_ITEMS, OPTIONS, FakeRun, InProcess, write_prepared
-from tests.unit.published import SIDE, write_imagenet_model, write_imagenet_sets
+from tests.unit.published import (
+    SIDE,
+    write_imagenet_model,
+    write_imagenet_sets,
+    write_images,
+)
 
 FILES = ("metrics.parquet", "predictions.parquet", "summary.json")
 CORRUPTIONS = {"names": ["gaussian_noise", "frost", "pixelate"], "severities": [1, 5]}
@@ -347,13 +354,48 @@ def test_a_published_dataset_is_read_and_its_gaps_are_null(run_imagenet, imagene
     missing = value_of(out, item="fog", level=3.0, metric="accuracy")
     assert missing.value is None
     assert "lacks fog/3" in missing.flags[0]
-    score = value_of(out, item="all", metric="mce")
+    score = value_of(out, item="all", metric="mean75")
     assert score.value is None
-    assert score.flags == (
-        "null: lacks gaussian_noise/1, gaussian_noise/2, gaussian_noise/3, gaussian_noise/4, "
-        "gaussian_noise/5",
+    flags = ("missing_classes", "nonstandard_resolution")  # 2 classes, images of 32 pixels
+    lacks = ", ".join(f"gaussian_noise/{level}" for level in (1, 2, 3, 4, 5))
+    assert set(score.flags) == {*flags, f"null: lacks {lacks}, 66 more"}
+    assert (
+        "null: images were not corrupted at 224 pixels"
+        in value_of(out, item="all", metric="mce").flags
     )
     rows = predictions_of(out)
     names = {row["item_id"] for row in rows}
     assert names == {f"{imagenet_synsets()[label]}/a.JPEG" for label in (1, 10)}
     assert len(rows) == 2 * 2 * 2
+
+
+def test_a_variant_with_fewer_images_is_left_out_of_means(run_imagenet, tmp_path):
+    wnids = [imagenet_synsets()[label] for label in (1, 10)]
+    kept = [f"{name}/{n}/{w}/a.JPEG" for name in ("fog", "snow") for n in SEVERITIES for w in wnids]
+    write_images(tmp_path, [path for path in kept if path != f"snow/2/{wnids[1]}/a.JPEG"])
+    section = {
+        "corruptions": {"source": "imagenet_c", "path": str(tmp_path), "names": ["fog", "snow"]}
+    }
+    out = run_imagenet("corruptions", section, **{"evaluate.clean": run_imagenet("clean", {}).path})
+    assert value_of(out, item="snow", level=2.0, metric="accuracy").n == 1
+    weather = value_of(out, item="all", metric="mean_weather")
+    assert weather.value is None
+    assert any("snow/2 (1 images, other variants 2)" in flag for flag in weather.flags)
+
+
+def test_images_of_another_size_are_refused(run_imagenet, tmp_path):
+    paths = [f"fog/{n}/{imagenet_synsets()[1]}/a.png" for n in (1, 2)]
+    write_images(tmp_path, paths)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / paths[1])
+    section = {"corruptions": {"source": "imagenet_c", "path": str(tmp_path), "names": ["fog"]}}
+    clean = {"evaluate.clean": run_imagenet("clean", {}).path}
+    with pytest.raises(CasemateError, match=r"corruptions\.path: .*is 8x8 pixels, other images"):
+        run_imagenet("corruptions", section, **clean)
+
+
+def test_labels_of_published_images_follow_the_names_of_classes():
+    names = (*CIFAR10[1:], CIFAR10[0])
+    assert labels_among("cifar10_c", names) == [9, *range(9)]
+    assert labels_among("cifar10_c", [str(n) for n in range(10)]) == [*range(10)]  # no names
+    with pytest.raises(CasemateError, match="class airplane is not one of the 10: zero"):
+        labels_among("cifar10_c", ["zero", *(f"digit {n}" for n in range(9))])

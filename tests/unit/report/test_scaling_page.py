@@ -138,7 +138,7 @@ def test_mixed_data_and_folders_without_results_are_refused(runs, tmp_path):
     from components.evaluate.metrics import read_metrics
 
     write_metrics(path, [replace(row, resize="timm") for row in read_metrics(path)])
-    with pytest.raises(CasemateError, match="squash and timm differ in resize"):
+    with pytest.raises(CasemateError, match="differ in resize"):
         api.scaling([runs])
 
 

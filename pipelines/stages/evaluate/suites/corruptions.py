@@ -4,10 +4,11 @@ A unit is a block of items under one corruption at all its severities (of a publ
 one severity). All models see the same corrupted images.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.core.errors import CasemateError, at_key
 from components.core.statistics import mean_interval
 from components.core.units import Unit
 from components.data.corruptions import corrupt
 from components.data.corruptions.settings import Fidelity, flags_of
 from components.data.corruptions.stored import (
     IMAGENET_C,
+    SIDE,
     image_ids,
+    in_words,
+    labels_among,
     open_variant,
     stored_variants,
 )
@@ -31,6 +36,7 @@ from components.data.sources.base import Entry, Source
 from components.data.sources.corrupted import Variant
 from components.data.sources.names import imagenet_synsets
 from components.evaluate.corruptions import (
+    MISSING_CLASSES,
     corruption_scores,
     not_comparable,
     variants_of_score,
@@ -53,6 +59,9 @@ from pipelines.stages.evaluate.suites.clean import clean_predictions
 from pipelines.stages.evaluate.worker import EvaluateWorker
 
 Found = Mapping[str, Mapping[Variant, Predictions]]  # by model
+Shape = tuple[int, int]  # height and width in pixels
+PATH = "evaluate.corruptions.path"
+RESIZED = 256  # side of images of which ImageNet-C has the central 224 pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +102,42 @@ class StoredTask:
     root: Path
     variant: Variant
     subset: SubsetSettings
+    shape: Shape
     start: int
     stop: int
 
     def run(self, worker: EvaluateWorker) -> pa.Table:
-        source, chosen = _listed(
-            self.source, self.root, self.variant, self.subset, worker.config.seed
-        )
-        part = chosen[self.start : self.stop]
-        fitting = Fitting(worker.dataset.height, "squash", worker.dataset.channels)
-        images = [fitting.apply(source.decode(entry), item_id=entry.item_id) for _, entry in part]
+        with at_key(PATH):
+            listing = _listed(self.source, self.root, self.variant, self.subset, worker.config.seed)
+            part = listing.chosen[self.start : self.stop]
+            images = [self._image(listing.source, entry, worker) for _, entry in part]
         stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-        labels = torch.tensor([entry.label for _, entry in part])
+        to_model = labels_among(self.source, worker.dataset.classes)
+        labels = torch.tensor([to_model[entry.label] for _, entry in part])
         return _predictions(worker, self.variant, [name for name, _ in part], labels, stacked)
+
+    def _image(self, source: Source, entry: Entry, worker: EvaluateWorker) -> NDArray[np.uint8]:
+        pixels = source.decode(entry)
+        if pixels.shape[:2] != self.shape:
+            sizes = ["x".join(map(str, shape)) for shape in (pixels.shape[:2], self.shape)]
+            remedy = f"is {sizes[0]} pixels, other images are {sizes[1]}"
+            raise CasemateError(PATH, entry.item_id, remedy)
+        fitting = Fitting(worker.dataset.height, "squash", worker.dataset.channels)
+        return fitting.apply(pixels, item_id=entry.item_id)
 
 
 def evaluate(evaluation: Evaluation) -> SuiteResult:
     """All models under every variant that can be generated or is there."""
     settings = evaluation.section.corruptions
     assert settings is not None
-    stored = settings.source != "generate"
-    units = stored_units(evaluation, settings) if stored else generated_units(evaluation, settings)
+    published = None if settings.source == "generate" else Published.of(evaluation, settings)
+    units = published.units() if published else generated_units(evaluation, settings)
     table = evaluation.run(units)
     found = {
         model: _by_variant(rows) for model, rows in rows_by_model(table, evaluation.models).items()
     }
     before = clean_predictions(evaluation.clean(), list(evaluation.models))
-    reporter = _Reporter(evaluation, settings, found, before)
+    reporter = _Reporter(evaluation, settings, found, before, published)
     return SuiteResult(
         rows=[row for model in found for row in reporter.rows(model)],
         predictions=in_order(table, "model", "corruption", "severity", "item_id"),
@@ -152,42 +170,83 @@ def generated_units(evaluation: Evaluation, settings: CorruptionSuiteSettings) -
     return found
 
 
-def stored_units(evaluation: Evaluation, settings: CorruptionSuiteSettings) -> list[Unit]:
-    """Every block of images of every variant that is there."""
-    assert settings.path is not None
-    root = Path(settings.path).expanduser().absolute()
-    subset, seed = evaluation.section.subset, evaluation.seed
-    present = set(stored_variants(settings.source, root))
-    if missing := [f"{n}/{level}" for n, level in settings.variants() if (n, level) not in present]:
-        lacks = f"{settings.path} lacks {', '.join(missing)}"
-        say(f"{evaluation.step}: {lacks}; scores that need them are null")
-    found: list[Unit] = []
-    for variant in settings.variants():
-        if variant not in present:
-            continue
-        _, chosen = _listed(settings.source, root, variant, subset, seed)
-        tasks = [
-            (
-                f"{variant[0]}/{variant[1]}, {len(block)} images",
-                StoredTask(settings.source, root, variant, subset, block[0], block[-1] + 1),
-            )
-            for block in blocks(range(len(chosen)))
-        ]
-        found += units_of(f"{variant[0]}-{variant[1]}", tasks)
-    return found
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A variant and its chosen images: the same ones in all variants of a whole dataset."""
+
+    source: Source
+    chosen: list[tuple[str, Entry]]
+    num_classes: int  # that have an image
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published dataset: the variants that are there, the size of images, missing classes."""
+
+    settings: CorruptionSuiteSettings
+    root: Path
+    subset: SubsetSettings
+    seed: int
+    num_chosen: Mapping[Variant, int]
+    shape: Shape
+    lacks_classes: bool
+
+    @classmethod
+    def of(cls, evaluation: Evaluation, settings: CorruptionSuiteSettings) -> "Published":
+        """Lists the images; missing variants are told."""
+        assert settings.path is not None
+        root = Path(settings.path).expanduser().absolute()
+        subset, seed = evaluation.section.subset, evaluation.seed
+        num_chosen: dict[Variant, int] = {}
+        fewest, shape = len(evaluation.dataset.classes), None
+        with at_key(PATH):
+            present = set(stored_variants(settings.source, root))
+            for variant in settings.variants():
+                if variant in present:
+                    listing = _listed(settings.source, root, variant, subset, seed)
+                    num_chosen[variant] = len(listing.chosen)
+                    fewest = min(fewest, listing.num_classes)
+                    shape = shape or listing.source.decode(listing.chosen[0][1]).shape[:2]
+            if shape is None:
+                raise CasemateError(PATH, settings.path, f"lacks {in_words(settings.variants())}")
+        if missing := [variant for variant in settings.variants() if variant not in present]:
+            lacks = f"{settings.path} lacks {in_words(missing)}"
+            say(f"{evaluation.step}: {lacks}; scores that need them are null")
+        lacks_classes = fewest < len(evaluation.dataset.classes)
+        return cls(settings, root, subset, seed, num_chosen, shape, lacks_classes)
+
+    def units(self) -> list[Unit]:
+        """Every block of images of every variant."""
+        found: list[Unit] = []
+        for variant, count in self.num_chosen.items():
+            tasks = [
+                (
+                    f"{variant[0]}/{variant[1]}, {len(block)} images",
+                    StoredTask(
+                        self.settings.source, self.root, variant, self.subset, self.shape,
+                        block[0], block[-1] + 1,
+                    ),
+                )
+                for block in blocks(range(count))
+            ]  # fmt: skip
+            found += units_of(f"{variant[0]}-{variant[1]}", tasks)
+        return found
+
+    def flags(self) -> list[str]:
+        """Why accuracies are not comparable with published ones."""
+        is_small = self.settings.source == IMAGENET_C and self.shape != (SIDE, SIDE)
+        found = ["nonstandard_resolution"] if is_small else []
+        return [*found, *([MISSING_CLASSES] if self.lacks_classes else [])]
 
 
 @lru_cache(maxsize=2)
-def _listed(
-    name: str, root: Path, variant: Variant, subset: SubsetSettings, seed: int
-) -> tuple[Source, list[tuple[str, Entry]]]:
-    """A variant, and its chosen images: the same ones in all variants of a dataset."""
+def _listed(name: str, root: Path, variant: Variant, subset: SubsetSettings, seed: int) -> Listing:
     source = open_variant(name, root, variant, subset=True)
     entries = source.entries()
     by_id = dict(zip(image_ids(variant, entries), entries, strict=True))
     labels = [entry.label for entry in by_id.values()]
     chosen = choose_items(list(by_id), labels, subset, seed=seed)
-    return source, [(image, by_id[image]) for image in chosen]
+    return Listing(source, [(image, by_id[image]) for image in chosen], len(set(labels)))
 
 
 @dataclass(frozen=True)
@@ -198,15 +257,12 @@ class _Reporter:
     settings: CorruptionSuiteSettings
     found: Found
     clean: Mapping[str, Predictions]
-
-    @property
-    def generated(self) -> bool:
-        return self.settings.source == "generate"
+    published: Published | None
 
     def flags(self, variant: Variant) -> list[str]:
         """Why accuracies under this variant are not comparable with published ones."""
-        if not self.generated:
-            return []
+        if self.published:
+            return self.published.flags()
         data = self.evaluation.dataset
         textures = self.settings.textures
         return flags_of(variant[0], height=data.height, width=data.width, textures=textures)
@@ -221,7 +277,7 @@ class _Reporter:
 
     def _subject(self, model: str) -> Subject:
         data, settings = self.evaluation.dataset, self.settings
-        if self.generated:
+        if self.published is None:
             fidelity = settings.fidelity_at(data.height, data.width)
             return self.evaluation.subject(model, fidelity=fidelity)
         digest = corruption_files(settings)["path"]
@@ -253,10 +309,13 @@ class _Reporter:
         own = self.found[model]
         flags = sorted({flag for variant in own for flag in self.flags(variant)})
         imagenet = tuple(self.evaluation.dataset.classes) == imagenet_synsets()
+        partial = _incomplete(own)
+        own = {variant: one for variant, one in own.items() if variant not in partial}
         scores = corruption_scores(
             {variant: float(one.correct.mean()) for variant, one in own.items()},
-            clean=float(self.clean[model].correct.mean()),
+            clean=self._clean_accuracy(model, next(iter(own.values())).item_ids),
             incomparable=not_comparable(flags, imagenet=imagenet),
+            incomplete=partial,
         )
         for name, score in scores.items():
             if score.value is None:
@@ -268,6 +327,39 @@ class _Reporter:
                 flags=tuple(flags),
             )  # fmt: skip
 
+    def _clean_accuracy(self, model: str, images: Sequence[str]) -> float | None:
+        """Clean accuracy on these images; None where it is not known.
+
+        ImageNet-C is made of crops of 224 pixels after resizing to 256 (Hendrycks & Dietterich
+        2019, released code): test items that were fitted otherwise are other images.
+        """
+        clean = self.clean[model]
+        if self.published is None:
+            return float(clean.correct.mean())
+        origin = self.evaluation.origin
+        if origin.fit != "crop" or not origin.resize or not origin.image_size:
+            return None
+        names = [PurePosixPath(item_id).stem for item_id in clean.item_ids]
+        right = dict(zip(names, clean.correct, strict=True))
+        wanted = [PurePosixPath(image).stem for image in images]
+        is_other = SIDE * origin.resize != RESIZED * origin.image_size or not set(wanted) <= {
+            *right
+        }
+        if is_other or len(right) < len(names):
+            return None
+        return float(np.mean([right[name] for name in wanted]))
+
+
+def _incomplete(own: Mapping[Variant, Predictions]) -> dict[Variant, str]:
+    """Variants with other images than most: a mean over all would mix images."""
+    counts = Counter(one.item_ids for one in own.values())
+    usual = max(counts, key=lambda ids: (counts[ids], len(ids)))
+    return {
+        variant: f"{len(one.item_ids)} images, other variants {len(usual)}"
+        for variant, one in own.items()
+        if one.item_ids != usual
+    }
+
 
 def _interval(
     own: Mapping[Variant, Predictions], variants: Sequence[Variant] | None
@@ -276,8 +368,6 @@ def _interval(
     if variants is None:
         return None, None, None
     parts = [own[variant] for variant in variants]
-    if any(part.item_ids != parts[0].item_ids for part in parts):
-        return None, None, None
     shares: NDArray[np.float64] = np.mean([part.correct for part in parts], axis=0)
     return *mean_interval(shares), len(shares)
 
