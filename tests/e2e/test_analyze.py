@@ -1,4 +1,7 @@
-"""`casemate analyze`: all studies through the command line; kills and workers change no byte."""
+"""`casemate analyze`: studies through the command line; kills and workers change no byte.
+
+Those of attention and from noise run in `tests/unit/pipelines/test_analyze.py`, without Ray.
+"""
 
 from functools import partial
 
@@ -10,9 +13,8 @@ from components.evaluate.metrics import read_metrics
 from tests.e2e.cli import call, mistake_of, step_folder
 
 pytestmark = pytest.mark.e2e
-STUDIES = (
-    "correlation", "lesions", "restricted_attention", "gaps", "perturbations", "accumulation",
-)  # fmt: skip
+STUDIES = ("correlation", "lesions", "perturbations")
+NUM_ITEMS = 16
 
 
 @pytest.fixture
@@ -32,13 +34,12 @@ def results(storage, study) -> dict[str, bytes]:
 
 
 def command(places, other, storage, *, workers: int):
-    """All studies of two models, two items per unit in those of blocks."""
+    """Studies of two models, two items per unit in those of blocks."""
     model, data = places
     return ("analyze", "--model", model, "--data", data, "--storage", storage,
             "--study", ",".join(STUDIES), "--json", "--set", "analyze.micro_batch=2",
-            "--set", "analyze.lesions.num_samples=3", "--set", "analyze.gaps.num_steps=2",
+            "--num-items", NUM_ITEMS, "--set", "analyze.lesions.num_samples=3",
             "--set", "analyze.perturbations.num_steps=3",
-            "--set", "analyze.accumulation.num_steps=3",
             "--set", f"analyze.other_models.columns={other}",
             "--set", f"analyze.perturbations.judges.judge={other}",
             "--set", f"cluster.num_actors={workers}", "--set", "cluster.num_cpus=2")  # fmt: skip
@@ -54,7 +55,7 @@ def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_fl
         return len(list(tmp_path.glob("2/*/analyze.lesions-*/unfinished/parts/*.parquet")))
 
     cli.kill_when(lambda: num_parts() >= 3, *run(tmp_path / "2", workers=1))
-    assert 3 <= num_parts() < 2 * 12
+    assert 3 <= num_parts() < NUM_ITEMS  # two models, two items each
     assert not (step_folder(tmp_path / "2", "analyze.lesions") / "manifest.json").exists()
     said = {}
     for workers in (1, 2):
@@ -73,7 +74,7 @@ def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_fl
     assert {row.model for row in lesions} == {"main", "columns"}
     found = {(row.item, row.level, row.metric): row for row in lesions if row.model == "main"}
     whole = found["none", None, "accuracy"]
-    assert (whole.n, whole.recipe) == (24, "analyze-model")
+    assert (whole.n, whole.recipe) == (NUM_ITEMS, "analyze-model")
     assert found["block", 0.0, "single_accuracy"].value < whole.value
     runs = MlflowClient(f"sqlite:///{tmp_path}/1/mlflow.db").search_runs(["1"])
     logged = {name: value for run in runs for name, value in run.data.metrics.items()}
