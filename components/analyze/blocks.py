@@ -11,10 +11,12 @@ names. Every context manager on blocks restores the network exactly, also after 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from timm.models import resnet, resnetv2
 from timm.models.cait import Cait
 from timm.models.levit import Levit
@@ -25,8 +27,10 @@ from torch import Tensor, nn
 from components.analyze.settings import BlockSettings, Measure, Tokens
 from components.core.errors import CasemateError
 from components.core.hints import did_you_mean
+from components.core.types import Images, LogitsFn
 from components.models.attention.discover import (
     FAMILIES,
+    LAYOUTS,
     WORKING,
     BlockSite,
     Layout,
@@ -74,6 +78,7 @@ class Blocks:
     streams: tuple[Stream, ...]
     num_prefix_tokens: int  # before the patches, in the blocks that have both; maybe registers only
     measure: Measure  # that suits the shapes of the outputs
+    named: bool = False  # by the user: checked by a forward pass
 
     @property
     def names(self) -> list[str]:
@@ -90,15 +95,44 @@ class Blocks:
         if self.net.training:
             raise ValueError("analyses need eval mode: hold attack_mode(model) around the call")
 
-    def check_outputs(self, outputs: Mapping[str, Any]) -> None:
-        """Raise an error unless every block has run and returned one tensor."""
-        for name in self.names:
-            if name not in outputs:
-                remedy = "does not run in a forward pass; name other blocks"
-                raise CasemateError("blocks.names", name, remedy)
-            if not isinstance(outputs[name], Tensor):
-                kind = type(outputs[name]).__name__
-                raise CasemateError("blocks.names", name, f"returns a {kind}, not one tensor")
+    @torch.no_grad()
+    def check_named(self, logits_of: LogitsFn, x: Images) -> None:
+        """Refuse named blocks that do not run once each, in this order, with the batch first.
+
+        One image is enough: a sequence or windows in the first dimension are more than one.
+        """
+        if not self.named:
+            return
+        calls: list[str] = []
+        with ExitStack() as stack:
+            for site in self.sites:
+
+                def look(module: nn.Module, args: Any, output: Any, name: str = site.name) -> None:
+                    calls.append(name)
+                    self._check_output(name, output)
+
+                stack.callback(site.module.register_forward_hook(look).remove)
+            logits_of(x[:1])
+        self.check_calls(calls)
+
+    def _check_output(self, name: str, output: Any) -> None:
+        if not isinstance(output, Tensor):
+            kind = type(output).__name__
+            raise CasemateError("blocks.names", name, f"returns a {kind}, not one tensor")
+        if len(output) != 1:
+            shape = "x".join(map(str, output.shape))
+            remedy = f"returns {shape} for one image; the first dimension must be that of images"
+            raise CasemateError("blocks.names", name, remedy)
+        if self.num_prefix_tokens and output.ndim == 3 and output.shape[1] < self.num_prefix_tokens:
+            remedy = f"is more than the {output.shape[1]} tokens of {name}"
+            raise CasemateError("blocks.num_prefix_tokens", self.num_prefix_tokens, remedy)
+
+    def check_calls(self, calls: Sequence[str]) -> None:
+        """Refuse blocks that ran in another order, or not once each."""
+        if list(calls) != self.names:
+            ran = ", ".join(calls) or "none of them"
+            remedy = f"do not run once each in this order, but: {ran}; name other blocks"
+            raise CasemateError("blocks.names", ", ".join(self.names), remedy)
 
 
 def find_blocks(net: nn.Module, how: BlockSettings | None = None) -> Blocks:
@@ -161,15 +195,17 @@ def _named_blocks(net: nn.Module, names: Sequence[str], num_prefix_tokens: int |
         if not fitting:
             raise CasemateError("blocks.names", repr(name), did_you_mean(name, paths))
         found += [path for path in fitting if path not in found]
-    plain = Layout({})
-    sites = tuple(
-        known.get(path, BlockSite(path, net.get_submodule(path), plain)) for path in found
-    )
+    sites = tuple(known.get(path) or _site(path, net.get_submodule(path)) for path in found)
     given = num_prefix_tokens is not None
     count = _num_prefix_tokens(net) if num_prefix_tokens is None else num_prefix_tokens
     streams = _token_streams(sites, has_cls=count > 0 if given else _has_class_token(net))
     measure: Measure = "cka" if isinstance(net, SHRINKING) else "pearson"
-    return Blocks(net, sites, streams, count, measure)
+    return Blocks(net, sites, streams, count, measure, named=True)
+
+
+def _site(path: str, module: nn.Module) -> BlockSite:
+    """A block that a user names: timm's types have the parts that they have elsewhere."""
+    return BlockSite(path, module, LAYOUTS.get(type(module), Layout({})))
 
 
 def _known_sites(net: nn.Module) -> dict[str, BlockSite]:

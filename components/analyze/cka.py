@@ -147,6 +147,7 @@ def block_grams(
     """
     streams, kept = chosen_streams(blocks, how), _Grams()
     blocks.check_eval()
+    blocks.check_named(logits_of, x)
     with ExitStack() as stack:
         for stream in streams:
             for place in stream.positions:
@@ -155,9 +156,6 @@ def block_grams(
         logits_of(x)
     found: dict[str, Tensor] = {}
     for stream in streams:
-        if silent := [place for place in stream.positions if (stream.name, place) not in kept]:
-            remedy = "does not run in a forward pass; name other blocks"
-            raise CasemateError("blocks.names", blocks.names[silent[0]], remedy)
         grams = [kept[stream.name, place] for place in stream.positions]
         found[stream.name] = torch.stack(grams)
     return found

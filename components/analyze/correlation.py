@@ -155,9 +155,9 @@ def pearson_states(
     """
     streams = chosen_streams(blocks, how)
     blocks.check_eval()
+    blocks.check_named(logits_of, x)
     with block_outputs(blocks.net, blocks.sites) as outputs:
         logits_of(x)
-    blocks.check_outputs(outputs)
     found = [outputs[name] for name in blocks.names]
     return {stream.name: _state(blocks, stream, found, how) for stream in streams}
 

@@ -26,8 +26,8 @@ from components.evaluate.metrics import Measurement, null
 from components.models.attention.discover import attention_of
 from components.models.attention.gaps import (
     BINS_PER_DECADE,
-    EDGES,
     LIMITS,
+    WIDE_EDGES,
     GapHistogram,
     attention_gaps,
 )
@@ -63,7 +63,7 @@ class GapState:
         cancelled, underflowed = (int(value) for value in arrays["beyond"])
         limits = LIMITS[_dtype(how)]
         largest = float(arrays["largest"])
-        return cls(GapHistogram(limits, counts, largest, cancelled, underflowed))
+        return cls(GapHistogram(limits, counts, largest, cancelled, underflowed, WIDE_EDGES))
 
 
 def module_names(net: nn.Module, how: GapSettings) -> list[str]:
@@ -119,7 +119,7 @@ def gap_states(
                 if scaling == AFTER:
                     factors = torch.tensor(scales, device=x.device)
                     stack.enter_context(scaled_attention(net, factors))
-                kept = attention_gaps(net, dtype=_dtype(how), names=names)
+                kept = attention_gaps(net, dtype=_dtype(how), names=names, edges=WIDE_EDGES)
                 histograms = stack.enter_context(kept)
                 logits_of(x)
             for name, histogram in histograms.items():
@@ -129,13 +129,13 @@ def gap_states(
 
 def densities(histogram: GapHistogram, *, bins_per_decade: int) -> tuple[Tensor, Tensor]:
     """(edges, share of rows per bin) on fewer bins; the outer two bins, without an edge, are left
-    out, so shares add up to less than 1 where gaps are below 1e-4 or above 1e4.
+    out, so shares add up to less than 1 where gaps are below 1e-12 or above 1e4.
     """
     width = BINS_PER_DECADE // bins_per_decade
     if width * bins_per_decade != BINS_PER_DECADE:
         raise ValueError(f"bins_per_decade must divide {BINS_PER_DECADE}, got {bins_per_decade}")
     inner = histogram.counts[1:-1].view(-1, width).sum(dim=1)
-    return EDGES[::width], inner.double() / max(histogram.num_gaps, 1)
+    return histogram.edges[::width], inner.double() / max(histogram.num_gaps, 1)
 
 
 def measurements(states: Mapping[str, GapState]) -> list[Measurement]:

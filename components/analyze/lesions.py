@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from components.analyze.blocks import LAST_PARTS, Blocks
+from components.analyze.blocks import Blocks
 from components.analyze.prefixes import Variant, variant_predictions, verdicts_of
 from components.analyze.settings import LesionSettings, Part
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.types import Images, IntArray, LogitsFn
 from components.evaluate.metrics import Measurement, share
-from components.models.attention.discover import LAYOUTS, BlockSite
+from components.models.attention.discover import BlockSite
 from components.models.attention.lesions import removable_parts, without
 
 PARTS: tuple[Part, ...] = ("block", "attn", "mlp", "local")
@@ -128,8 +128,11 @@ def lesion_predictions(
 
     Hold `attack_mode(model)` around the call.
     """
-    if named := [site for site in blocks.sites if _is_users(site)]:
-        _check_shapes(logits_of, named, x)
+    blocks.check_named(logits_of, x)
+    if blocks.named:
+        _check_shapes(
+            logits_of, [site for site in blocks.sites if site.layout.stream is not None], x
+        )
     depth = len(blocks.sites)
     return variant_predictions(logits_of, blocks, x, [one.variant(depth) for one in lesions])
 
@@ -176,21 +179,18 @@ def _summary(
     ]
 
 
-def _is_users(site: BlockSite) -> bool:
-    return type(site.module) not in (*LAYOUTS, *LAST_PARTS)
-
-
 @torch.no_grad()
 def _check_shapes(logits_of: LogitsFn, sites: Sequence[BlockSite], x: Images) -> None:
     """Reject blocks of a user that cannot be left out: output and first argument must agree."""
     handles = []
     for site in sites:
 
-        def compare(module: nn.Module, args: Any, output: Any, name: str = site.name) -> None:
-            tensors = isinstance(output, Tensor) and args and isinstance(args[0], Tensor)
-            if not tensors or args[0].shape != output.shape:
+        def compare(module: nn.Module, args: Any, output: Any, site: BlockSite = site) -> None:
+            stream = site.layout.stream or 0
+            given = args[stream] if len(args) > stream else None
+            if not isinstance(given, Tensor) or given.shape != getattr(output, "shape", None):
                 remedy = "cannot be removed: its output does not have the shape of its input"
-                raise CasemateError("blocks.names", name, remedy)
+                raise CasemateError("blocks.names", site.name, remedy)
 
         handles.append(site.module.register_forward_hook(compare))
     try:

@@ -153,7 +153,9 @@ def alignment_measurements(state: EdgeState, *, patch_size: int) -> list[Measure
     for name in names:
         value = getattr(found, name)
         if value is None or not np.isfinite(value):
-            rows.append(null(metric=name, why="nothing changes inside patches", **place))  # type: ignore[arg-type]
+            few = name == "z" and patch_size == 2 and np.isfinite(found.score)
+            why = "a single shifted grid" if few else "nothing changes inside patches"
+            rows.append(null(metric=name, why=why, **place))  # type: ignore[arg-type]
         else:
             rows.append(Measurement(metric=name, value=value, n=state.num, **place))  # type: ignore[arg-type]
     return rows

@@ -89,7 +89,8 @@ class SharedPasses:
                 hook = site.module.register_forward_hook(self._keeper(place, valid))
                 stack.callback(hook.remove)
             logits = self.logits_of(self.x)
-        self._check_calls()
+        names = self.blocks.names
+        self.blocks.check_calls([names[place] for place in self.calls])
         self.variant = variant
         return logits
 
@@ -104,18 +105,6 @@ class SharedPasses:
             self.outputs.append(output.clone())
 
         return keep
-
-    def _check_calls(self) -> None:
-        """Only blocks that run once, in the given order, can be replaced by kept outputs."""
-        if self.calls == list(range(len(self.blocks.sites))):
-            return
-        names = self.blocks.names
-        order = ", ".join(names[place] for place in self.calls) or "none of them"
-        raise CasemateError(
-            "blocks.names",
-            ", ".join(names),
-            f"do not run once each in this order, but: {order}; name other blocks",
-        )
 
 
 class _Kept:

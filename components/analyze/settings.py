@@ -100,7 +100,7 @@ class RestrictedAttentionSettings(Settings):
     """`distance`: patches at most d apart; `cls_only`: no patch sees another, in the first or last
     k blocks; `local`: XCiT without its patch interaction there. None: the first two, `cls_only`
     where the blocks have a class token."""
-    distances: tuple[Annotated[int, Ge(0)], ...] | None = None
+    distances: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)] | None = None
     """d, in patches along either axis. None: 0 to the side of the grid minus 1."""
     control: bool = True
     """Also a random mask for each distance, equally dense; masks of larger distances contain it."""
@@ -127,7 +127,7 @@ class GapSettings(Settings):
     """
 
     kind: Literal["gaps"] = "gaps"
-    positions: tuple[Annotated[int, Ge(0)], ...] | None = None
+    positions: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)] | None = None
     """Attention modules in the order of execution. None: first, middle and last."""
     number_format: Literal["float32", "bfloat16", "float16"] = "float32"
     """Whose limits of softmax are counted."""

@@ -26,6 +26,8 @@ CHOICES = {
     "gaps": ("positions",),
 }
 
+KEYS = {("restricted_attention", "parts"): "what"}  # names of errors that differ from the recipe's
+
 
 def check_images(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Patches, ranks and judges that do not fit images and classes."""
@@ -54,6 +56,11 @@ def _check_folders(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         classes, side = spec.get("num_classes"), spec.get("image_size")
         if classes and facts.num_classes and classes != facts.num_classes:
             remedy = f"has {classes} classes, the data have {facts.num_classes}"
+            problems.add(key, folder, remedy)
+        channels = spec.get("channels")
+        widened = not key.startswith(OTHER_MODELS) and (facts.channels, channels) == (1, 3)
+        if channels and facts.channels and channels != facts.channels and not widened:
+            remedy = f"is for images of {channels} channels, the data have {facts.channels}"
             problems.add(key, folder, remedy)
         if key.startswith(OTHER_MODELS) and side and facts.side and side != facts.side:
             remedy = f"is for images of side {side}, the data have {facts.side}"
@@ -130,7 +137,7 @@ def _add(problems: Problems, study: str, error: CasemateError) -> None:
     elif key.startswith("blocks."):
         key = f"analyze.{key}"
     else:
-        key = f"analyze.{study}.{key}"
+        key = f"analyze.{study}.{KEYS.get((study, key), key)}"
     problems.add(key, error.value, error.remedy)
 
 

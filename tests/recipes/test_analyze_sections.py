@@ -124,9 +124,10 @@ def test_further_models_are_checked(tmp_path):
     with pytest.raises(CasemateError) as caught:
         check(recipe({"lesions": {}, "other_models": {"a": str(here)}}))
     lines = str(caught.value).splitlines()
-    assert [line.split(": ")[1] for line in lines] == ["analyze.other_models.a"] * 2
+    assert [line.split(": ")[1] for line in lines] == ["analyze.other_models.a"] * 3
     assert lines[0].endswith("has 1000 classes, the data have 10")
-    assert lines[1].endswith(f"is for images of side {SIDE}, the data have 28")
+    assert lines[1].endswith("is for images of 3 channels, the data have 1")
+    assert lines[2].endswith(f"is for images of side {SIDE}, the data have 28")
     told = refused({"lesions": {}, "other_models": {"main": gone}})
     assert told.startswith("analyze.other_models.main: has the name of a model of this recipe")
     both = {"perturbations": {"judges": {"a": gone}}, "other_models": {"a": gone}}

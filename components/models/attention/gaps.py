@@ -38,6 +38,10 @@ DECADES = (-4, 4)
 EDGES = torch.logspace(
     DECADES[0], DECADES[1], (DECADES[1] - DECADES[0]) * BINS_PER_DECADE + 1, dtype=torch.float64
 )
+# Down to 1e-12: attention that is scaled by 1e-7 has gaps that small.
+WIDE_EDGES = torch.cat(
+    [torch.logspace(-12, DECADES[0], 8 * BINS_PER_DECADE + 1, dtype=torch.float64)[:-1], EDGES]
+)
 
 
 @dataclass(slots=True)
@@ -49,12 +53,18 @@ class GapHistogram:
     largest: float = 0.0
     num_cancelled: int = 0
     num_underflowed: int = 0
+    edges: Tensor = field(default_factory=lambda: EDGES)
+
+    @classmethod
+    def empty(cls, limits: SoftmaxLimits, edges: Tensor) -> "GapHistogram":
+        """A histogram with these edges."""
+        return cls(limits, torch.zeros(len(edges) + 1, dtype=torch.int64), edges=edges)
 
     def add(self, gaps: Tensor) -> None:
         """Count gaps of any shape; where a mask leaves a single key, the gap is infinite."""
         gaps = gaps.flatten().cpu().double()
         self.counts += torch.bincount(
-            torch.bucketize(gaps, EDGES, right=True), minlength=len(self.counts)
+            torch.bucketize(gaps, self.edges, right=True), minlength=len(self.counts)
         )
         self.largest = max(self.largest, float(gaps.max()))
         self.num_cancelled += int((gaps > self.limits.cancels).sum())
@@ -62,14 +72,15 @@ class GapHistogram:
 
     def merged(self, other: "GapHistogram") -> "GapHistogram":
         """The histogram of both; counts add up, so the order does not matter."""
-        if self.limits != other.limits:
-            raise ValueError("histograms of two number formats cannot be merged")
+        if self.limits != other.limits or len(self.edges) != len(other.edges):
+            raise ValueError("histograms of two number formats or ranges cannot be merged")
         return GapHistogram(
             self.limits,
             self.counts + other.counts,
             max(self.largest, other.largest),
             self.num_cancelled + other.num_cancelled,
             self.num_underflowed + other.num_underflowed,
+            self.edges,
         )
 
     @property
@@ -85,9 +96,9 @@ class GapHistogram:
         index = int(reached.int().argmax())
         if index == 0:
             return 0.0
-        if index == len(EDGES):
+        if index == len(self.edges):
             return self.largest
-        return min(float((EDGES[index - 1] * EDGES[index]).sqrt()), self.largest)
+        return min(float((self.edges[index - 1] * self.edges[index]).sqrt()), self.largest)
 
     def summary(self) -> dict[str, float]:
         """Quantiles, maximum and the shares beyond both limits."""
@@ -102,7 +113,9 @@ class GapHistogram:
 
 
 def top_gaps(logits: Tensor) -> Tensor:
-    """Largest minus second largest entry of the last dimension."""
+    """Largest minus second largest entry of the last dimension; infinite for a single key."""
+    if logits.shape[-1] < 2:
+        return torch.full_like(logits[..., 0], torch.inf)
     top = logits.topk(2, dim=-1).values
     return top[..., 0] - top[..., 1]
 
@@ -130,7 +143,11 @@ class _GapTap(SoftmaxTap):
 
 @contextmanager
 def attention_gaps(
-    net: nn.Module, *, dtype: torch.dtype = torch.float32, names: Collection[str] | None = None
+    net: nn.Module,
+    *,
+    dtype: torch.dtype = torch.float32,
+    names: Collection[str] | None = None,
+    edges: Tensor = EDGES,
 ) -> Iterator[dict[str, GapHistogram]]:
     """A histogram per attention module (all, or those of `names`) that forward passes fill.
 
@@ -139,6 +156,6 @@ def attention_gaps(
     """
     sites = attention_of(net, names)
     check_patchable(net)
-    histograms = {site.name: GapHistogram(LIMITS[dtype]) for site in sites}
+    histograms = {site.name: GapHistogram.empty(LIMITS[dtype], edges) for site in sites}
     with tapped((site.module, _GapTap(histograms[site.name])) for site in sites):
         yield histograms

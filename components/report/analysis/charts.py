@@ -61,7 +61,7 @@ def correlation_chart(
         name,
         title,
         heat_map(matrix, borders=stage_borders(blocks), name=name, alt=alt),
-        (LegendEntry("1: equal up to scale and shift; no colour: 0", "proven", "bar"),),
+        (LegendEntry("1: equal up to what the measure ignores; no colour: 0", "proven", "bar"),),
         (method, f"Mean of neighbouring blocks: {mean}."),
         Table(name, columns, tuple(rows)),
     )

@@ -1,5 +1,6 @@
 """Charts of analyses: heat maps, curves with bands, rows of histograms."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,6 +120,19 @@ class Density:
     dashed: bool = False
 
 
+def _decades(edges: Sequence[float], states: Sequence[Density]) -> list[float]:
+    """Powers of ten that hold every share: at least those from 1e-3 to 1e3."""
+    used = [place for s in states for place, share in enumerate(s.shares) if share > 0]
+    lowest, highest = (edges[min(used)], edges[max(used) + 1]) if used else (1.0, 1.0)
+    first = min(-3, math.floor(math.log10(lowest) + 1e-9))
+    last = max(3, math.ceil(math.log10(highest) - 1e-9))
+    step = 1 if last - first <= 8 else 2
+    return [
+        10.0**power
+        for power in range(last - step * math.ceil((last - first) / step), last + 1, step)
+    ]
+
+
 def density_rows(
     edges: Sequence[float],
     rows: Sequence[tuple[str, Sequence[Density]]],
@@ -143,7 +157,7 @@ def density_rows(
             axes.set_ylabel("% of rows")
         last = panels[-1]
         last.set_xscale("log")
-        decades = [10.0**power for power in range(-3, 4)]
+        decades = _decades(edges, [state for _, states in rows for state in states])
         last.set_xticks(decades, [f"{decade:g}" for decade in decades])  # text, not mathematics
         last.minorticks_off()
         last.set_xlim(decades[0], decades[-1])

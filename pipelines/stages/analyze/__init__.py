@@ -13,10 +13,10 @@ Every step `analyze.<study>` writes `metrics.parquet`, one row per number with t
     metrics: `none`: accuracy. Part, with the block as level: single_accuracy; with the number of
     removed parts as level: mean_accuracy, standard_error, min_accuracy, max_accuracy, num_sets.
     `predictions.parquet`: model, item_id, label, predictions (one per variant).
-    `variants.parquet`: model, place in `predictions`, name.
+    `variants.parquet`: model, place in `predictions`, name. details: `blocks` by model.
 `analyze.restricted_attention`
     metrics: spatial, random (level: distance), cls_first, cls_last, local_first, local_last (level:
-    number of blocks): accuracy. Both tables of lesions.
+    number of blocks): accuracy. Both tables and the details of lesions.
 `analyze.gaps`
     metrics: `<images>/<scaling>/<module>`: quantiles, maximum, shares beyond the softmax limits.
     `states.parquet`: model and the columns of `components/analyze/states.py`. details: `scales`.

@@ -1,12 +1,19 @@
 """Blocks of all families: what they are, what their outputs mean, refusals, restored networks."""
 
+from functools import partial
+
 import pytest
 import torch
+from timm.models.cait import LayerScaleBlockClassAttn
 from timm.models.vgg import VGG
+from torch import nn
 
 from components.analyze.blocks import find_blocks
+from components.analyze.cka import exact_matrices
+from components.analyze.correlation import pearson_states
+from components.analyze.lesions import Lesion, lesion_predictions, lesions_of
 from components.analyze.prefixes import SharedPasses
-from components.analyze.settings import BlockSettings
+from components.analyze.settings import BlockSettings, CorrelationSettings, LesionSettings
 from components.core.errors import CasemateError
 from components.core.settings import SettingError
 from components.models.attention.features import block_outputs
@@ -74,6 +81,63 @@ def test_a_user_names_blocks(new_net, x):
         SharedPasses(net, picked, x).logits((None, None))
     with pytest.raises(CasemateError, match=r"'layer\.0' is unknown; did you mean 'layers.0'"):
         find_blocks(net, BlockSettings(names=("layer.0",)))
+
+
+class SequenceFirst(nn.Module):
+    """Blocks whose first dimension is that of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = partial(nn.TransformerEncoderLayer, 8, 2, 16, batch_first=False, dropout=0.0)
+        self.layers = nn.ModuleList([layer(), layer()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(2)[:, :1].reshape(len(x), -1, 8).transpose(0, 1)
+        for layer in self.layers:
+            tokens = layer(tokens)
+        return tokens.mean(dim=0)
+
+
+def test_outputs_without_the_batch_first_are_refused(x):
+    net = SequenceFirst().eval()
+    blocks = find_blocks(net, BlockSettings(names=("layers.*",)))
+    for study in (pearson_states, exact_matrices):
+        with pytest.raises(CasemateError, match=r"layers\.0 returns .*x1x8 for one image"):
+            study(net, blocks, x, CorrelationSettings())
+    with pytest.raises(CasemateError, match="for one image; the first dimension"):
+        lesion_predictions(net, blocks, x, lesions_of(blocks, LesionSettings(), seed=0))
+
+
+def test_more_prefix_tokens_than_tokens_are_refused(new_net, x):
+    net = new_net("users")
+    blocks = find_blocks(net, BlockSettings(names=("layers.*",), num_prefix_tokens=99))
+    with pytest.raises(CasemateError, match="num_prefix_tokens: 99 is more than the"):
+        pearson_states(net, blocks, x, CorrelationSettings())
+
+
+class ClassAttention(nn.Module):
+    """A user's network with class-attention blocks of timm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.b = nn.ModuleList([LayerScaleBlockClassAttn(8, 2, init_values=1.0) for _ in range(3)])
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens, cls = x.flatten(2)[:, :1].reshape(len(x), -1, 8), self.token.expand(len(x), -1, -1)
+        for block in self.b:
+            cls = block(tokens, cls)
+        return cls[:, 0]
+
+
+def test_class_attention_of_a_user_is_removed_from_the_class_token(x):
+    net = ClassAttention().eval()
+    blocks = find_blocks(net, BlockSettings(names=("b.*",)))
+    found = lesion_predictions(net, blocks, x, [Lesion("block", ()), Lesion("block", (1,))])
+    assert found[0].tolist() == net(x).argmax(dim=1).tolist()
+    del net.b[1]
+    assert found[1].tolist() == net(x).argmax(dim=1).tolist()
 
 
 def test_named_blocks_of_a_known_family_keep_their_parts(new_net):

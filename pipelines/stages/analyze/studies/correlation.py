@@ -17,6 +17,7 @@ from components.analyze.correlation import (
 )
 from components.analyze.settings import BlockSettings, CorrelationSettings
 from components.analyze.states import merge_all, read_arrays, to_table
+from components.core.errors import at_key
 from components.core.types import Array, FloatArray
 from components.core.units import Unit
 from components.evaluate.metrics import Measurement, MetricRow, null, rows_of
@@ -119,7 +120,8 @@ def _units(analysis: Analysis, model: str, method: str) -> list[Unit]:
         groups = list(pieces(items.places))
     else:
         place = dict(zip(items.item_ids, items.places, strict=True))
-        batches = cka.even_batches(items.item_ids, how)
+        with at_key("analyze.correlation.subset.num_items"):
+            batches = cka.even_batches(items.item_ids, how)
         groups = [tuple(place[item_id] for item_id in batch) for batch in batches]
     tasks = [
         (

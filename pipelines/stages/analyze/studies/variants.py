@@ -52,11 +52,9 @@ class VariantStudy(Generic[Some]):
     ) -> StudyResult:
         """All variants of all models."""
         how, where = analysis.how, analysis.section.blocks
+        blocks = {m: find_blocks(analysis.network(m), where) for m in analysis.analyzed}
         variants = {
-            model: self.variants_of(
-                find_blocks(analysis.network(model), where), how, seed=analysis.seed
-            )
-            for model in analysis.analyzed
+            model: self.variants_of(own, how, seed=analysis.seed) for model, own in blocks.items()
         }
         results = self._results(analysis)
         rows: list[MetricRow] = []
@@ -69,6 +67,7 @@ class VariantStudy(Generic[Some]):
             num_items=len(analysis.items),
             headlines=headlines,
             tables=_variant_tables(results, names),
+            details={"blocks": {model: own.names for model, own in blocks.items()}},
         )
 
     def _results(self, analysis: Analysis) -> dict[str, pa.Table]:

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from components.models.attention.discover import attention_of
-from components.models.attention.gaps import LIMITS, GapHistogram, attention_gaps, top_gaps
+from components.models.attention.gaps import (
+    LIMITS,
+    WIDE_EDGES,
+    GapHistogram,
+    attention_gaps,
+    top_gaps,
+)
 from components.models.attention.masks import masked_pairs
 from components.models.attention.scaling import scaled_attention
 
@@ -152,6 +158,18 @@ def test_gaps_outside_the_bins_are_kept():
     assert histogram.quantile(0.5) == 0
     assert histogram.quantile(1.0) == 1e6
     assert histogram.num_gaps == 3
+
+
+def test_tiny_gaps_have_quantiles_on_wide_bins():
+    histogram = GapHistogram.empty(LIMITS[torch.float32], WIDE_EDGES)
+    histogram.add(torch.tensor([1e-7, 1.1e-7, 2e-7], dtype=torch.float64))
+    assert histogram.quantile(0.5) == pytest.approx(1.1e-7, rel=0.01)
+    with pytest.raises(ValueError, match="ranges cannot be merged"):
+        histogram.merged(GapHistogram(LIMITS[torch.float32]))
+
+
+def test_a_single_key_has_an_infinite_gap():
+    assert top_gaps(torch.zeros(2, 3, 1)).tolist() == [[torch.inf] * 3] * 2
 
 
 def test_top_gaps():
