@@ -33,7 +33,8 @@ def assert_refused(result: Result, *words: object) -> None:
     assert complaints[0].startswith("casemate: ")
     for word in words:
         assert str(word) in complaints[0]
-    assert result.out == ""
+    # Ray itself may print that calls to an actor were lost which was ended between two stages.
+    assert [line for line in result.out.splitlines() if "(raylet)" not in line] == []
     assert "Traceback" not in result.err
 
 

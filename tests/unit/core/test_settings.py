@@ -85,7 +85,7 @@ def test_a_wrong_value_is_refused_by_its_field(given_values, said):
 
 
 def test_pixels_out_of_range_say_what_is_meant():
-    with pytest.raises(SettingError, match=r"sigma: 8 is outside \[0, 1\]; pixels are fractions"):
+    with pytest.raises(SettingError, match=r"sigma: 8 is outside \(0, 1\]; pixels are fractions"):
         Noise(sigma=8)
     with pytest.raises(SettingError, match="kind: salt is unknown; choose one of noise"):
         Noise(kind="salt")

@@ -159,7 +159,7 @@ def test_words_are_the_same_in_both_rooms():
             r"train\.objective\.denoiser: plain is neither a variant",
         ),
         ("train.objective.denoiser=hub:name", r"denoiser: 'hub:name' is neither"),
-        ("train.objective.sigma=25", r"sigma: 25 is outside \[0, 1\]"),
+        ("train.objective.sigma=25", r"sigma: 25 is outside \(0, 1\]"),
         ("train.variants.clean.model=null", r"model\.architecture: tiny_vit is not a network"),
         (
             "model.architecture=unet",

@@ -269,7 +269,7 @@ def test_without_a_budget_there_is_no_attack(linear, batch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"eps": 8}, r"eps: 8 is outside \[0, 1\]"),
+        ({"eps": 8}, r"eps: 8 is outside \(0, 1\]"),
         ({"eps": 0.1, "num_steps": 0}, r"num_steps: 0 must be at least 1"),
         ({"eps": 0.1, "start": "zero"}, r"start: zero is unknown; choose one of uniform, normal"),
         ({"eps": 0.1, "step_rule": "auto"}, r"step_rule: auto is unknown"),
