@@ -20,6 +20,7 @@ from components.data.prepared import PreparedDataset
 from components.data.sources import open_source
 from components.data.sources.names import CIFAR10, SEVERITIES, imagenet_synsets
 from components.evaluate.metrics import read_metrics
+from components.evaluate.predictions import Predictions
 from components.evaluate.settings import TransferSuiteSettings
 from components.evaluate.shifts import imagenet_indices
 from components.evaluate.transfer import TransferModel, transfer_predictions
@@ -30,6 +31,8 @@ from pipelines import api
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import evaluation, stage
+from pipelines.stages.evaluate.evaluation import DataOrigin
+from pipelines.stages.evaluate.suites.corruption_numbers import clean_accuracy_on
 from tests.unit.pipelines.conftest import NUM_ITEMS, OPTIONS, FakeRun, InProcess, write_prepared
 from tests.unit.published import (
     SIDE,
@@ -399,3 +402,15 @@ def test_labels_of_published_images_follow_the_names_of_classes():
     assert labels_among("cifar10_c", [str(n) for n in range(10)]) == [*range(10)]  # no names
     with pytest.raises(CasemateError, match="class airplane is not one of the 10: zero"):
         labels_among("cifar10_c", ["zero", *(f"digit {n}" for n in range(9))])
+
+
+def test_clean_accuracy_of_imagenet_c_is_that_of_the_same_crops():
+    logits = torch.eye(3)[[0, 1, 1, 2]]
+    ids = [f"val/n0/ILSVRC2012_val_0000000{n}" for n in range(4)]
+    clean = Predictions.of_logits(ids, torch.tensor([0, 1, 2, 2]), logits)  # the third is wrong
+    crop = DataOrigin("imagenet", "crop", 256, 224)
+    images = [f"n01440764/ILSVRC2012_val_0000000{n}.JPEG" for n in (2, 3)]
+    assert clean_accuracy_on(images, clean, crop) == 0.5
+    assert clean_accuracy_on([*images, "n01440764/gone.JPEG"], clean, crop) is None
+    for other in (("squash", None, 224), ("crop", 224, 224), ("crop", None, 224)):
+        assert clean_accuracy_on(images, clean, DataOrigin("imagenet", *other)) is None

@@ -4,11 +4,10 @@ A unit is a block of items under one corruption at all its severities (of a publ
 one severity). All models see the same corrupted images.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.core.errors import CasemateError, at_key
-from components.core.statistics import mean_interval
 from components.core.units import Unit
 from components.data.corruptions import corrupt
-from components.data.corruptions.settings import Fidelity, flags_of
+from components.data.corruptions.settings import Fidelity
 from components.data.corruptions.stored import (
     IMAGENET_C,
     SIDE,
@@ -34,34 +32,27 @@ from components.data.corruptions.stored import (
 from components.data.fitting import Fitting, to_channels
 from components.data.sources.base import Entry, Source
 from components.data.sources.corrupted import Variant
-from components.data.sources.names import imagenet_synsets
 from components.evaluate.corruptions import (
     MISSING_CLASSES,
-    corruption_scores,
-    not_comparable,
-    variants_of_score,
 )
-from components.evaluate.metrics import ALL, Measurement, MetricRow, Subject, null, rows_of
-from components.evaluate.predictions import Predictions, accuracy_measurements, joined
+from components.evaluate.metrics import ALL
+from components.evaluate.predictions import Predictions, joined
 from components.evaluate.settings import CorruptionSuiteSettings, SubsetSettings
 from components.evaluate.subsets import choose_items
 from pipelines.runtime.progress import say
 from pipelines.stages.evaluate.evaluation import Evaluation, blocks, units_of
 from pipelines.stages.evaluate.results import (
     SuiteResult,
-    comparisons,
     in_order,
     rows_by_model,
     with_models,
 )
-from pipelines.stages.evaluate.steps import corruption_files
 from pipelines.stages.evaluate.suites.clean import clean_predictions
+from pipelines.stages.evaluate.suites.corruption_numbers import Reporter
 from pipelines.stages.evaluate.worker import EvaluateWorker
 
-Found = Mapping[str, Mapping[Variant, Predictions]]  # by model
 Shape = tuple[int, int]  # height and width in pixels
 PATH = "evaluate.corruptions.path"
-RESIZED = 256  # side of images of which ImageNet-C has the central 224 pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +128,8 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
         model: _by_variant(rows) for model, rows in rows_by_model(table, evaluation.models).items()
     }
     before = clean_predictions(evaluation.clean(), list(evaluation.models))
-    reporter = _Reporter(evaluation, settings, found, before, published)
+    flags = published.flags() if published else None
+    reporter = Reporter(evaluation, settings, found, before, flags)
     return SuiteResult(
         rows=[row for model in found for row in reporter.rows(model)],
         predictions=in_order(table, "model", "corruption", "severity", "item_id"),
@@ -247,129 +239,6 @@ def _listed(name: str, root: Path, variant: Variant, subset: SubsetSettings, see
     labels = [entry.label for entry in by_id.values()]
     chosen = choose_items(list(by_id), labels, subset, seed=seed)
     return Listing(source, [(image, by_id[image]) for image in chosen], len(set(labels)))
-
-
-@dataclass(frozen=True)
-class _Reporter:
-    """The numbers of each model."""
-
-    evaluation: Evaluation
-    settings: CorruptionSuiteSettings
-    found: Found
-    clean: Mapping[str, Predictions]
-    published: Published | None
-
-    def flags(self, variant: Variant) -> list[str]:
-        """Why accuracies under this variant are not comparable with published ones."""
-        if self.published:
-            return self.published.flags()
-        data = self.evaluation.dataset
-        textures = self.settings.textures
-        return flags_of(variant[0], height=data.height, width=data.width, textures=textures)
-
-    def rows(self, model: str) -> list[MetricRow]:
-        """Accuracies of all variants, then the scores."""
-        numbers: list[Measurement] = []
-        for variant in self.settings.variants():
-            numbers += self._variant(model, variant)
-        numbers += self._scores(model)
-        return rows_of(self._subject(model), self.evaluation.suite, numbers)
-
-    def _subject(self, model: str) -> Subject:
-        data, settings = self.evaluation.dataset, self.settings
-        if self.published is None:
-            fidelity = settings.fidelity_at(data.height, data.width)
-            return self.evaluation.subject(model, fidelity=fidelity)
-        digest = corruption_files(settings)["path"]
-        fidelity = "released" if settings.source == IMAGENET_C else "raw"
-        return self.evaluation.subject(
-            model,
-            dataset=settings.source,
-            dataset_digest=digest,
-            fidelity=fidelity,
-            resize="squash",
-        )
-
-    def _variant(self, model: str, variant: Variant) -> list[Measurement]:
-        (name, severity), flags = variant, self.flags(variant)
-        own = self.found[model].get(variant)
-        if own is None:
-            why = f"{self.settings.path} lacks {name}/{severity}"
-            return [
-                null(item=name, level=severity, metric=metric, why=why)
-                for metric in ("accuracy", "top5_accuracy")
-            ]
-        others = {other: of[variant] for other, of in self.found.items()}
-        return [
-            *accuracy_measurements(own, item=name, level=severity, flags=flags),
-            *comparisons(others, model, item=name, level=severity),
-        ]
-
-    def _scores(self, model: str) -> Iterator[Measurement]:
-        own = self.found[model]
-        flags = sorted({flag for variant in own for flag in self.flags(variant)})
-        imagenet = tuple(self.evaluation.dataset.classes) == imagenet_synsets()
-        partial = _incomplete(own)
-        own = {variant: one for variant, one in own.items() if variant not in partial}
-        scores = corruption_scores(
-            {variant: float(one.correct.mean()) for variant, one in own.items()},
-            clean=self._clean_accuracy(model, next(iter(own.values())).item_ids),
-            incomparable=not_comparable(flags, imagenet=imagenet),
-            incomplete=partial,
-        )
-        for name, score in scores.items():
-            if score.value is None:
-                yield null(item=ALL, metric=name, why=score.reason, flags=flags)
-                continue
-            low, high, num_items = _interval(own, variants_of_score(name))
-            yield Measurement(
-                item=ALL, metric=name, value=score.value, n=num_items, lo95=low, hi95=high,
-                flags=tuple(flags),
-            )  # fmt: skip
-
-    def _clean_accuracy(self, model: str, images: Sequence[str]) -> float | None:
-        """Clean accuracy on these images; None where it is not known.
-
-        ImageNet-C is made of crops of 224 pixels after resizing to 256 (Hendrycks & Dietterich
-        2019, released code): test items that were fitted otherwise are other images.
-        """
-        clean = self.clean[model]
-        if self.published is None:
-            return float(clean.correct.mean())
-        origin = self.evaluation.origin
-        if origin.fit != "crop" or not origin.resize or not origin.image_size:
-            return None
-        names = [PurePosixPath(item_id).stem for item_id in clean.item_ids]
-        right = dict(zip(names, clean.correct, strict=True))
-        wanted = [PurePosixPath(image).stem for image in images]
-        is_other = SIDE * origin.resize != RESIZED * origin.image_size or not set(wanted) <= {
-            *right
-        }
-        if is_other or len(right) < len(names):
-            return None
-        return float(np.mean([right[name] for name in wanted]))
-
-
-def _incomplete(own: Mapping[Variant, Predictions]) -> dict[Variant, str]:
-    """Variants with other images than most: a mean over all would mix images."""
-    counts = Counter(one.item_ids for one in own.values())
-    usual = max(counts, key=lambda ids: (counts[ids], len(ids)))
-    return {
-        variant: f"{len(one.item_ids)} images, other variants {len(usual)}"
-        for variant, one in own.items()
-        if one.item_ids != usual
-    }
-
-
-def _interval(
-    own: Mapping[Variant, Predictions], variants: Sequence[Variant] | None
-) -> tuple[float | None, float | None, int | None]:
-    """The interval of a mean accuracy over the same items, with their number."""
-    if variants is None:
-        return None, None, None
-    parts = [own[variant] for variant in variants]
-    shares: NDArray[np.float64] = np.mean([part.correct for part in parts], axis=0)
-    return *mean_interval(shares), len(shares)
 
 
 def _predictions(
