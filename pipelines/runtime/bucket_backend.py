@@ -18,9 +18,10 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from pipelines.runtime.folder_backend import Entry
-from pipelines.runtime.store_errors import MissingError, UnavailableError, bucket_error
+from pipelines.runtime.store_errors import UnavailableError, bucket_error, missing
 
-CHUNK = 2**22  # bytes of a piece of a download
+CHUNK = 2**23  # bytes of a piece of a download or an upload
+MAX_CHUNKS = 9000  # of an upload; S3 allows 10,000
 ONE_PUT = 2**26  # larger files go in parts
 PATIENCE = 180.0  # seconds of waiting for a storage that answered before
 FIRST_PATIENCE = 5.0  # seconds of waiting for the first answer
@@ -76,7 +77,8 @@ class BucketBackend:
 
     def replace_from(self, key: str, source: Path) -> None:
         """Replace the content of a key by that of a file."""
-        self._ask(lambda: self.raw.put(key, source))
+        chunk = max(CHUNK, -(-source.stat().st_size // MAX_CHUNKS))
+        self._ask(lambda: self.raw.put(key, source, chunk_size=chunk))
 
     def get(self, key: str) -> bytes | None:
         """The content of a key; None if there is no such key."""
@@ -91,19 +93,23 @@ class BucketBackend:
         try:
             return bytes(self._ask(lambda: self.raw.get_range(key, start=start, length=length)))
         except FileNotFoundError:
-            raise self._missing(key) from None
+            raise missing(f"{self.url}/{key}") from None
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The content of a key in pieces."""
+        """The content of a key in pieces; a download that breaks off continues where it was."""
+        done = 0
         try:
-            stream = self._ask(lambda: iter(self.raw.get(key).stream(CHUNK)))
+            answer = self._ask(lambda: self.raw.get(key))
+            size = answer.meta["size"]
+            for chunk in _until_cut(answer.stream(CHUNK)):
+                done += len(chunk)
+                yield chunk
         except FileNotFoundError:
-            raise self._missing(key) from None
-        try:
-            for chunk in stream:
-                yield bytes(chunk)
-        except BaseError as error:
-            raise bucket_error(error, f"{self.url}/{key}") from None
+            raise missing(f"{self.url}/{key}") from None
+        while done < size:
+            chunk = self.get_range(key, done, min(CHUNK, size - done))
+            done += len(chunk)
+            yield chunk
 
     def listing(self, prefix: str) -> list[Entry]:
         """Keys below a folder-like prefix, in any order."""
@@ -131,14 +137,11 @@ class BucketBackend:
         try:
             when: float = self._ask(lambda: self.raw.head(key))["last_modified"].timestamp()
         except FileNotFoundError:
-            raise self._missing(key) from None
+            raise missing(f"{self.url}/{key}") from None
         return when
 
     def sweep(self) -> None:
         """Nothing to do: an unfinished write leaves no key."""
-
-    def _missing(self, key: str) -> MissingError:
-        return MissingError(f"{self.url}/{key}", "is missing; redo its step with --force")
 
     def _ask(self, call: Callable[[], T]) -> T:
         """The answer to a call; repeated while the storage is away for a moment."""
@@ -165,3 +168,12 @@ class BucketBackend:
                 return answer
             time.sleep(PAUSES[min(tries, len(PAUSES) - 1)] * random.uniform(0.5, 1.0))
             tries += 1
+
+
+def _until_cut(stream: Any) -> Iterator[bytes]:
+    """Pieces of a download, as far as it goes."""
+    try:
+        for chunk in stream:
+            yield bytes(chunk)
+    except BaseError:
+        return

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from pipelines.runtime.store_errors import MissingError, folder_error
+from pipelines.runtime.store_errors import folder_error, missing
 
 WRITING = ".writing"  # below the root
 ABANDONED = 24 * 3600.0  # age in seconds at which an unfinished write is removed
@@ -77,9 +77,7 @@ class FolderBackend:
                     file.seek(start)
                     return file.read(length)
             except FileNotFoundError as error:
-                raise MissingError(self.path(key), "is missing; redo its step with --force") from (
-                    error
-                )
+                raise missing(self.path(key)) from error
 
     def chunks(self, key: str) -> Iterator[bytes]:
         """The content of a key in pieces."""
@@ -89,9 +87,7 @@ class FolderBackend:
                     while chunk := file.read(2**22):
                         yield chunk
             except FileNotFoundError as error:
-                raise MissingError(self.path(key), "is missing; redo its step with --force") from (
-                    error
-                )
+                raise missing(self.path(key)) from error
 
     def listing(self, prefix: str) -> list[Entry]:
         """Keys below a folder, in any order."""
@@ -133,8 +129,8 @@ class FolderBackend:
     def _link(self, temporary: Path, key: str) -> bool:
         target = self.path(key)
         for _ in range(100):  # another process may remove the folder while it is empty
-            _make_folders(target.parent)
             try:
+                _make_folders(target.parent)
                 os.link(temporary, target)
             except FileExistsError:
                 return False

@@ -18,7 +18,7 @@ from components.core.digests import digest_file
 from pipelines.runtime.bucket_backend import BucketBackend
 from pipelines.runtime.folder_backend import FolderBackend
 from pipelines.runtime.node_cache import CheckedFiles, NodeCache, digest_chunks
-from pipelines.runtime.store_errors import DamagedError, MissingError, StoreError
+from pipelines.runtime.store_errors import DamagedError, MissingError, StoreError, missing
 
 __all__ = ["DamagedError", "Listed", "MissingError", "Ref", "Store", "StoreError", "open_store"]
 
@@ -57,12 +57,11 @@ class Store:
         answered: bool = False,
     ) -> None:
         text = str(root)
-        self.is_local = "://" not in text
+        self.is_local = ":/" not in text
         self.root = str(Path(text).absolute()) if self.is_local else _checked_url(text)
         self.cache = NodeCache(cache_folder, cache_bytes)
         self._checked = CheckedFiles()
-        self.clock_skew = 0.0
-        """Seconds that the clock of the storage is ahead of ours, since `check_create_only`."""
+        self._clock_skew: float | None = None
         self._backend: FolderBackend | BucketBackend
         if self.is_local:
             self._backend = FolderBackend(Path(self.root))
@@ -74,7 +73,7 @@ class Store:
 
     def __reduce__(self) -> tuple[object, ...]:
         answered = isinstance(self._backend, BucketBackend) and self._backend.answered
-        arguments = (self.root, self.cache.folder, self.cache.limit, answered, self.clock_skew)
+        arguments = (self.root, self.cache.folder, self.cache.limit, answered, self._clock_skew)
         return _reopen, arguments
 
     def where(self, key: str) -> str:
@@ -127,7 +126,7 @@ class Store:
         """The content of a key, which must exist."""
         content = self.find(key)
         if content is None:
-            raise MissingError(self.where(key), "is missing; redo its step with --force")
+            raise missing(self.where(key))
         return content
 
     def find(self, key: str) -> bytes | None:
@@ -165,13 +164,21 @@ class Store:
             return path
         return self.cache.path(ref, self._backend.chunks, where=self.where(ref.key))
 
+    @property
+    def clock_skew(self) -> float:
+        """Seconds that the clock of the storage is ahead of ours; measured once."""
+        if self._clock_skew is None:
+            self.check_create_only()
+        assert self._clock_skew is not None
+        return self._clock_skew
+
     def check_create_only(self) -> None:
         """Write a key twice: refuse a storage that overwrites. Measure its clock, tidy up."""
         key = f"probes/{uuid4().hex}"
         first, now = self.put_new(key, b"first"), time.time()
         second = self.put_new(key, b"second")
-        self.clock_skew = self._backend.modified(key) - now
         kept = self.get(key)
+        self._clock_skew = self._backend.modified(key) - now
         self.delete([key])
         self._backend.sweep()
         if not first or second or kept != b"first":
@@ -184,7 +191,7 @@ class Store:
 
 def open_store(root: str | Path) -> Store:
     """The store of a folder or URL; one per process."""
-    text = str(root) if "://" in str(root) else str(Path(root).absolute())
+    text = str(root) if ":/" in str(root) else str(Path(root).absolute())
     return _opened(text, os.getpid())
 
 
@@ -194,15 +201,15 @@ def _opened(root: str, pid: int) -> Store:
 
 
 def _reopen(
-    root: str, cache_folder: Path, cache_bytes: int, answered: bool, clock_skew: float
+    root: str, cache_folder: Path, cache_bytes: int, answered: bool, clock_skew: float | None
 ) -> Store:
     store = Store(root, cache_folder=cache_folder, cache_bytes=cache_bytes, answered=answered)
-    store.clock_skew = clock_skew
+    store._clock_skew = clock_skew
     return store
 
 
 def _checked_url(text: str) -> str:
-    """A URL without a slash at its end; other schemes than those of buckets are refused."""
+    """A URL without a slash at its end, of a bucket; a `Path` of a URL has lost a slash."""
     scheme, _, rest = text.partition("://")
     if scheme not in SCHEMES or not rest.strip("/"):
         raise StoreError(

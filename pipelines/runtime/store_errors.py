@@ -27,6 +27,11 @@ class UnavailableError(StoreError):
     """The storage does not answer; the same call may succeed later."""
 
 
+def missing(where: object) -> MissingError:
+    """The error for a key that must exist."""
+    return MissingError(where, "is missing; redo its step with --force")
+
+
 ACCESS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 ENDPOINT = "check AWS_ENDPOINT_URL"
 # In this order: obstore asks the cloud's metadata address for credentials, which fails like an
