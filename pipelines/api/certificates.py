@@ -277,7 +277,7 @@ def verify(
     """
     from components.certify.verify import VerifyReport
     from components.certify.verify import verify as check
-    from pipelines.runtime.artifacts import changed_files
+    from pipelines.runtime.manifests import changed_files
 
     if not isinstance(path, str | Path):
         raise CasemateError("path", repr(path), "is not the path of a certificate")

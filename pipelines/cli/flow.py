@@ -94,7 +94,7 @@ def run_and_show(
 def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> None:
     """Refuse `--resume` if no training has a checkpoint, or if all are finished."""
     from pipelines.flow.plan import plan, select
-    from pipelines.runtime.artifacts import SCRATCH
+    from pipelines.runtime.storage import SCRATCH
     from pipelines.stages.train.worker import has_checkpoint
 
     if force:

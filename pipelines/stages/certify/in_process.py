@@ -20,7 +20,7 @@ from components.core.digests import digest_json
 from components.core.settings import plain
 from components.core.units import WorkFn
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import software
+from pipelines.runtime.provenance import software
 
 
 def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:

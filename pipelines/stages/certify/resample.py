@@ -19,7 +19,7 @@ from components.data.prepared import Split
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
 from components.models.pixels import PixelModel
-from pipelines.runtime.artifacts import read_manifest
+from pipelines.runtime.manifests import read_manifest
 from pipelines.runtime.progress import say
 from pipelines.stages.certify.in_process import like_a_worker
 

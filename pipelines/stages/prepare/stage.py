@@ -15,6 +15,7 @@ import ray.data
 
 from components.core.errors import CasemateError
 from components.core.files import leftovers
+from components.core.folders import Folder
 from components.data.fitting import Fitting
 from components.data.shards import (
     ShardJob,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:  # workers import this module and must not import pydantic and
 SYNTHETIC = "synthetic"  # the split of generated training images
 
 
-def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
+def run(recipe: "Recipe", inputs: Mapping[str, Folder], out: "StageDir") -> None:
     """Write the prepared dataset; a second start keeps complete shards."""
     data, folder = recipe.data, out.path.absolute()
     fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)

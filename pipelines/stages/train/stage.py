@@ -6,7 +6,6 @@ need the tracking store.
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from components.core.errors import CasemateError, last_line
+from components.core.folders import Folder
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
@@ -40,7 +40,7 @@ from pipelines.stages.train.session import objective_of
 from pipelines.stages.train.worker import JOB, TrainJob, train_loop
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Train to the end, or from the last checkpoint of an interrupted run to the end."""
     model, local = out.part, build.with_absolute_paths(recipe, inputs)
     spec = build.model_spec(local, PreparedDataset.open(inputs["prepare"]), model)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.files import write_text
+from components.core.folders import Folder
 from pipelines.runtime.machine import MACHINE, MachineLog
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class TrainJob:
     recipe: dict[str, Any]  # resolved, with absolute paths
     recipe_digest: str  # of the recipe as it was written
     model: str
-    dataset: Path
+    dataset: Folder
     live: Path  # what rank 0 reports while it trains
     stopped: Path  # why training cannot continue; exists only then
     out: Path

@@ -8,6 +8,7 @@ from ray import tune
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
+from components.core.folders import Folder
 from pipelines.recipe import build
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
@@ -46,7 +47,7 @@ class Ending(tune.Stopper):  # type: ignore[misc]
 
 
 def fit(
-    recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int
+    recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir, *, epochs: int
 ) -> tune.ResultGrid:
     """Run the trials, or the unfinished ones of an interrupted run; Ray Tune's result grid."""
     trainable = tune.with_resources(trial, trial_resources(recipe.cluster))
@@ -118,7 +119,7 @@ def num_checkpoints(section: TuneSection) -> int:
 
 
 def _new_tuner(
-    recipe: Recipe, trainable: Callable[..., object], place: Path, *, dataset: Path, epochs: int
+    recipe: Recipe, trainable: Callable[..., object], place: Path, *, dataset: Folder, epochs: int
 ) -> tune.Tuner:
     section, cluster, points = tuned(recipe), recipe.cluster, fixed_points(recipe)
     listed: dict[str, object] = {}
