@@ -45,6 +45,11 @@ def is_uri(place: object) -> bool:
     return "://" in str(place)
 
 
+def scheme_of(place: str) -> str:
+    """`s3://` of a URI, nothing of a path."""
+    return place[: place.index("://") + 3] if is_uri(place) else ""
+
+
 def within(folder: Folder, name: str) -> Folder:
     """A folder in another one; nothing is fetched."""
     return folder.within(name) if isinstance(folder, RemoteFolder) else folder / name

@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from components.core import files
 from components.core.folders import Folder
 from pipelines.runtime.manifests import Manifest, read_manifest
+from pipelines.runtime.notes import Notes
 from pipelines.runtime.provenance import Provenance, git_revision, software
 from pipelines.runtime.storage import SCRATCH, StepPlace, Storage
 from pipelines.runtime.store import Ref
-from pipelines.runtime.stored_folder import StoredFolder
+from pipelines.runtime.stored_folder import StoredFolder, link_or_copy
 
 if TYPE_CHECKING:  # workers import this module: spare them mlflow
     from pipelines.runtime.tracking import StepRun
@@ -55,6 +57,28 @@ class StageDir:
         folder = self.path / SCRATCH
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    @property
+    def ray_storage(self) -> str:
+        """Where Ray keeps the checkpoints of the step."""
+        if self.place.storage.is_local:
+            return str(self.scratch)
+        return f"{self.place}/{SCRATCH}"
+
+    @property
+    def notes(self) -> Notes:
+        """What workers show while the step runs."""
+        token = uuid4().hex[:12]  # an earlier start may have had other notes
+        is_local = self.place.storage.is_local
+        return Notes(self.scratch, None if is_local else f"{self.place.name}-{token}")
+
+    def fetch(self, stored: Mapping[str, Ref]) -> None:
+        """Bring files that a worker has stored to `path`."""
+        for name, ref in stored.items():
+            target = self.path / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with files.atomic(target, sync=False) as temporary:
+                link_or_copy(self.place.store.local(ref), temporary)
 
     def trained_in(self, model: str) -> str | None:
         """The MLflow run that trained a model which this step reads; None for a given one."""

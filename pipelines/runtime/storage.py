@@ -22,7 +22,7 @@ from uuid import uuid4
 from components.core import files as writing
 from components.core.digests import digest_bytes, digest_file
 from components.core.errors import CasemateError
-from components.core.folders import Folder, add_opener, is_uri
+from components.core.folders import Folder, is_uri
 from pipelines.runtime.manifests import (
     MANIFEST,
     FileEntry,
@@ -298,6 +298,3 @@ def input_of(folder: Folder, relative: str) -> Folder:
         return Path(relative)
     recipe, _, step = key.partition("/")
     return Storage.at(folder.root).step(recipe, step).open()
-
-
-add_opener(step_at)
