@@ -46,7 +46,10 @@ class UnitSource(Protocol):
 
     counts: str  # what the progress bar counts; its total
     total: int
-    brief: BriefFn | None  # is sent to the workers; None: `keep` needs nothing of a result
+
+    @property
+    def brief(self) -> BriefFn | None:
+        """What `keep` needs of a result; workers compute it. None: nothing."""
 
     def keep(self, unit: Unit, brief: Any) -> None:
         """Receive the brief of a unit, computed in this start or an earlier one."""

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, TypedDict
 from components.core import files
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
+from pipelines.runtime.parts import PartStore
 
 if TYPE_CHECKING:  # workers import this module: spare them mlflow
     from pipelines.runtime.tracking import StepRun
@@ -112,6 +113,10 @@ class StageDir:
         folder = self.path / SCRATCH
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def parts(self, what: str, *, run_id: str) -> PartStore:
+        """Results of units of this step, kept until it is finished; `run_id` is their identity."""
+        return PartStore.in_folder(self.scratch / what, run_id=run_id)
 
     def trained_in(self, model: str) -> str | None:
         """The MLflow run that trained a model which this step reads; None for a given one."""
