@@ -12,6 +12,7 @@ from components.core import files
 from components.core.folders import Folder
 from pipelines.runtime.manifests import Manifest, read_manifest
 from pipelines.runtime.notes import Notes
+from pipelines.runtime.parts import PartStore
 from pipelines.runtime.provenance import Provenance, git_revision, software
 from pipelines.runtime.storage import SCRATCH, StepPlace, Storage
 from pipelines.runtime.store import Ref
@@ -79,6 +80,10 @@ class StageDir:
             target.parent.mkdir(parents=True, exist_ok=True)
             with files.atomic(target, sync=False) as temporary:
                 link_or_copy(self.place.store.local(ref), temporary)
+
+    def parts(self, what: str, *, run_id: str) -> PartStore:
+        """Results of units of this step, kept until it is finished; `run_id` is their identity."""
+        return PartStore(self.place.store, f"{self.place.key}/{SCRATCH}/{what}", run_id=run_id)
 
     def trained_in(self, model: str) -> str | None:
         """The MLflow run that trained a model which this step reads; None for a given one."""

@@ -151,7 +151,7 @@ def _runner(
     device = recipe.cluster.actor_device
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
-    parts = PartStore(out.scratch / "parts", run_id=identity)
+    parts = out.parts("parts", run_id=identity)
     return UnitRunner(config, parts, recipe.cluster, out)
 
 

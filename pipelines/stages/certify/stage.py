@@ -20,7 +20,6 @@ from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.parts import PartStore
 from pipelines.runtime.progress import say
 from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
@@ -94,7 +93,7 @@ def _probed(
         out.run.tags({"casemate.device": device})
         return task
     made_with = [out.fingerprint, task.votes.to_dict(), digest_of(task.model), software()]
-    parts = PartStore(out.scratch / "probe", run_id=digest_json(made_with))
+    parts = out.parts("probe", run_id=digest_json(made_with))
     unit = Unit(f"probe-{parts.run_id[:12]}", "the first worker", None)
     run_units(
         [unit],
@@ -118,7 +117,7 @@ def _vote(
 ) -> Votes:
     """Compute the votes that are missing, on the cluster; keep them all in one file."""
     plan = family_of(header.kind).plan(task, settings, header)
-    parts = PartStore(out.scratch / "votes", run_id=digest_json(header.to_dict()))
+    parts = out.parts("votes", run_id=digest_json(header.to_dict()))
     run_units(
         plan.units,
         make=make_voter,

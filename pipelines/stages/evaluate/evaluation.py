@@ -26,7 +26,6 @@ from pipelines.recipe import build
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.parts import PartStore
 from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.evaluate.steps import OTHER
@@ -204,7 +203,7 @@ def executor(
     identity = digest_json([out.fingerprint, dataset.digest, digests, device, software()])
 
     def execute(units: Sequence[Unit]) -> Iterator[pa.Table]:
-        parts = PartStore(out.scratch / "parts", run_id=identity)
+        parts = out.parts("parts", run_id=identity)
         run_units(
             list(units),
             make=make,
