@@ -165,13 +165,20 @@ class StepPlace:
         stored = {} if self.storage.is_local else self._sizes()
         for name, ref in refs.items():
             if self.storage.is_local:
-                intact = _is_intact(Path(self.storage.root) / ref.key, ref)
+                intact = self._is_intact(name, ref)
             else:  # a key names its content, which is checked when it is read
                 intact = stored.get(ref.key) == ref.bytes
             if not intact:
                 remedy = "is missing or changed; restore it or redo the step with --force"
                 raise CasemateError("storage", f"{self}/{name}", remedy)
         return True
+
+    def _is_intact(self, name: str, ref: Ref) -> bool:
+        """Whether a file is stored, and what people see under its name is that file."""
+        kept, shown = Path(self.storage.root) / ref.key, self.path / name
+        if not _is_intact(kept, ref):
+            return False
+        return not shown.exists() or shown.samefile(kept) or _is_intact(shown, ref)
 
     def _sizes(self) -> dict[str, int]:
         return {e.key: e.bytes for e in self.store.listing(f"{self.key}/{FILES}")}
@@ -226,7 +233,7 @@ class StepPlace:
         for stale in writing.leftovers(self.path):
             stale.unlink()
         found = (p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file())
-        return sorted(p.as_posix() for p in found if not _is_own(p.as_posix()))
+        return sorted(p.as_posix() for p in found if not belongs_to_storage(p.as_posix()))
 
     def _show(self, manifest: Manifest, text: bytes) -> None:
         """Let the step's folder show the files of its manifest under their names."""
@@ -265,7 +272,7 @@ def _is_numbered(name: str) -> bool:
     return name.endswith(f".{MANIFEST}") and name.partition(".")[0].isdigit()
 
 
-def _is_own(name: str) -> bool:
+def belongs_to_storage(name: str) -> bool:
     """Whether a path in a step's folder belongs to the storage and not to the step."""
     first = name.partition("/")[0]
     return first in (FILES, GENERATIONS, SCRATCH, MANIFEST) or _is_numbered(name)

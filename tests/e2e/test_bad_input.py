@@ -18,6 +18,7 @@ from pipelines.recipe import load as recipes
 from pipelines.runtime.step_locks import hold
 from pipelines.runtime.store import open_store
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
+from tests.steps import files_of
 
 pytestmark = pytest.mark.e2e
 
@@ -229,11 +230,11 @@ def test_recertify_refuses_settings_that_do_not_fit(
 
 def test_recertify_never_overwrites_what_it_reads(certificate):
     folder = certificate("certify.l2")
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    before = {name: p.read_bytes() for name, p in files_of(folder).items()}
     assert_refused(call("recertify", folder, "--out", folder), folder, "choose another folder")
     for place in (folder / "votes.parquet", folder / "votes.parquet" / "below"):
         assert_refused(call("recertify", folder, "--out", place), f"out: {place}", "choose another")
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    assert {name: p.read_bytes() for name, p in files_of(folder).items()} == before
 
 
 def test_certificates_that_are_not_there_or_not_whole(cli, certificate, tmp_path):
@@ -365,7 +366,7 @@ def test_a_truncated_part_is_named_and_its_remedy_works(
 
     result = call("certify", recipe, "--storage", trained)
     assert_refused(result, f"part: {part} is damaged", "delete this file")
-    (probe,) = step.folder.glob("unfinished/probe/*.parquet")  # how votes are computed
+    (probe,) = step.folder.glob("unfinished/probe/*/*.arrow")  # how votes are computed
     kept = {path.relative_to(step.folder).as_posix() for path in (part, probe)}
     assert files(step.folder) == kept
     assert statuses(trained)["certify.patch"] == ["FAILED"]
