@@ -149,7 +149,7 @@ class Store:
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys; missing ones are fine."""
         for key in keys:
-            _check(key)
+            _check(key, hidden=True)  # Ray writes such keys to a bucket
         self._backend.delete(keys)
 
     def local(self, ref: Ref) -> Path:
@@ -218,8 +218,9 @@ def _checked_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _check(key: str) -> None:
+def _check(key: str, *, hidden: bool = False) -> None:
     """A key is a relative path without empty, hidden or upward parts."""
     parts = key.split("/")
-    if not all(parts) or any(part.startswith(".") for part in parts):
+    odd = {".", ".."} if hidden else {part for part in parts if part.startswith(".")}
+    if not all(parts) or odd & set(parts):
         raise ValueError(f"not a key of a store: {key!r}")
