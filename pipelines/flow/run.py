@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from components.core.digests import digest_json
+from components.core.folders import Folder
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
@@ -23,7 +24,7 @@ def run_flow(
     address: str | None = None,
     force: bool = False,
     until: str | None = None,
-    prepared: Path | None = None,
+    prepared: Folder | None = None,
 ) -> list[PlannedStep]:
     """Run the unfinished steps, here or at `address`; returns the selected steps.
 

@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Required, TypedDict, cast
 
 from components.core.folders import Folder
@@ -30,7 +29,7 @@ class Step:
     part: str = ""
     needs: tuple[str, ...] = ()
     identity: Mapping[str, object] = field(default_factory=dict)
-    given: Path | None = None  # an existing folder that is used unchanged
+    given: Folder | None = None  # an existing folder that is used unchanged
 
     @property
     def name(self) -> str:
@@ -47,7 +46,7 @@ class Planning:
     """Input of a stage's plan."""
 
     recipe: "Recipe"
-    prepared: Path | None = None  # a finished dataset instead of the recipe's own
+    prepared: Folder | None = None  # a finished dataset instead of the recipe's own
     earlier: Sequence[Step] = ()  # the steps of the stages before
 
 
