@@ -84,9 +84,10 @@ def count_under_lock(number, gate, root, counter, rounds):
     return fences
 
 
-def read_local(number, gate, root, ref):
+def read_local(number, gate, store, ref):
+    """A pickled store: path and content of one of its files."""
     gate.wait()
-    path = Store(root).local(ref)
+    path = store.local(ref)
     return path, path.read_bytes()
 
 

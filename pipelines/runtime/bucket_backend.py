@@ -47,9 +47,10 @@ os.register_at_fork(after_in_child=_Runtime.after_fork)
 class BucketBackend:
     """Keys below a URL, opened at the first use."""
 
-    def __init__(self, url: str, *, answered: bool = False) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.answered = answered
+        self.answered = False
+        """Whether the storage answered before, here or where the store came from."""
         self._raw: Any = None
 
     @property
