@@ -8,7 +8,9 @@ import os
 import re
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
+
+from components.core.errors import first_line
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH = re.compile(r"(s3|gs|az):/?(?!/)", re.IGNORECASE)
@@ -19,12 +21,45 @@ _KEYS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-_NO_KEYS = (  # where the clouds' clients look for a role of the machine as a last resort
-    "/latest/api/token",
-    "/latest/meta-data",
-    "token request",
-    "169.254.169.254",
-    "Account must be specified",
+ACCESS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+ENDPOINT = "check AWS_ENDPOINT_URL"
+# In this order: obstore asks the cloud's metadata address for credentials, which fails like an
+# endpoint that is away.
+CAUSES = (
+    ("/latest/api/token", "has no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ("/latest/meta-data", "has no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ("metadata.google.internal", "has no credentials; set GOOGLE_APPLICATION_CREDENTIALS"),
+    ("/metadata/identity", "has no credentials; set AZURE_STORAGE_ACCOUNT_KEY"),
+    ("169.254.169.254", "has no credentials; set those of the cloud in the environment"),
+    ("Account must be specified", "names no account; set AZURE_STORAGE_ACCOUNT_NAME"),
+    ("Unable to recognise URL", "names no bucket; write s3://bucket/prefix"),
+    ("URL did not match any known", "is not a URL of a bucket; write s3://bucket/prefix"),
+    ("NoSuchBucket", "does not exist: create the bucket, or correct its name"),
+    ("ExpiredToken", "refuses expired credentials; renew AWS_SESSION_TOKEN and its keys"),
+    ("TokenRefreshRequired", "refuses expired credentials; renew AWS_SESSION_TOKEN and its keys"),
+    ("RequestTimeTooSkewed", "refuses the time of this machine; set its clock"),
+    ("InvalidAccessKeyId", f"does not know the access key; {ACCESS}"),
+    ("SignatureDoesNotMatch", f"refuses the secret key; {ACCESS}"),
+    ("AccessDenied", "denies access to these credentials; check their rights"),
+    ("403 Forbidden", "denies access to these credentials; check their rights"),
+    ("401 Unauthorized", f"refuses these credentials; {ACCESS}"),
+    ("EmptySegment", "holds a name with an empty part between slashes; rename it"),
+    ("builder error", "has an endpoint of plain http; set AWS_ALLOW_HTTP=true"),
+)
+PASSING = (
+    ("Connection refused", f"refuses connections; {ENDPOINT}"),
+    ("dns error", f"has an endpoint of unknown name; {ENDPOINT}"),
+    ("timed out", f"does not answer in time; {ENDPOINT}"),
+    ("SlowDown", "asks for fewer requests; use fewer workers, or continue later"),
+    ("503 Service Unavailable", "is unavailable (503); the same command continues later"),
+    ("429 Too Many Requests", "asks for fewer requests; use fewer workers, or continue later"),
+    ("500 Internal Server Error", "has an internal error (500); the same command continues later"),
+    ("502 Bad Gateway", "is unavailable (502); the same command continues later"),
+    ("504 Gateway Timeout", "is unavailable (504); the same command continues later"),
+    ("request or response body error", "cuts its answers short; the same command continues later"),
+    ("error decoding response body", "cuts its answers short; the same command continues later"),
+    ("error sending request", f"cannot be reached; {ENDPOINT}"),
+    ("connection closed", f"closes connections; {ENDPOINT}"),
 )
 
 
@@ -51,62 +86,48 @@ def uri_problem(text: str) -> str | None:
     return None
 
 
-def open_bucket(bucket: str, *, quick: bool = False) -> Any:
-    """The obstore handle of `s3://bucket`, one per process; `quick` gives up after seconds."""
-    settings = tuple((name, os.environ.get(name)) for name in sorted(_settings()))
-    return _opened(bucket, quick, os.getpid(), settings)
+class Patience(NamedTuple):
+    """How long a request may take, and how often it is repeated."""
+
+    retries: int
+    seconds: int
 
 
-def _settings() -> set[str]:
-    return {name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
+QUICK = Patience(retries=1, seconds=5)  # for a look that may fail: lint
+FIRST = Patience(retries=4, seconds=60)  # an address that does not answer is probably wrong
+LONG = Patience(retries=10, seconds=60)  # a store that is busy for a minute
 
 
-@lru_cache(maxsize=8)
-def _opened(bucket: str, quick: bool, pid: int, settings: tuple[Any, ...]) -> Any:
+def open_bucket(bucket: str, patience: Patience) -> Any:
+    """The obstore handle of `s3://bucket`; one per process and environment."""
+    names = sorted(name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    return _opened(bucket, patience, os.getpid(), tuple(os.environ[name] for name in names))
+
+
+@lru_cache(maxsize=16)
+def _opened(bucket: str, patience: Patience, pid: int, environment: tuple[str, ...]) -> Any:
     from obstore.store import from_url
 
     plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
-    return from_url(
-        bucket,
-        client_options={
-            "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP") == "true",
-            "timeout": "5s" if quick else "60s",
-            "connect_timeout": "3s" if quick else "5s",
-        },
-        retry_config={
-            "max_retries": 1 if quick else 5,
-            "retry_timeout": timedelta(seconds=5 if quick else 60),
-        },
-    )
+    client: Any = {
+        "allow_http": plain or os.environ.get("AWS_ALLOW_HTTP") == "true",
+        "timeout": f"{patience.seconds}s",
+        "connect_timeout": f"{min(5, patience.seconds)}s",
+    }
+    wait: Any = {
+        "max_retries": patience.retries,
+        "retry_timeout": timedelta(seconds=3 * patience.seconds),
+    }
+    return from_url(bucket, client_options=client, retry_config=wait)
 
 
-def reason_of(error: BaseException, uri: str) -> str:
-    """The cause and the remedy in one line; obstore prints some 30 lines of debug text."""
-    text, scheme = str(error), uri.partition("://")[0]
-    keys = _KEYS.get(scheme, "the credentials")
-    if any(sign in text for sign in _NO_KEYS):
-        return f"no credentials found; set {keys}"
-    for signs, meaning in (
-        (("NoSuchBucket", "ContainerNotFound"), "the bucket does not exist; correct its name"),
-        (("InvalidAccessKeyId",), "the access key is unknown; check AWS_ACCESS_KEY_ID"),
-        (("SignatureDoesNotMatch",), "the secret key is wrong; check AWS_SECRET_ACCESS_KEY"),
-        (("ExpiredToken", "TokenRefreshRequired"), "the credentials have expired; renew them"),
-        (("AccessDenied", "403 Forbidden", "401 Unauthorized"), f"access is denied; check {keys}"),
-        (("builder error",), "the endpoint is plain http; set AWS_ALLOW_HTTP=true"),
-        (("Connection refused",), f"the endpoint refuses connections; check {_endpoint(scheme)}"),
-        (("dns error",), f"the endpoint's name is unknown; check {_endpoint(scheme)}"),
-        (
-            ("timed out", "TimedOut"),
-            f"no answer in time; check the network and {_endpoint(scheme)}",
-        ),
-        (("error sending request",), f"no connection; check the network and {_endpoint(scheme)}"),
-        (("empty path segment", "EmptySegment"), "an object's name has an empty part; rename it"),
-    ):
-        if any(sign in text for sign in signs):
-            return meaning
-    lines = text.splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}".rstrip(": ")
-
-
-def _endpoint(scheme: str) -> str:
-    return {"s3": "AWS_ENDPOINT_URL", "az": "AZURE_STORAGE_ENDPOINT"}.get(scheme, "the proxy")
+def remedy_of(error: BaseException) -> tuple[str, bool]:
+    """The cause and remedy in one line, of obstore's 30; and whether the cause may pass."""
+    text = str(error)
+    for sign, remedy in CAUSES:
+        if sign in text:
+            return remedy, False
+    for sign, remedy in PASSING:
+        if sign in text:
+            return remedy, True
+    return f"cannot be used ({first_line(error)[:200]})", False

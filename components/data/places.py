@@ -16,7 +16,15 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, cast
 
 from components.core.errors import CasemateError
-from components.core.object_stores import is_uri, open_bucket, reason_of, uri_problem
+from components.core.object_stores import (
+    FIRST,
+    LONG,
+    QUICK,
+    is_uri,
+    open_bucket,
+    remedy_of,
+    uri_problem,
+)
 
 WINDOW = 2**20  # bytes that a buffered file reads ahead
 KEY = "data.path"
@@ -83,9 +91,11 @@ class RemotePath:
         """Size and tag; None if there is no such object."""
         if self.listed:
             return self.facts
+        if not self.key:
+            return None
         with self._errors():
             try:
-                return ObjectFacts.of(self._store().head(self.key)) if self.key else None
+                return ObjectFacts.of(open_bucket(self.bucket, FIRST).head(self.key))
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
@@ -152,7 +162,7 @@ class RemotePath:
     def check_reachable(self) -> None:
         """Raise an error unless there is something here; gives up after a few seconds."""
         with self._errors():
-            store = open_bucket(self.bucket, quick=True)
+            store = open_bucket(self.bucket, QUICK)
             pages = store.list(self.key or None, chunk_size=1)
             if any(page for page in pages):
                 return
@@ -171,7 +181,7 @@ class RemotePath:
         return RemotePath(self.bucket, meta["path"], ObjectFacts.of(meta), listed=True)
 
     def _store(self) -> Any:
-        return open_bucket(self.bucket)
+        return open_bucket(self.bucket, LONG)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -218,7 +228,7 @@ def changed(place: Place) -> CasemateError:
 
 
 def _unreadable(place: RemotePath, error: BaseException) -> CasemateError:
-    return CasemateError(KEY, place, f"cannot be read: {reason_of(error, place.bucket)}")
+    return CasemateError(KEY, place, remedy_of(error)[0])
 
 
 class _Part(io.RawIOBase):
