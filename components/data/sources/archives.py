@@ -1,13 +1,12 @@
 """Tar archives that are read without unpacking: an index of their headers, then members by range.
 
-Indexing holds `WINDOW` bytes per archive and skips members that are larger; archives inside an
-archive are indexed side by side, `THREADS` at a time. Workers get the place of each member and read
-it with one request, so they need no index.
+Indexing holds `WINDOW` bytes and skips members that are larger; of an archive inside an archive it
+holds `HEADERS` bytes. Workers get the place of each member and read it with one request, so they
+need no index.
 """
 
 import tarfile
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from components.data.sources.files import check_utf8
 from components.data.sources.versions import file_size, part_file, read_range
 
 HEADERS = 2**12  # bytes that are held of an archive inside an archive, of which many are read
-THREADS = 16
 BLOCK = 512  # bytes; archives end with two blocks of zeros
 
 
@@ -46,21 +44,9 @@ def members(archive: Place, version: str) -> tuple[Member, ...]:
     return _indexed(archive, version, whole, window=WINDOW)
 
 
-@lru_cache(maxsize=1)
-def nested_members(archive: Place, version: str) -> dict[str, tuple[Member, ...]]:
-    """The files of every archive `<name>.tar` inside an archive, by name."""
-    inner = [member for member in members(archive, version) if member.name.endswith(".tar")]
-
-    def index(one: Member) -> tuple[Member, ...]:
-        return _indexed(archive, version, one, window=HEADERS)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(index, inner)
-        return {_stem(one.name): files for one, files in zip(inner, found, strict=True)}
-
-
-def _stem(name: str) -> str:
-    return name.rpartition("/")[2].removesuffix(".tar")
+def inner_members(archive: Place, version: str, inner: Member) -> tuple[Member, ...]:
+    """The files of an archive that is a member of another one."""
+    return _indexed(archive, version, inner, window=HEADERS)
 
 
 def _indexed(archive: Place, version: str, part: Member, *, window: int) -> tuple[Member, ...]:

@@ -60,10 +60,9 @@ class ImageNetSource(SourceDefaults):
         return {"test_ids": f"{used}, {known}, sha256 {digest}"}
 
     def entries(self) -> list[Entry]:
-        found: list[Entry] = []
-        if self.train is not None:
-            for label, wnid in enumerate(self.classes):
-                found += train_entries(self.train, wnid, source=self.name, label=label)
+        if self.train is None:
+            return self._test_entries()
+        found = train_entries(self.train, self.classes, source=self.name)
         return found + self._test_entries()
 
     def _test_entries(self) -> list[Entry]:
@@ -83,8 +82,8 @@ class ImageNetSource(SourceDefaults):
         """File name -> wnid, place below root, version."""
         if self.val_map is None:
             images: dict[str, tuple[str, str, str]] = {}
-            for wnid in self.val.class_names():
-                for name, locator, version in self.val.class_images(wnid):
+            for wnid, found in self.val.images_of(self.val.class_names()).items():
+                for name, locator, version in found:
                     if name in images:
                         place = self.val.place / wnid / name
                         raise CasemateError("data.path", place, "exists twice")

@@ -4,12 +4,15 @@
 items do not depend on the form. A folder counts if both are there.
 """
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from components.core.errors import CasemateError
 from components.data.places import Place
-from components.data.sources.archives import Member, members, nested_members, read_member
+from components.data.sources.archives import Member, inner_members, members, read_member
 from components.data.sources.base import Entry, Pixels
 from components.data.sources.files import (
     decode_image_bytes,
@@ -21,6 +24,7 @@ from components.data.sources.files import (
 )
 from components.data.sources.versions import file_version
 
+THREADS = 16  # requests at a time while objects or archives are listed
 ARCHIVES = {
     "train": ("ILSVRC2012_img_train.tar", "train.tar"),
     "val": ("ILSVRC2012_img_val.tar", "val.tar"),
@@ -37,11 +41,11 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A folder or an archive below `root`."""
+    """A folder, or an archive of that version, below `root`."""
 
     root: Place
     name: str
-    is_archive: bool
+    version: str | None
 
     @property
     def place(self) -> Place:
@@ -49,27 +53,36 @@ class Part:
 
     def class_names(self) -> list[str]:
         """The classes that it is sorted into, sorted; none if its images lie side by side."""
-        if not self.is_archive:
+        if self.version is None:
             return sub_folders(self.place)
-        files = members(self.place, file_version(self.place))
-        return (
-            sorted(nested_members(self.place, file_version(self.place))) if _nested(files) else []
-        )
+        return sorted(self._inner(self.version))
 
-    def class_images(self, wnid: str) -> list[Image]:
-        """The images of a class, sorted by name."""
-        if not self.is_archive:
+    def images_of(self, wnids: Sequence[str]) -> dict[str, list[Image]]:
+        """The images of each class, sorted by name; several requests at a time."""
+        if self.version is None and isinstance(self.root, Path):
+            return {wnid: self._class_images(wnid) for wnid in wnids}
+        if self.version is not None:
+            members(self.place, self.version)  # once, not by every thread
+        with ThreadPoolExecutor(THREADS) as threads:
+            return dict(zip(wnids, threads.map(self._class_images, wnids), strict=True))
+
+    def _class_images(self, wnid: str) -> list[Image]:
+        if self.version is None:
             below = f"{self.name}/{wnid}"
             return [Image(n, f"{below}/{n}", v) for n, v in flat_images(self.place / wnid)]
-        version = file_version(self.place)
-        return self._archived(nested_members(self.place, version)[wnid], version)
+        inner = self._inner(self.version)[wnid]
+        return self._archived(inner_members(self.place, self.version, inner), self.version)
 
     def images(self) -> list[Image]:
         """The images that are not in a class, sorted by name."""
-        if not self.is_archive:
+        if self.version is None:
             return [Image(n, f"{self.name}/{n}", v) for n, v in flat_images(self.place)]
-        version = file_version(self.place)
-        return self._archived(members(self.place, version), version)
+        return self._archived(members(self.place, self.version), self.version)
+
+    def _inner(self, version: str) -> dict[str, Member]:
+        """The archive of each class."""
+        names = ((m.name.rpartition("/")[2], m) for m in members(self.place, version))
+        return {name.removesuffix(".tar"): m for name, m in names if name.endswith(".tar")}
 
     def _archived(self, files: tuple[Member, ...], version: str) -> list[Image]:
         found: dict[str, Image] = {}
@@ -83,29 +96,27 @@ class Part:
         return [found[name] for name in sorted(found)]
 
 
-def _nested(files: tuple[Member, ...]) -> bool:
-    return any(member.name.endswith(".tar") for member in files)
-
-
 def find_part(root: Place, name: str) -> Part | None:
     """The folder `name`, else its archive; None if neither is there."""
     if (root / name).is_dir():
-        return Part(root, name, is_archive=False)
+        return Part(root, name, version=None)
     for archive in ARCHIVES[name]:
         if (root / archive).is_file():
-            return Part(root, archive, is_archive=True)
+            return Part(root, archive, file_version(root / archive))
     return None
 
 
-def train_entries(part: Part, wnid: str, *, source: str, label: int) -> list[Entry]:
-    """The training images of one class, at least one."""
-    images = part.class_images(wnid)
-    if not images:
-        raise no_images(part.place / wnid)
-    return [
-        Entry(f"{source}-train/{wnid}/{name}", label, "train", locator, version)
-        for name, locator, version in images
-    ]
+def train_entries(part: Part, classes: Sequence[str], *, source: str) -> list[Entry]:
+    """The training images of all classes, of each at least one."""
+    found: list[Entry] = []
+    for label, (wnid, images) in enumerate(part.images_of(classes).items()):
+        if not images:
+            raise no_images(part.place / wnid)
+        found += [
+            Entry(f"{source}-train/{wnid}/{name}", label, "train", locator, version)
+            for name, locator, version in images
+        ]
+    return found
 
 
 def decode_part_item(root: Place, entry: Entry) -> Pixels:
