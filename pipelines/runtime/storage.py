@@ -81,8 +81,8 @@ class Storage:
 
 def open_storage(place: "str | Path | Storage", *, key: str = STORAGE_KEY) -> Storage:
     """A storage that can be written: a folder is created, a store probed."""
+    refuse_odd_uri(str(place), key=key)
     storage = Storage.at(place)
-    refuse_odd_uri(storage.root, key=key)
     try:
         storage.path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=storage.path):
