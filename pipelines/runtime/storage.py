@@ -114,6 +114,10 @@ class StepPlace:
         return f"{self.storage.root}/{self.key}"
 
     @property
+    def recipe(self) -> str:
+        return self.key.partition("/")[0]
+
+    @property
     def name(self) -> str:
         return self.key.rpartition("/")[2]
 
