@@ -1,7 +1,7 @@
 """Equal datasets and models of several recipes in one storage are made once.
 
-A finished step of a shared stage is announced under its stage and fingerprint:
-`shared/<stage>-<fingerprint>/<digest of its key>` holds its key. A recipe without an own one uses
+A finished step of a shared stage is announced under its fingerprint:
+`shared/<fingerprint>/<digest of its key>` holds its key. A recipe without an own one uses
 it where it is. Announcements of steps that are gone, or were replaced, are passed over.
 """
 
@@ -39,7 +39,7 @@ def _is_shared(step: PlannedStep) -> bool:
 
 
 def _folder(step: PlannedStep) -> str:
-    return f"{SHARED}/{step.step.stage}-{step.fingerprint}"
+    return f"{SHARED}/{step.fingerprint}"
 
 
 def shared(step: PlannedStep) -> PlannedStep:
