@@ -93,7 +93,7 @@ def analyze(analysis: Analysis) -> StudyResult:
     units = {model: _units(analysis, model, how) for model in analysis.analyzed}
     tables = iter(analysis.tables([unit for group in units.values() for unit in group]))
     shown = analysis.items.first(how.num_pictures)
-    split = analysis.dataset.open_split("test")
+    split = analysis.dataset.on_demand("test")
     originals = split.rows(torch.tensor(shown.places, dtype=torch.int64)).images
     arrays: dict[str, Array] = {"pictures/originals.npy": originals.numpy()}
     rows: list[MetricRow] = []
