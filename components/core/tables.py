@@ -9,6 +9,12 @@ from components.core.errors import CasemateError
 from components.core.files import atomic
 
 
+def schema_of(columns: str) -> pa.Schema:
+    """Columns as `name: type`, separated by commas, with Arrow's names of types."""
+    pairs = (column.split(":") for column in columns.split(","))
+    return pa.schema([(name.strip(), pa.type_for_alias(kind.strip())) for name, kind in pairs])
+
+
 def read_table(path: Path) -> pa.Table:
     """A Parquet table, or an error that names the file: missing, truncated, bad checksum."""
     if not path.is_file():

@@ -1,10 +1,10 @@
 """Recipe sections to components: the one place where settings become arguments."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder, absolute, folder_at, within
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
 from components.models.pretrained import check_compatible, read_parent
@@ -63,7 +63,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
 
 
 def with_absolute_paths(
-    recipe: Recipe, inputs: Mapping[str, Path] = MappingProxyType({})
+    recipe: Recipe, inputs: Mapping[str, Folder] = MappingProxyType({})
 ) -> Recipe:
     """The recipe with absolute paths, since workers start in other folders.
 
@@ -80,12 +80,11 @@ def with_absolute_paths(
                 section.pretrained, {}
             )
         elif section.pretrained not in (None, TIMM):
-            start = Path(section.pretrained).expanduser().absolute()
-            changes[f"{above}model.pretrained"] = str(start)
+            changes[f"{above}model.pretrained"] = absolute(folder_at(section.pretrained))
     return with_values(recipe, changes) if changes else recipe
 
 
-def model_folder(inputs: Mapping[str, Path], model: str) -> Path:
+def model_folder(inputs: Mapping[str, Folder], model: str) -> Folder:
     """Where a model of the recipe is: trained by it, or given to it."""
     given = inputs.get(f"model.{model}")
-    return given or inputs[f"train.{model}"] / "model"
+    return given or within(inputs[f"train.{model}"], "model")

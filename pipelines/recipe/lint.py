@@ -58,7 +58,7 @@ def _gpus(recipe: Recipe, num_gpus: float | None) -> Iterator[LintWarning]:
 def _absent(recipe: Recipe) -> Iterator[LintWarning]:
     """Folders that may exist where the recipe will run, but that cannot be checked here."""
     given = recipe.given_model()
-    if given and not given.is_dir():
+    if given and not (given / "model.json").parent.is_dir():
         yield LintWarning("model.pretrained", f"{recipe.model.pretrained} {ABSENT}")
     for name, table in recipe.report.compare.items():
         if not Path(table.path).expanduser().is_file():

@@ -20,7 +20,7 @@ from pipelines.recipe.schema.recipe import Recipe
 
 SQLITE = "sqlite:///"
 REMEDIES = {  # for other machines
-    "storage.root": "set --storage to a folder that all its machines share, e.g. /shared/runs",
+    "storage.root": "set --storage to s3://bucket/runs, or to a folder that all its machines share",
     "tracking.uri": "name an MLflow server, e.g. http://10.0.0.6:5000",
 }
 

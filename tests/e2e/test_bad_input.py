@@ -13,10 +13,14 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
+from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipes
-from pipelines.runtime.artifacts import hold
+from pipelines.runtime.step_locks import hold
+from pipelines.runtime.store import open_store
+from pipelines.stages.certify import stage
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
+from tests.steps import files_of
 
 pytestmark = pytest.mark.e2e
 
@@ -39,9 +43,9 @@ def assert_refused(result: Result, *words: object) -> None:
 
 
 def files(root: Path) -> set[str]:
-    """All files below a folder, except empty ones that only lock steps."""
+    """All files below a folder, except the log of locks."""
     found = {p.relative_to(root).as_posix() for p in root.rglob("*") if not p.is_dir()}
-    return {name for name in found if "/.locks/" not in name}
+    return {name for name in found if "/locks/" not in name}
 
 
 @pytest.fixture
@@ -114,13 +118,13 @@ def test_a_dataset_that_is_not_there(cli, tmp_path, source):
     assert files(tmp_path) == {"tiny.yaml"}
 
 
-@pytest.mark.parametrize("place", ["file/below", "file", "/proc/casemate", "s3://bucket/runs"])
+@pytest.mark.parametrize("place", ["file/below", "file", "/proc/casemate", "ftp://host/runs"])
 def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
     (tmp_path / "file").write_text("in the way")
     storage = place if "://" in place else tmp_path / place
     run = cli if place == "/proc/casemate" else call
     result = run("run", recipe, "--storage", storage)
-    remedy = "name a folder" if "://" in place else "choose another with --storage"
+    remedy = "choose s3://" if "://" in place else "choose another with --storage"
     assert_refused(result, f"storage.root: {storage} ", remedy)
     assert files(tmp_path) == {"tiny.yaml", "file"}
     assert (tmp_path / "file").read_text() == "in the way"
@@ -168,10 +172,10 @@ def test_clusters_that_take_no_jobs(cli, tmp_path, recipe, address, words):
 def test_a_second_run_into_the_same_storage_is_refused(cli, tmp_path, recipe):
     storage = tmp_path / "storage"
     train = next(s for s in plan(recipes.load(str(recipe)), storage) if s.step.stage == "train")
-    with hold(storage / "tiny", write=[train.folder.name]):
+    with hold(open_store(storage), [train.place.key]):
         result = cli("run", recipe, "--storage", storage)
     assert_refused(result, train.folder, "is in use by another run", "wait for it or stop it")
-    assert all("/.locks/" in file for file in files(tmp_path) - {"tiny.yaml"})
+    assert all("/locks/" in file for file in files(tmp_path) - {"tiny.yaml"})
 
 
 @pytest.fixture
@@ -228,11 +232,11 @@ def test_recertify_refuses_settings_that_do_not_fit(
 
 def test_recertify_never_overwrites_what_it_reads(certificate):
     folder = certificate("certify.l2")
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    before = {name: p.read_bytes() for name, p in files_of(folder).items()}
     assert_refused(call("recertify", folder, "--out", folder), folder, "choose another folder")
     for place in (folder / "votes.parquet", folder / "votes.parquet" / "below"):
         assert_refused(call("recertify", folder, "--out", place), f"out: {place}", "choose another")
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    assert {name: p.read_bytes() for name, p in files_of(folder).items()} == before
 
 
 def test_certificates_that_are_not_there_or_not_whole(cli, certificate, tmp_path):
@@ -351,26 +355,28 @@ def statuses(storage: Path) -> dict[str, list[str]]:
 
 
 def test_a_truncated_part_is_named_and_its_remedy_works(
-    ray_session, finished_flow, trained, tmp_path
+    ray_session, finished_flow, trained, tmp_path, monkeypatch
 ):
     certify = {"patch": TINY["certify"]["patch"]}
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify=certify, attack={})
     steps = plan(recipes.load(str(recipe)), trained)
     (step,) = [s for s in steps if s.name == "certify.patch"]
-    part = step.folder / "unfinished" / "votes" / "items-00000000.parquet"
-    part.parent.mkdir(parents=True)
-    whole = (step_folder(finished_flow, "certify.patch") / "votes.parquet").read_bytes()
+
+    def stops(*_: object) -> None:
+        raise CasemateError("votes", "x", "are not written: the test stops here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "write_votes", stops)
+        assert_refused(call("certify", recipe, "--storage", trained), "the test stops here")
+    part = min(step.folder.glob("unfinished/votes/*/*.arrow"))
+    whole, kept = part.read_bytes(), files(step.folder)
+    assert any("unfinished/probe/" in name for name in kept)  # how votes are computed
     part.write_bytes(whole[: len(whole) // 2])
 
     result = call("certify", recipe, "--storage", trained)
     assert_refused(result, f"part: {part} is damaged", "delete this file")
-    (probe,) = step.folder.glob("unfinished/probe/*.parquet")  # how votes are computed
-    kept = {path.relative_to(step.folder).as_posix() for path in (part, probe)}
     assert files(step.folder) == kept
     assert statuses(trained)["certify.patch"] == ["FAILED"]
-
-    part.write_bytes(whole)  # a whole Parquet file, but no part of this step
-    assert_refused(call("certify", recipe, "--storage", trained), part, "delete this file")
 
     part.unlink()
     result = call("certify", recipe, "--storage", trained)

@@ -1,9 +1,9 @@
 """Plan of the prepare stage: one step, identified by the content of the data files."""
 
-from pathlib import Path
 from typing import Any
 
 from components.core.errors import below_key
+from components.core.folders import Folder
 from components.core.settings import plain
 from components.data.settings import DataSettings
 from pipelines.stages.registry import DATASET, Planning, Step
@@ -16,7 +16,7 @@ def steps(planning: Planning) -> list[Step]:
     return [Step(DATASET, identity={"data": data}, given=prepared)]
 
 
-def _dataset_identity(prepared: Path) -> dict[str, object]:
+def _dataset_identity(prepared: Folder) -> dict[str, object]:
     from components.data.stream import read_document
 
     return {"digest": read_document(prepared / "dataset.json")["digest"]}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +22,8 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.shards import _Counted, _kept, _missing
+from pipelines.runtime.leases import work_off
+from pipelines.runtime.shards import _Counted, further, unfinished
 from pipelines.stages.attack import stage as attack
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
@@ -42,13 +44,15 @@ def prepared(tmp_path_factory) -> Path:
     return folder
 
 
-def write_prepared(folder: Path, source: Source, fitting: Fitting, **splitting: Any) -> None:
+def write_prepared(
+    folder: Path, source: Source, fitting: Fitting, *, shard_size: int = 1024, **splitting: Any
+) -> None:
     """A dataset in the prepared format."""
     splits = assign_splits(
         source.entries(), classes=source.classes, seed=3, val_fraction=0.1, test_fraction=0.2,
         **{"limits": {}, "test_only": source.test_only, **splitting},
     )  # fmt: skip
-    plans = plan_shards(splits, shard_size=1024)
+    plans = plan_shards(splits, shard_size=shard_size)
     entries = [entry for plan in plans for entry in plan.entries]
     job = open_job(source, entries, folder=folder, fitting=fitting, on_error="fail")
     text = describe_dataset(
@@ -135,17 +139,33 @@ class InProcess:
         self, units, *, make, config, parts, cluster, label, source=None, out=None, phase=""
     ) -> None:
         source = source or _Counted(units)
-        todo = self.order([unit for unit in units if not _kept(unit, parts, source)])
+        plan = parts.plan([unit.name for unit in units])
+        todo = self.order(unfinished(units, plan, source))
         work = make(config)
-        while todo := todo + self.order(_missing(source, parts, room=self.room - len(todo))):
+        while todo := todo + self.order(self._further(source, plan, self.room - len(todo))):
             unit = todo.pop(0)
             if self.stop_after is not None and len(self.done) >= self.stop_after:
                 raise KeyboardInterrupt
-            table = work(unit.payload)
-            parts.save(unit.name, table)
-            source.keep(unit, table)
+            self._compute(unit, work, plan, source)
             self.done.append(unit.name)
             self.so_far.append(source.so_far())
+
+    @staticmethod
+    def _further(source, plan, room):
+        return further(source, plan, room=room, ahead=room)
+
+    @staticmethod
+    def _compute(unit, work, plan, source) -> None:
+        outcome = work_off(
+            lambda: work,
+            [unit.payload],
+            write=partial(plan.writer.write, [unit.name], plan.ordinals_of([unit.name])),
+            brief=source.brief,
+        )
+        if outcome.error:
+            raise outcome.error
+        plan.add(outcome.group, outcome.num_bytes, [unit.name])
+        source.keep(unit, outcome.briefs and outcome.briefs[0])
 
 
 @pytest.fixture(scope="session")

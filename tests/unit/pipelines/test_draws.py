@@ -25,7 +25,6 @@ from components.core.noise_streams import noise_impl, noise_stream
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from pipelines.recipe.load import parse
-from pipelines.runtime.parts import PartStore
 from pipelines.stages.certify.resample import resample
 from tests.unit.pipelines.conftest import InProcess, certify_in_process, train
 
@@ -155,7 +154,7 @@ def test_certificates_verify_and_votes_repeat(sequential, fixed, model, prepared
     places = {"model": model / "model", "data": prepared}
     for out in (sequential[0], fixed):
         assert verify(out.path).problems == []
-        with mock.patch.object(PreparedDataset, "open_split", first_items):
+        with mock.patch.object(PreparedDataset, "on_demand", first_items):
             assert resample(out.path, count=3, **places) == []
             shifted = mock.patch(
                 "components.certify.l2.voters.predict_block",
@@ -225,7 +224,7 @@ def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
 ):
     folder = forged(fixed, tmp_path / "forged", method=method)
     assert verify(folder).problems == []  # consistent in itself
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         found = resample(folder, count=NUM_ITEMS, model=model / "model", data=prepared)
     assert found == [
         f"votes.parquet: its draws are those of method fixed, not of {method}: choosing a "
@@ -235,7 +234,7 @@ def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
 
 def test_randomised_votes_cannot_pass_for_fixed_ones(randomized, model, prepared, tmp_path):
     honest, places = randomized.path, {"model": model / "model", "data": prepared}
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         assert resample(honest, count=3, **places) == []
         folder = forged(randomized, tmp_path / "forged", method="fixed")
         (found,) = resample(folder, count=NUM_ITEMS, **places)
@@ -285,13 +284,13 @@ def test_the_live_band_holds_and_ends_at_the_share(sequential, section):
     header = read_votes(out.path / "votes.parquet").header
     ledger, parts = (
         DrawLedger(section, header),
-        PartStore(out.scratch / "votes", run_id=digest_json(header.to_dict())),
+        out.parts("votes", run_id=digest_json(header.to_dict())),
     )
     final = 100 * document(out)["summary"]["certified"][0]["accuracy"]["value"]
     assert ledger.certified_so_far() == ""
-    while units := ledger.next(1):
+    while units := ledger.next(1, ahead=1):
         for unit in units:
-            ledger.keep(unit, parts.load(unit.name))
+            ledger.keep(unit, ledger.brief(parts.load(unit.name)))
         if said := ledger.certified_so_far():
             assert said.startswith("certified at 0.2: ")
             low, high = map(float, said.split("band ")[1].split(" to "))
