@@ -143,6 +143,17 @@ def test_a_thread_renews_the_lock(store):
     assert newest_entry(store, "flow").number == number  # none after the release
 
 
+def test_a_forked_child_does_not_release_the_lock(tmp_path):
+    with Lock(Store(tmp_path), "flow") as held:
+        child = os.fork()
+        if not child:
+            held.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert newest_entry(held.store, "flow").is_held
+        held.check()
+
+
 def test_waiting_ends_with_the_release(store):
     held = Lock(store, "flow", ttl=60).acquire()
     told = []
