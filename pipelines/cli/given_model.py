@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
-from components.core.folders import Folder, absolute, folder_at, is_uri
+from components.core.folders import Folder, absolute, folder_at
+from components.core.object_stores import is_uri
 from pipelines.api import load_recipe
 from pipelines.cli.flow import run_and_show
 from pipelines.cli.options import (

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError, first_line
-from components.core.folders import is_uri
+from components.core.object_stores import is_uri
 from pipelines import api
 from pipelines.cli import analyze as cli_analyze
 from pipelines.cli import attack as cli_attack

@@ -124,7 +124,7 @@ def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
     storage = place if "://" in place else tmp_path / place
     run = cli if place == "/proc/casemate" else call
     result = run("run", recipe, "--storage", storage)
-    remedy = "name a folder" if "://" in place else "choose another with --storage"
+    remedy = "choose s3://" if "://" in place else "choose another with --storage"
     assert_refused(result, f"storage.root: {storage} ", remedy)
     assert files(tmp_path) == {"tiny.yaml", "file"}
     assert (tmp_path / "file").read_text() == "in the way"
