@@ -81,6 +81,10 @@ class PartStore:
             raise CasemateError("part", path, f"does not match its own digest; {remedy}")
         return table.replace_schema_metadata(None)
 
+    def all_tables(self) -> Iterator[pa.Table]:
+        """All finished parts, in any order."""
+        yield from self.tables([path.stem for path in sorted(self.folder.glob("*.parquet"))])
+
     def tables(self, units: list[str]) -> Iterator[pa.Table]:
         """The parts of these units, in their order."""
         for unit in units:

@@ -128,4 +128,4 @@ def _vote(
         source=plan.source,
         out=out,
     )
-    return write_votes(out.path / VOTES_NAME, plan.rows(parts.load), header.to_dict())
+    return write_votes(out.path / VOTES_NAME, plan.votes(parts.all_tables()), header.to_dict())
