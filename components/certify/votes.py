@@ -187,8 +187,7 @@ class _RowChecker:
 
     def __init__(self, header: VotesHeader, path: Path) -> None:
         self.header, self.path = header, path
-        self.sizes = stream_sizes(header)
-        self.may_stop = family_of(header.kind).may_stop(header)
+        self.family, self.sizes = family_of(header.kind), stream_sizes(header)
         self.num_items, self.item_id = 0, ""
         self.identity: tuple[int, str] | None = None
         self.reached: dict[str, int] = {}
@@ -198,10 +197,30 @@ class _RowChecker:
         for row in rows_of(batch):
             if row.item_id != self.item_id or not self.num_items:
                 self._next_item(row)
-            _check_block(row, self.reached, self.header, self.path)
+            if problem := self._problem_of(row):
+                where = f"item {row.item_id}, {row.stream} {row.start}..{row.stop}"
+                raise _refusal(self.path, f"{problem} {where}")
             if self.identity != (row.label, row.image_sha256):
                 raise _refusal(self.path, f"gives item {row.item_id} two labels or two images")
             self.reached[row.stream] = row.stop
+
+    def _problem_of(self, row: VoteRow) -> str | None:
+        """What is wrong with one block, if anything is: a text that its place completes."""
+        reached, num_classes = self.reached.get(row.stream), self.header.num_classes
+        if reached is None:
+            return "has a stream that its kind does not have:"
+        if row.start != reached:
+            return f"has a {'overlap or duplicate' if row.start < reached else 'gap'} at"
+        if row.stop <= row.start or len(row.predictions) != row.stop - row.start:
+            return f"has {len(row.predictions)} predictions at"
+        try:
+            unknown = self.family.unknown_votes(row.predictions, self.header)
+        except ValueError as error:
+            return f"{error} at"
+        known = row.predictions[~unknown]
+        if int(known.max()) >= num_classes or not 0 <= row.label < num_classes:
+            return f"has a class outside [0, {num_classes}) at"
+        return None
 
     def finish(self) -> None:
         """Check that there are no more rows to come."""
@@ -221,7 +240,8 @@ class _RowChecker:
     def _end_item(self) -> None:
         if not self.num_items or self.reached == self.sizes:
             return
-        if not self.may_stop or not all(0 < self.reached[s] <= n for s, n in self.sizes.items()):
+        stopped = all(0 < self.reached[stream] <= size for stream, size in self.sizes.items())
+        if not stopped or not self.family.may_stop(self.header):
             found = f"is incomplete for item {self.item_id}: {self.reached} of {self.sizes}"
             raise _refusal(self.path, found)
 
@@ -234,24 +254,6 @@ def _checked(tables: Iterable[pa.Table], header: VotesHeader, path: Path) -> Ite
             checker.add(batch)
         yield table
     checker.finish()
-
-
-def _check_block(row: VoteRow, reached: Mapping[str, int], header: VotesHeader, path: Path) -> None:
-    where = f"item {row.item_id}, {row.stream} {row.start}..{row.stop}"
-    num_classes = header.num_classes
-    if row.stream not in reached:
-        raise _refusal(path, f"has a stream that its kind does not have: {where}")
-    if row.start != reached[row.stream]:
-        found = "overlap or duplicate" if row.start < reached[row.stream] else "gap"
-        raise _refusal(path, f"has a {found} at {where}")
-    if row.stop <= row.start or len(row.predictions) != row.stop - row.start:
-        raise _refusal(path, f"has {len(row.predictions)} predictions at {where}")
-    try:
-        known = row.predictions[~family_of(header.kind).unknown_votes(row.predictions, header)]
-    except ValueError as error:
-        raise _refusal(path, f"{error} at {where}") from error
-    if int(known.max()) >= num_classes or not 0 <= row.label < num_classes:
-        raise _refusal(path, f"has a class outside [0, {num_classes}) at {where}")
 
 
 def _refusal(path: Path, remedy: str) -> CasemateError:
@@ -289,7 +291,8 @@ def _with_schema(table: pa.Table, path: Path) -> pa.Table:
 
 
 def _table_of(rows: Sequence[VoteRow], path: Path) -> pa.Table:
-    """One chunk per column."""
+    """One chunk per column, sorted: what is in order need not be copied again."""
+    rows = sorted(rows, key=lambda row: (row.item_id, row.stream, row.start))
     arrays = [np.asarray(row.predictions) for row in rows]
     for row, array in zip(rows, arrays, strict=True):
         if array.ndim != 1 or array.dtype != np.uint16:
