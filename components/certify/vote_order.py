@@ -9,7 +9,7 @@ do not depend on how its rows arrived.
 import shutil
 import tempfile
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from itertools import chain
@@ -29,10 +29,13 @@ HELD_BYTES = 2**23  # of rows in the order of arrival: twice HELD_PREDICTIONS
 MOST_RANGES = 256  # files that are open at once
 
 
-def sorted_rows(tables: Iterable[pa.Table], *, path: Path, scratch: Path) -> Iterator[pa.Table]:
+def sorted_rows(
+    tables: Iterable[pa.Table], *, path: Path, scratch: Path
+) -> Generator[pa.Table, None, None]:
     """All rows in canonical order, each once; files in the folder `scratch` if there are many.
 
-    Two different rows of the same draws are an error that names the votes file `path`.
+    Two different rows of the same draws are an error that names the votes file `path`. Close it:
+    that removes the files.
     """
     remove_scratch(path, scratch)
     arrived = _in_pieces(tables)
@@ -119,7 +122,11 @@ def _places(batch: pa.RecordBatch, cuts: Sequence[str]) -> IntArray:
 
 @contextmanager
 def _stream_writer(path: Path) -> Iterator[pa.ipc.RecordBatchStreamWriter]:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, SCHEMA) as writer:
+    options = pa.ipc.IpcWriteOptions(compression="lz4")  # less than half of the bytes
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pa.ipc.new_stream(file, SCHEMA, options=options) as writer,
+    ):
         yield writer
 
 

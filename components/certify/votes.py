@@ -12,6 +12,7 @@ recorded beside the header: a row group also ends before its predictions exceed 
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def write_votes(
     ordered = sorted_rows(_tables(parts, path), path=path, scratch=scratch or path.parent)
     held: list[pa.Table] = []
     count = 0
-    with table_writer(path, schema) as writer:
+    with closing(ordered), table_writer(path, schema) as writer:
         for group in row_groups(_checked(ordered, checked, path)):
             writer.write_table(group, row_group_size=ROW_GROUP_ROWS)
             count += int(pc.sum(pc.list_value_length(group["predictions"])).as_py())
