@@ -18,3 +18,14 @@ os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_
 os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # units in flight when a stage fails
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output prints tables at verbosity 0
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+from components.core.folders import Folder, add_opener  # noqa: E402 - Ray comes after the above
+
+
+def _open_uri(uri: str) -> Folder:
+    from pipelines.runtime.storage import step_at
+
+    return step_at(uri)
+
+
+add_opener(_open_uri)

@@ -5,11 +5,11 @@ Stages give folders, because workers are other processes; a notebook gives loade
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from components.certify.vote_rows import image_digest
 from components.core.arithmetic import EXACT
+from components.core.folders import Folder
 from components.core.types import Array
 from components.data.memory import MemoryDataset
 from components.data.prepared import ImageSplit, PreparedDataset, Split
@@ -17,8 +17,8 @@ from components.models.checkpoint import load_model, read_header, weights_digest
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
-ModelSource = Path | PixelModel
-DataSource = Path | MemoryDataset
+ModelSource = Folder | PixelModel
+DataSource = Folder | MemoryDataset
 Dataset = PreparedDataset | MemoryDataset
 
 
@@ -62,14 +62,14 @@ class VoteTask(Generic[VotesT]):
 
     def load_model(self) -> PixelModel:
         """The model on the device of the votes, in eval mode; the caller's spec is not changed."""
-        if isinstance(self.model, Path):
-            return load_model(self.model, device=self.votes.device)
-        return copy.copy(self.model)  # weights are shared; the caller chooses the device
+        if isinstance(self.model, PixelModel):
+            return copy.copy(self.model)  # weights are shared; the caller chooses the device
+        return load_model(self.model, device=self.votes.device)
 
 
 def open_data(source: DataSource) -> Dataset:
     """The dataset of a prepared folder, or the one already in memory."""
-    return PreparedDataset.open(source) if isinstance(source, Path) else source
+    return source if isinstance(source, MemoryDataset) else PreparedDataset.open(source)
 
 
 def spec_of(model: ModelSource) -> ModelSpec:

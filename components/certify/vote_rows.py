@@ -69,8 +69,7 @@ class Votes:
 
     def rows(self) -> Iterator[VoteRow]:
         """All rows; those of a large file are read anew with every call."""
-        for batch in self.source.to_batches():
-            yield from rows_of(batch)
+        return rows_of(self.source)
 
     def items(self) -> Iterator[ItemVotes]:
         """All items, sorted by item id."""
@@ -103,8 +102,13 @@ def image_digest(image: Tensor) -> str:
     return digest_bytes(shape, image.detach().cpu().contiguous().numpy().tobytes())
 
 
-def rows_of(batch: pa.RecordBatch) -> Iterator[VoteRow]:
-    """Rows whose predictions are views into the batch: nothing is copied."""
+def rows_of(source: RowSource) -> Iterator[VoteRow]:
+    """Rows whose predictions are views: nothing is copied."""
+    for batch in source.to_batches():
+        yield from _rows_of_batch(batch)
+
+
+def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[VoteRow]:
     *plain, lists = (batch[name] for name in SCHEMA.names)
     offsets, values = lists.offsets.to_numpy().tolist(), lists.values.to_numpy()
     predictions = (values[low:high] for low, high in pairwise(offsets))

@@ -86,7 +86,7 @@ def read_votes(path: Path) -> Votes:
         lists = batch["predictions"]
         if any(cells.null_count for cells in (*batch.columns, lists.values)):
             raise _refusal(path, "has empty cells")
-        checker.add(batch)
+        checker.add(pa.Table.from_batches([batch]))
     checker.finish()
     votes = Votes(header, rows, digest_file(path))
     stored.check_unchanged()
@@ -193,9 +193,9 @@ class _RowChecker:
         self.identity: tuple[int, str] | None = None
         self.reached: dict[str, int] = {}
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add(self, table: pa.Table) -> None:
         """Check further rows."""
-        for row in rows_of(batch):
+        for row in rows_of(table):
             if row.item_id != self.item_id or not self.num_items:
                 self._next_item(row)
             if problem := self._problem_of(row):
@@ -251,8 +251,7 @@ def _checked(tables: Iterable[pa.Table], header: VotesHeader, path: Path) -> Ite
     """The same tables of sorted rows; raises unless they are whole."""
     checker = _RowChecker(header, path)
     for table in tables:
-        for batch in table.to_batches():
-            checker.add(batch)
+        checker.add(table)
         yield table
     checker.finish()
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from components.core.confidence_sequences import ShareSoFar
 
 WorkFn = Callable[[Any], pa.Table]  # payload -> result
+BriefFn = Callable[[pa.Table], Any]  # result -> what its source needs of it, a JSON value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,23 @@ class ProgressBar(Protocol):
 
 
 class UnitSource(Protocol):
-    """Receives results and may add units; the outcome must not depend on which units it adds."""
+    """Receives briefs of results and may add units; which ones must not change the outcome."""
 
     counts: str  # what the progress bar counts; its total
     total: int
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
-        """Receive the result of a unit, computed in this start or an earlier one."""
+    @property
+    def brief(self) -> BriefFn | None:
+        """What `keep` needs of a result; workers compute it. None: nothing."""
 
-    def next(self, room: int) -> Sequence[Unit]:
-        """At most `room` further units; empty: wait for the next result."""
+    def keep(self, unit: Unit, brief: Any) -> None:
+        """Receive the brief of a unit, computed in this start or an earlier one."""
+
+    def next(self, room: int, *, ahead: int) -> Sequence[Unit]:
+        """At most `room` further units; empty: wait for the next result.
+
+        Units that may turn out to be unnecessary only if there are fewer than `ahead` others.
+        """
 
     def show(self, bar: ProgressBar) -> None:
         """Update the progress bar."""

@@ -1,7 +1,6 @@
 """Prepared datasets as tensors: a split in memory, or read shard by shard when used."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.core.types import Images
 from components.data.stream import (
     Rows,
@@ -142,7 +142,7 @@ def windowed_order(shard_sizes: list[int], *, window: int, generator: torch.Gene
 class PreparedDataset:
     """A finished prepare folder; `digest` identifies its content on every machine."""
 
-    folder: Path
+    folder: Folder
     classes: tuple[str, ...]
     channels: int
     height: int  # of model inputs; training images may be stored larger: see `sides`
@@ -153,7 +153,7 @@ class PreparedDataset:
     _shards: dict[str, tuple[StoredShard, ...]]
 
     @staticmethod
-    def open(folder: Path) -> "PreparedDataset":
+    def open(folder: Folder) -> "PreparedDataset":
         """Read dataset.json only; shards are checked when they are loaded."""
         document = read_document(folder / "dataset.json")
         splits = document["splits"]

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.data.shards import FORMAT, decode_image
 from components.data.sources.base import Pixels
 
@@ -62,7 +63,7 @@ def stored_shards(document: dict[str, Any], split: str) -> tuple[StoredShard, ..
     return tuple(StoredShard(**shard) for shard in splits[split]["shards"])
 
 
-def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> pa.Table:
+def read_shard(folder: Folder, shard: StoredShard, *, verified: bool = False) -> pa.Table:
     """Ids, encoded images and labels of one file; `verified` skips the checksum."""
     path = folder / shard.file
     if not path.is_file():
@@ -82,7 +83,7 @@ def read_shard(folder: Path, shard: StoredShard, *, verified: bool = False) -> p
     return table
 
 
-def read_listing(folder: Path, shards: Sequence[StoredShard]) -> tuple[list[str], list[int]]:
+def read_listing(folder: Folder, shards: Sequence[StoredShard]) -> tuple[list[str], list[int]]:
     """Ids and labels of all items, in stored order; images are neither read nor checked."""
     item_ids: list[str] = []
     labels: list[int] = []
@@ -106,7 +107,7 @@ class ShardReader:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folder,
         shards: Sequence[StoredShard],
         *,
         image_shape: tuple[int, int, int],

@@ -17,6 +17,7 @@ from torch import nn
 
 from components.core.digests import digest_file, digest_json
 from components.core.errors import CasemateError
+from components.core.folders import Folder, absolute, fetched, folder_at
 from components.denoising.classifier import DenoisedClassifier
 from components.denoising.denoiser import Denoiser
 from components.denoising.diffusion import Diffusion
@@ -75,16 +76,16 @@ def is_source(text: str) -> bool:
     return text.startswith((OURS, DIFFUSERS))
 
 
-def source_of(folder: Path) -> str:
+def source_of(folder: Folder) -> str:
     """The source that names this folder."""
     kind = OURS if (folder / "model.json").is_file() else DIFFUSERS
-    return f"{kind}{folder.absolute()}"
+    return f"{kind}{absolute(folder)}"
 
 
 def folder_of(source: str) -> Path:
     """The folder that a source names."""
     _, _, path = source.partition(":")
-    folder = Path(path).expanduser()
+    folder = fetched(folder_at(path))
     if not folder.is_dir():
         raise CasemateError(KEY, source, "is not a folder; write diffusers:PATH or model:PATH")
     return folder
@@ -103,7 +104,7 @@ def load_denoiser(source: str, *, device: str | torch.device = "cpu") -> Denoise
 
 
 def load_denoised(
-    classifier: Path | PixelModel,
+    classifier: Folder | PixelModel,
     source: str,
     *,
     sampler: Mapping[str, Any],

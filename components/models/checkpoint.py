@@ -17,6 +17,7 @@ from components.core.code_copies import look_in
 from components.core.digests import digest_bytes, digest_json
 from components.core.errors import CasemateError
 from components.core.files import atomic, write_json
+from components.core.folders import Folder
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
@@ -58,7 +59,7 @@ def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
     return digest
 
 
-def read_header(folder: Path) -> dict[str, Any]:
+def read_header(folder: Folder) -> dict[str, Any]:
     """Parsed model.json."""
     path = folder / "model.json"
     try:
@@ -77,10 +78,10 @@ def read_header(folder: Path) -> dict[str, Any]:
     return header
 
 
-def load_model(folder: Path, *, device: str | torch.device = "cpu") -> PixelModel:
+def load_model(folder: Folder, *, device: str | torch.device = "cpu") -> PixelModel:
     """The model in eval mode; raises an error if the weights do not match the recorded digest."""
     header = read_header(folder)
-    look_in(folder.absolute() / CODE)
+    look_in((folder / CODE).absolute())
     model = PixelModel(ModelSpec.from_dict(header["spec"], source=str(folder / "model.json")))
     path = folder / "model.safetensors"
     try:

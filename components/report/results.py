@@ -15,6 +15,7 @@ from components.certify.certificate import CertificateDocument
 from components.certify.family import AnyFamily
 from components.certify.registry import family_of
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.core.types import Array
 from components.report.content import Accuracy
 
@@ -150,7 +151,7 @@ class CertifyResult:
     """One certificate with its claims per item and the attack that challenged it, if any."""
 
     name: str
-    folder: Path
+    folder: Folder
     document: CertificateDocument
     columns: dict[str, list[Any]]  # certificates.parquet
     challenge: Challenge | None
@@ -193,7 +194,7 @@ def read_json(path: Path, *, step: str) -> Json:
     return value
 
 
-def read_train(step: str, folder: Path) -> TrainResult:
+def read_train(step: str, folder: Folder) -> TrainResult:
     """`train.<model>`: history and identity."""
     header = read_json(folder / "model" / "model.json", step=step)
     history = read_json(folder / "history.json", step=step)
@@ -203,7 +204,7 @@ def read_train(step: str, folder: Path) -> TrainResult:
     return TrainResult(model, str(header["digest"]), header["spec"], tuple(history["rows"]))
 
 
-def read_tune(step: str, folder: Path) -> TuneResult:
+def read_tune(step: str, folder: Folder) -> TuneResult:
     """`tune`: the ranked trials, and `additive.json` where the recipe lists changes."""
     path = folder / "trials.json"
     document = read_json(path, step=step)
@@ -254,14 +255,14 @@ def _share(raw: Json | None, *, where: str) -> Accuracy | None:
     return None if raw is None else Accuracy.parse(raw, where=where)
 
 
-def read_model(step: str, folder: Path) -> TrainResult:
+def read_model(step: str, folder: Folder) -> TrainResult:
     """`model.<name>`: a model that was not trained here and has no history."""
     header = read_json(folder / "model.json", step=step)
     _need(header, ("digest", "spec"), path=folder / "model.json", step=step)
     return TrainResult(step.removeprefix("model."), str(header["digest"]), header["spec"], ())
 
 
-def read_attack(step: str, folder: Path) -> AttackResult:
+def read_attack(step: str, folder: Folder) -> AttackResult:
     """`attack.<name>`: accuracies, curves, sanity checks and examples of every attacked model."""
     path = folder / "summary.json"
     summary = read_json(path, step=step)
@@ -309,7 +310,7 @@ def _attack_step(entry: Json, *, path: Path, step: str) -> AttackStep:
     )
 
 
-def read_certify(step: str, folder: Path) -> CertifyResult:
+def read_certify(step: str, folder: Folder) -> CertifyResult:
     """`certify.<name>`: the claims; `challenge.json` exists only with `challenge` in the recipe."""
     path = folder / "certificate.json"
     raw = read_json(path, step=step)

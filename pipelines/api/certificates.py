@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder, is_uri
 from components.core.settings import RUN_SEED
 from pipelines.api.models import check_model, check_seed
+from pipelines.api.places import beside, local_path, opened
 from pipelines.api.tables import Accuracy, frame
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def load_certificate(path: str | Path) -> Certificate:
     from components.certify.certificate import CertificateDocument
     from components.certify.verify import certificate_folder, read_document
 
-    folder = certificate_folder(Path(path))
+    folder = certificate_folder(local_path(path))
     return Certificate(folder, CertificateDocument.from_dict(read_document(folder)))
 
 
@@ -277,26 +279,27 @@ def verify(
     """
     from components.certify.verify import VerifyReport
     from components.certify.verify import verify as check
-    from pipelines.runtime.artifacts import changed_files
+    from pipelines.runtime.manifests import changed_files
 
     if not isinstance(path, str | Path):
         raise CasemateError("path", repr(path), "is not the path of a certificate")
     if data is not None and not (isinstance(data, str | Path) or hasattr(data, "open_split")):
         remedy = "is not a dataset; give the folder of a prepared one, or Certificate.data"
         raise CasemateError("data", type(data).__name__, remedy)
-    place = Path(path)
+    place = local_path(path)
     report = check(place)
     folder = place if place.is_dir() else place.parent
     problems = [
         f"{name}: is not the file that manifest.json lists" for name in changed_files(folder)
     ]
     if resample:
-        problems += _resample(place, resample, model, data, denoiser)
+        step = opened(path) if is_uri(path) else folder
+        problems += _resample(step, resample, model, data, denoiser)
     return VerifyReport(report.num_items, [*problems, *report.problems], report.sound)
 
 
 def _resample(
-    path: Path,
+    step: Folder,
     count: int,
     model: "PixelModel | str | Path | None",
     data: "DataSource | str | None",
@@ -306,14 +309,14 @@ def _resample(
     from components.models.pixels import PixelModel
     from pipelines.stages.certify.resample import resample
 
-    named = Path(model) if isinstance(model, str) else model
+    named = opened(model) if isinstance(model, str | Path) else model
     with attack_mode(named) if isinstance(named, PixelModel) else nullcontext():
         return resample(
-            path,
+            step,
             count=count,
             model=named,
-            data=Path(data) if isinstance(data, str) else data,
-            denoiser=Path(denoiser) if denoiser is not None else None,
+            data=opened(data) if isinstance(data, str | Path) else data,
+            denoiser=opened(denoiser) if denoiser is not None else None,
         )
 
 
@@ -325,10 +328,8 @@ def recertify(path: str | Path, out: str | Path | None = None, **claim: Any) -> 
     """
     from components.certify import verify as checks
 
-    place = Path(path)
-    folder = place if place.is_dir() else place.parent
-    target = Path(out) if out else folder.with_name(f"{folder.name}-recertified")
-    return Certificate(target, checks.recertify(place, target, **claim))
+    target = Path(out) if out else beside(path, "-recertified")
+    return Certificate(target, checks.recertify(local_path(path), target, **claim))
 
 
 class TsvFile(NamedTuple):
@@ -348,9 +349,9 @@ def export_tsv(path: str | Path, out: str | Path | None = None) -> TsvFile:
     from components.certify.verify import certificate_folder
     from components.core.tables import read_table
 
-    folder = certificate_folder(Path(path))
+    folder = certificate_folder(local_path(path))
     rows = rows_of_certificates(read_table(folder / CERTIFICATES_NAME))
-    target = Path(out) if out else folder.with_name(f"{folder.resolve().name}.tsv")
+    target = Path(out) if out else beside(path, ".tsv")
     if not target.parent.is_dir():
         raise CasemateError("--out", target, "is in a folder that does not exist")
     if target.is_dir():

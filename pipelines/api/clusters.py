@@ -60,14 +60,14 @@ def submit(
 
 
 def _placed(recipe: "Recipe", storage: str | None) -> "Recipe":
-    """The recipe with its storage, which must be a folder."""
+    """The recipe with its storage: a folder, or a URI of a kind that is supported."""
     from pipelines.recipe.load import with_values
-    from pipelines.runtime.artifacts import refuse_url
+    from pipelines.runtime.storage import STORAGE_KEY, refuse_odd_uri
 
     if storage is not None:
-        refuse_url(storage, key="--storage")
-        recipe = with_values(recipe, {"storage.root": storage})
-    refuse_url(recipe.storage.root, key="storage.root")
+        refuse_odd_uri(storage, key="--storage")
+        recipe = with_values(recipe, {STORAGE_KEY: storage})
+    refuse_odd_uri(recipe.storage.root, key=STORAGE_KEY)
     return recipe
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError, first_line
+from components.core.folders import Folder
 from components.core.secrets import redact
 from pipelines.api.tables import frame
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipelines.recipe.lint import LintWarning
     from pipelines.recipe.schema.recipe import Recipe
-    from pipelines.runtime.artifacts import Manifest
+    from pipelines.runtime.manifests import Manifest
     from pipelines.stages.registry import Headline
 
     RecipeSource = str | Path | Mapping[str, Any] | Recipe
@@ -68,7 +69,7 @@ def _plain(values: Any) -> Any:
 class RunResult:
     """A finished run: the folder of every step, the headline rows, report and tracking store."""
 
-    steps: dict[str, Path]
+    steps: dict[str, Folder]
     summary: "list[Headline]"
     report: Path | None
     tracking_uri: str
@@ -100,16 +101,17 @@ def run(
     """
     from pipelines.flow.run import run_flow
     from pipelines.flow.summary import folder_of, summary
+    from pipelines.runtime.storage import Storage
     from pipelines.runtime.tracking_uri import tracking_uri
 
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     steps = run_flow(
         loaded, storage=storage, address=address, force=force, until=until, prepared=prepared
     )
-    root = Path(storage or loaded.storage.root).resolve()
+    root = Storage.at(storage or loaded.storage.root)
     report = folder_of(steps, "report")
     return RunResult(
-        steps={step.name: step.folder for step in steps},
+        steps={step.name: step.shown() for step in steps},
         summary=summary(steps),
         report=report / "report.html" if report else None,
         tracking_uri=redact(tracking_uri(loaded.tracking, root)),
@@ -171,7 +173,7 @@ def results(storage: str | Path) -> "pd.DataFrame":
 
 def _finished(storage: Path) -> "Iterator[tuple[Path, Manifest]]":
     """Folders of finished steps with their manifests, oldest first."""
-    from pipelines.runtime.artifacts import MANIFEST, read_manifest
+    from pipelines.runtime.manifests import MANIFEST, read_manifest
 
     if not storage.is_dir():
         raise CasemateError("storage", storage, "is not a folder; run a recipe first")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from components.core.folders import Folder, folder_at, is_uri
 from pipelines.cli.options import JsonOpt
 
 commands = typer.Typer()
@@ -21,8 +22,8 @@ def data(
     """List the datasets that recipes can use, show one, or show the contents of a prepared one."""
     from components.data.sources import all_sources, find_source
 
-    if name and (Path(name) / "dataset.json").is_file():
-        found = _prepared(Path(name))
+    if name and (is_uri(name) or (Path(name) / "dataset.json").is_file()):
+        found = _prepared(folder_at(name))
         print(json.dumps(found, indent=2) if as_json else _prepared_text(found))
         return
     if name:
@@ -58,7 +59,7 @@ def _source_text(facts: dict[str, Any]) -> str:
     return "\n".join(f"{key:<{width}}  {value}" for key, value in lines.items() if value)
 
 
-def _prepared(folder: Path) -> dict[str, Any]:
+def _prepared(folder: Folder) -> dict[str, Any]:
     """Contents of a prepared dataset: every shard is read by Ray, with bounded memory."""
     from components.data.prepared import PreparedDataset
     from pipelines.recipe.schema.place import ClusterSection

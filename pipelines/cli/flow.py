@@ -94,19 +94,19 @@ def run_and_show(
 def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> None:
     """Refuse `--resume` if no training has a checkpoint, or if all are finished."""
     from pipelines.flow.plan import plan, select
-    from pipelines.runtime.artifacts import SCRATCH
+    from pipelines.runtime.storage import Storage
     from pipelines.stages.train.worker import has_checkpoint
 
     if force:
         raise CasemateError("--resume", "--force", "starts from scratch; leave out one of the two")
-    root = Path(storage or recipe.storage.root)
+    root = Storage.at(storage or recipe.storage.root)
     steps = [s for s in select(plan(recipe, root), "train") if s.step.stage == "train"]
     left = [step for step in steps if not step.finished]
-    if any(has_checkpoint(step.folder / SCRATCH) for step in left):
+    if any(has_checkpoint(step.place) for step in left):
         return
     why = "has no checkpoint of these trainings" if left else "has only finished trainings"
     command = shlex.join(["casemate", *(word for word in sys.argv[1:] if word != "--resume")])
-    raise CasemateError("--resume", root / recipe.name, f"{why}; start without it: {command}")
+    raise CasemateError("--resume", f"{root}/{recipe.name}", f"{why}; start without it: {command}")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ Ray starts while a thread loads torch, timm and MLflow.
 
 import ctypes
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -17,22 +16,26 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.core.folders import Folder
 from components.core.problems import named
 from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep
 from pipelines.recipe.gpus import unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import SCRATCH, StageDir, in_turn
+from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import (
     check_joinable,
     end_idle_actors,
-    in_job,
     ray_cluster,
     total_cpus,
 )
 from pipelines.runtime.devices import total_gpus
+from pipelines.runtime.forwarding import in_job
+from pipelines.runtime.locks import Lock
 from pipelines.runtime.shards import release_workers
+from pipelines.runtime.step_locks import in_turn
+from pipelines.runtime.storage import SCRATCH, Storage
 from pipelines.runtime.tracking_uri import flow_outbox
 from pipelines.stages.registry import DATASET, STAGES
 
@@ -44,15 +47,19 @@ TRACKING = "tracking"  # lock: one process at a time makes the store and a flow'
 
 def execute(
     recipe: Recipe,
-    root: Path,
+    root: Storage,
     todo: Sequence[PlannedStep],
     *,
     inputs: Mapping[str, PlannedStep],
     flow: str,
     address: str | None,
     again: set[str],
+    held: Mapping[str, Lock],
 ) -> None:
-    """Run the steps `todo`; `inputs` are all planned steps, `again` those to run again."""
+    """Run the steps `todo`; `inputs` are all planned steps, `again` those to run again.
+
+    `held` are the locks of the steps by their keys.
+    """
     if place := address or recipe.cluster.address:
         check_joinable(place)  # before a tracking store is made for a flow that cannot start
     with ThreadPoolExecutor(1) as pool:
@@ -66,12 +73,12 @@ def execute(
             for step in todo:
                 if step.name in again:
                     tracker.supersede(step.name, step.fingerprint)
-                    shutil.rmtree(step.folder, ignore_errors=True)
-            outbox = flow_outbox(root / recipe.name, flow, todo[0].name)
+                    step.place.renew("--force, or made from inputs that were replaced")
+            outbox = flow_outbox(root.path / recipe.name, flow, todo[0].name)
             parent = _flow_run(tracker, recipe, root, flow, outbox)
             if notice := unused_gpus(recipe, total_gpus(), stages={p.step.stage for p in todo}):
                 progress.say(str(notice))
-            _run_all(_Runner(recipe, tracker, parent, inputs), todo)
+            _run_all(_Runner(recipe, tracker, parent, inputs, held), todo)
 
 
 def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
@@ -94,7 +101,7 @@ def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
         runner.parent.complete()
 
 
-def complete_flow(recipe: Recipe, root: Path, flow: str, unsent: Sequence[Path]) -> None:
+def complete_flow(recipe: Recipe, root: Storage, flow: str, unsent: Sequence[Path]) -> None:
     """End the MLflow run of a flow whose steps are finished, if the server was away at the end."""
     from pipelines.runtime.tracking import Tracker
 
@@ -103,12 +110,15 @@ def complete_flow(recipe: Recipe, root: Path, flow: str, unsent: Sequence[Path])
             _flow_run(tracker, recipe, root, flow, outbox).complete()
 
 
-def _flow_run(tracker: "Tracker", recipe: Recipe, root: Path, flow: str, outbox: Path) -> "StepRun":
-    with in_turn(root / recipe.name, TRACKING):  # stages that run side by side share this run
+def _flow_run(
+    tracker: "Tracker", recipe: Recipe, root: Storage, flow: str, outbox: Path
+) -> "StepRun":
+    # Stages that run side by side share this run.
+    with in_turn(root.store, f"{recipe.name}/{TRACKING}"):
         return tracker.flow_run(recipe.name, flow, recipe.resolved(), outbox=outbox)
 
 
-def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
+def _check_and_track(recipe: Recipe, root: Storage) -> "Tracker":
     """Refuse impossible settings before anything is trained or tracked."""
     from pipelines.recipe.check import check
     from pipelines.runtime.tracking import Tracker
@@ -116,7 +126,7 @@ def _check_and_track(recipe: Recipe, root: Path) -> "Tracker":
     check(recipe)
     # A stage that was submitted follows others: the address is right, the server may be away.
     patience = recipe.tracking.max_outage if in_job() else 0
-    with in_turn(root / recipe.name, TRACKING):
+    with in_turn(root.store, f"{recipe.name}/{TRACKING}"):
         return Tracker(recipe.tracking, storage=root, patience=patience)
 
 
@@ -150,8 +160,10 @@ class _Runner:
         tracker: "Tracker",
         parent: "StepRun",
         steps: Mapping[str, PlannedStep],
+        held: Mapping[str, Lock],
     ) -> None:
         self.recipe, self.tracker, self.parent, self.steps = recipe, tracker, parent, steps
+        self.held = held
         self.active: dict[str, StepRun] = {}
         self.trainings_left = False
         self.fits = False  # the recipe fits the prepared images; checked once
@@ -191,7 +203,7 @@ class _Runner:
 
         if self.fits:
             return
-        check_on_images(self.recipe, PreparedDataset.open(self.steps[DATASET].folder))
+        check_on_images(self.recipe, PreparedDataset.open(self.steps[DATASET].contents()))
         self.fits = True
 
     def _lanes(self) -> int:
@@ -209,12 +221,13 @@ class _Runner:
         run = self.tracker.step_run(self.parent, step.name, planned.fingerprint, folder=scratch)
         self.active[step.name] = run
         planned.folder.mkdir(parents=True, exist_ok=True)
-        inputs = {name: self.steps[name].folder for name in step.needs if self.steps[name].finished}
-        out = StageDir(planned.folder, step.name, planned.fingerprint, run, inputs)
+        inputs = {n: self.steps[n].contents() for n in step.needs if self.steps[n].finished}
+        storage = planned.place.storage
+        out = StageDir(planned.folder, step.name, planned.fingerprint, run, inputs, storage)
         stage = STAGES[step.stage]
         try:
             run.params({step.stage: step.identity})
-            run.tags({"casemate.folder": planned.folder.name})
+            run.tags({"casemate.folder": planned.place.name})
             if DATASET in inputs:
                 self._log_dataset(run, stage.context, inputs[DATASET])
             with named(self.recipe.source, Recipe.model_fields):
@@ -223,15 +236,17 @@ class _Runner:
             if DATASET not in inputs:
                 self._log_dataset(run, stage.context, planned.folder)
             run.complete()  # before the manifest: a finished step is complete in MLflow
-            out.finish()
+            lock = self.held[planned.place.key]
+            lock.check()
+            out.finish(fence=lock.fence)
         except BaseException as error:
             run.finish(_status(error))
             raise
         finally:
             self.active.pop(step.name, None)
-        progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.folder.name}")
+        progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.place.name}")
 
-    def _log_dataset(self, run: "StepRun", context: str, prepared: Path) -> None:
+    def _log_dataset(self, run: "StepRun", context: str, prepared: Folder) -> None:
         """Tie the run to the prepared images by their digest."""
         from components.data.prepared import PreparedDataset
 

@@ -1,4 +1,4 @@
-"""The plan of a flow: the steps of all its stages, each with its fingerprint and its folder."""
+"""The plan of a flow: the steps of all its stages, each with its fingerprint and its place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,18 +6,20 @@ from pathlib import Path
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import is_finished
+from pipelines.runtime.manifests import Manifest
+from pipelines.runtime.storage import StepPlace, Storage
 from pipelines.stages.registry import DATASET, GIVEN_VERSION, STAGES, Planning, Step, stages_of
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step with its fingerprint and its folder."""
+    """A step with its fingerprint and its place in the storage."""
 
     step: Step
     fingerprint: str
-    folder: Path
+    place: StepPlace
 
     @property
     def name(self) -> str:
@@ -29,8 +31,24 @@ class PlannedStep:
         return self.step.given is not None
 
     @property
+    def folder(self) -> Path:
+        """On this machine: where the step is written, or the given folder."""
+        return self.step.given or self.place.path
+
+    @property
     def finished(self) -> bool:
-        return self.given or is_finished(self.folder, self.fingerprint)
+        return self.given or self.place.is_finished(self.fingerprint)
+
+    def contents(self) -> Folder:
+        """The files of a finished step, as they are now whatever `--force` does later."""
+        return self.step.given or self.place.open()
+
+    def shown(self) -> Folder:
+        """The folder to show to people and to return to callers."""
+        return self.folder if self.given or self.place.storage.is_local else self.place.open()
+
+    def manifest(self) -> Manifest | None:
+        return self.place.manifest()
 
 
 def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
@@ -41,12 +59,14 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
     return found
 
 
-def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list[PlannedStep]:
-    """Every step with fingerprint and folder: sections + inputs' fingerprints + formula version.
+def plan(
+    recipe: Recipe, storage: str | Path | Storage, *, prepared: Path | None = None
+) -> list[PlannedStep]:
+    """Every step with fingerprint and place: sections + inputs' fingerprints + formula version.
 
     `prepared` is a finished dataset to use instead of the recipe's own.
     """
-    prints: dict[str, str] = {}
+    root, prints = Storage.at(storage), dict[str, str]()
     planned = []
     for step in steps_of(recipe, prepared=prepared):
         prints[step.name] = digest_json(
@@ -57,8 +77,8 @@ def plan(recipe: Recipe, storage: Path, *, prepared: Path | None = None) -> list
                 "inputs": {need: prints[need] for need in step.needs},
             }
         )
-        own = storage / recipe.name / f"{step.name}-{prints[step.name][:12]}"
-        planned.append(PlannedStep(step, prints[step.name], step.given or own))
+        place = root.step(recipe.name, f"{step.name}-{prints[step.name][:12]}")
+        planned.append(PlannedStep(step, prints[step.name], place))
     return planned
 
 

@@ -10,7 +10,9 @@ from components.core.digests import digest_json
 from pipelines.flow.plan import PlannedStep, plan, select
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import hold, is_made_from, prepare_storage
+from pipelines.runtime.forwarding import in_job
+from pipelines.runtime.step_locks import AFTER_LOSS, hold
+from pipelines.runtime.storage import open_storage
 from pipelines.runtime.tracking_uri import flow_outboxes
 
 
@@ -27,19 +29,21 @@ def run_flow(
 
     `prepared` is a finished dataset to use instead of the recipe's own.
     """
-    root = prepare_storage(str(storage or recipe.storage.root))
+    root = open_storage(storage or recipe.storage.root)
     everything = plan(recipe, root, prepared=prepared)
     steps = select(everything, until)
     made = [s for s in steps if not s.given]
     forced = {s.name for s in made if until in (None, s.step.stage)} if force else set()
+    # A job follows others; one that was lost with its machine holds its locks until they expire.
+    patience = AFTER_LOSS if in_job() else 0.0
     while True:
         todo, again = _missing(made, forced)
         done = [step for step in made if step not in todo]
-        with hold(root / recipe.name, write=_folders(todo), read=_folders(done)):
+        with hold(root.store, [step.place.key for step in todo], wait=patience) as held:
             if todo and _missing(made, forced) != (todo, again):
                 continue  # another run has finished steps in between
             for step in done:
-                progress.say(f"{step.name:<16} done before  {step.folder.name}")
+                progress.say(f"{step.name:<16} done before  {step.place.name}")
             flow = digest_json({step.name: step.fingerprint for step in everything})
             if todo:
                 from pipelines.flow.execute import execute
@@ -52,29 +56,38 @@ def run_flow(
                     flow=flow,
                     address=address,
                     again=again,
+                    held=held,
                 )
-            elif unsent := flow_outboxes(root / recipe.name, flow):
+            elif unsent := flow_outboxes(root.path / recipe.name, flow):
                 from pipelines.flow.execute import complete_flow
 
                 complete_flow(recipe, root, flow, unsent)
         return steps
 
 
-def _folders(steps: Sequence[PlannedStep]) -> list[str]:
-    return [step.folder.name for step in steps]
-
-
 def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[PlannedStep], set[str]]:
     """The steps to run, and those to run again: forced, or made from replaced inputs."""
-    folders = {step.name: step.folder for step in steps}
+    known = {step.name: step for step in steps}
     todo: list[PlannedStep] = []
     again = set(forced)
     for step in steps:
-        needs = [need for need in step.step.needs if need in folders]  # given ones never change
+        needs = [need for need in step.step.needs if need in known]  # given ones never change
         if step.name not in forced and step.finished:
             waiting = any(other.name in needs for other in todo)
-            if not waiting and is_made_from(step.folder, {n: folders[n] for n in needs}):
+            if not waiting and _is_made_from(step, [known[need] for need in needs]):
                 continue
             again.add(step.name)
         todo.append(step)
     return todo, again
+
+
+def _is_made_from(step: PlannedStep, needs: Sequence[PlannedStep]) -> bool:
+    """Whether a finished step was made from the current contents of its inputs."""
+    manifest = step.manifest()
+    if manifest is None:
+        return False
+    for need in needs:
+        now, then = need.manifest(), manifest.inputs.get(need.name)
+        if now is None or then is None or then["content"] != now.content:
+            return False
+    return True

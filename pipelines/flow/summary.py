@@ -1,8 +1,8 @@
 """The headline figures of a flow's finished steps."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from components.core.folders import Folder
 from pipelines.flow.plan import PlannedStep
 from pipelines.stages.registry import STAGES, Headline
 
@@ -13,11 +13,11 @@ def summary(steps: Sequence[PlannedStep]) -> list[Headline]:
     for stage in STAGES.values():
         if stage.headlines:
             own = [step for step in steps if step.step.stage == stage.name]
-            found = [(step.step, step.folder if step.finished else None) for step in own]
+            found = [(step.step, step.contents() if step.finished else None) for step in own]
             rows += stage.steps().headlines(found)
     return rows
 
 
-def folder_of(steps: Sequence[PlannedStep], name: str) -> Path | None:
+def folder_of(steps: Sequence[PlannedStep], name: str) -> Folder | None:
     """The folder of a finished step."""
-    return next((s.folder for s in steps if s.name == name and s.finished), None)
+    return next((s.shown() for s in steps if s.name == name and s.finished), None)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.core.problems import Problems
 from pipelines.recipe.facts import Facts, spec_of
 from pipelines.recipe.schema.analyze import AnalyzeSection
@@ -141,7 +142,7 @@ def _add(problems: Problems, study: str, error: CasemateError) -> None:
     problems.add(key, error.value, error.remedy)
 
 
-def given_network(folder: Path) -> "nn.Module | None":
+def given_network(folder: Folder) -> "nn.Module | None":
     """The network of a given model on the meta device; None if it cannot be inspected here."""
     values = spec_of(folder)
     if values is None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder, within
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
 from components.models.pretrained import check_compatible, read_parent
@@ -63,7 +64,7 @@ def model_spec(recipe: Recipe, dataset: PreparedDataset, model: str) -> ModelSpe
 
 
 def with_absolute_paths(
-    recipe: Recipe, inputs: Mapping[str, Path] = MappingProxyType({})
+    recipe: Recipe, inputs: Mapping[str, Folder] = MappingProxyType({})
 ) -> Recipe:
     """The recipe with absolute paths, since workers start in other folders.
 
@@ -85,7 +86,7 @@ def with_absolute_paths(
     return with_values(recipe, changes) if changes else recipe
 
 
-def model_folder(inputs: Mapping[str, Path], model: str) -> Path:
+def model_folder(inputs: Mapping[str, Folder], model: str) -> Folder:
     """Where a model of the recipe is: trained by it, or given to it."""
     given = inputs.get(f"model.{model}")
-    return given or inputs[f"train.{model}"] / "model"
+    return given or within(inputs[f"train.{model}"], "model")

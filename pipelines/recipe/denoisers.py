@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn
 
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
+from components.core.folders import Folder, absolute, folder_at, within
 from components.denoising import pretrained
 from components.denoising.diffusion import Diffusion
 from components.denoising.loading import (
@@ -38,16 +38,16 @@ def network_of(section: ModelSettings) -> tuple[str, Mapping[str, Any]]:
     return section.architecture, section.options
 
 
-def with_absolute_path(name: str, inputs: Mapping[str, Path]) -> str:
+def with_absolute_path(name: str, inputs: Mapping[str, Folder]) -> str:
     """A denoiser by the absolute path of its folder, if it is on disk or among the inputs."""
     if is_on_disk(name):
         kind, _, path = name.partition(":")
-        return f"{kind}:{Path(path).expanduser().absolute()}"
+        return f"{kind}:{absolute(folder_at(path))}"
     trained = inputs.get(f"train.{name}")
-    return f"model:{(trained / 'model').absolute()}" if trained else name
+    return f"model:{absolute(within(trained, 'model'))}" if trained else name
 
 
-def of_certificate(section: CertificateSettings, part: str, inputs: Mapping[str, Path]) -> str:
+def of_certificate(section: CertificateSettings, part: str, inputs: Mapping[str, Folder]) -> str:
     """The source of the denoiser in front of a certified model, from the folders of its inputs."""
     assert section.denoiser_name is not None
     if section.denoiser_on_disk:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.certify.settings import CertificateSettings, TrainedModel
+from components.core.folders import Folder
 from components.core.settings import plain
 from components.data.settings import DataSettings
 from components.data.sources import SourceInfo, find_source
@@ -121,7 +122,7 @@ def given_spec(recipe: Recipe) -> Mapping[str, Any] | None:
     return spec_of(folder) if folder else None
 
 
-def spec_of(folder: Path) -> Mapping[str, Any] | None:
+def spec_of(folder: Folder) -> Mapping[str, Any] | None:
     """The spec of a model folder; None if it is not on this machine or damaged."""
     path = folder / "model.json"
     if not path.is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.core.errors import CasemateError
+from components.core.folders import is_uri
 from components.data.sources.registry import file_options
 from components.denoising.settings import is_on_disk
 from components.models.settings import TIMM
@@ -19,7 +20,7 @@ from pipelines.recipe.schema.recipe import Recipe
 
 SQLITE = "sqlite:///"
 REMEDIES = {  # for other machines
-    "storage.root": "set --storage to a folder that all its machines share, e.g. /shared/runs",
+    "storage.root": "set --storage to s3://bucket/runs, or to a folder that all its machines share",
     "tracking.uri": "name an MLflow server, e.g. http://10.0.0.6:5000",
 }
 
@@ -34,7 +35,7 @@ class NamedPath(NamedTuple):
 
     @property
     def relative(self) -> bool:
-        return not Path(self.path).expanduser().is_absolute()
+        return not is_uri(self.path) and not Path(self.path).expanduser().is_absolute()
 
     def below(self, folder: Path) -> str:
         """The value of the key, with a path that is absolute as seen from `folder`."""

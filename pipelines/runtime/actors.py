@@ -7,18 +7,21 @@ device would come back as it was. A new actor is placed where there is room.
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from components.core.units import Unit, WorkFn
+from components.core.errors import last_line
+from components.core.units import BriefFn, WorkFn
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import cluster as ray_place
 from pipelines.runtime import crew
+from pipelines.runtime.leases import Lease, Outcome, work_off
+from pipelines.runtime.parts import Plan, PlanWriter
 
 COUNT_SECONDS = 5.0  # between two counts of the cluster's resources
 
@@ -27,16 +30,26 @@ MakeWork = Callable[[Any], WorkFn]
 
 @dataclass(frozen=True)
 class Job:
-    """What all units of one call share; actors load it once."""
+    """What all units of one call share; actors load the work of a name once."""
 
     name: str
     make: MakeWork
     config: Any
+    writer: PlanWriter
+    brief: BriefFn | None
+
+
+class Reply(NamedTuple):
+    """An outcome on its way to the driver, which may be unable to load its error."""
+
+    outcome: Outcome  # without the error
+    error: bytes | None = None
+    said: str = ""
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ShardWorker:
-    """Loads the work of a job once (`make(config)`), then computes one unit after the other."""
+    """Loads the work of a job once (`make(config)`), then computes one lease after the other."""
 
     def __init__(self, num_threads: int) -> None:
         import torch
@@ -52,10 +65,46 @@ class ShardWorker:
         devices = tuple(str(device) for device in ray.get_gpu_ids())
         return crew.Place(node, f"{address} ({socket.gethostname()})", devices)
 
-    def run(self, job: Job, payload: Any) -> pa.Table:
+    def run(
+        self, job: Job, names: Sequence[str], ordinals: Sequence[int] | None, payloads: list[Any]
+    ) -> Reply:
+        """The outcome of a lease, whose results are stored in one object."""
+        outcome = work_off(
+            lambda: self._work_of(job),
+            payloads,
+            write=lambda tables, briefs: job.writer.write(
+                names[: len(tables)], ordinals and ordinals[: len(tables)], tables, briefs
+            ),
+            brief=job.brief,
+        )
+        return _reply(outcome)
+
+    def _work_of(self, job: Job) -> WorkFn:
         if job.name != self.job or self.work is None:
             self.job, self.work = job.name, job.make(job.config)
-        return self.work(payload)
+        return self.work
+
+
+def _reply(outcome: Outcome) -> Reply:
+    error = outcome.error
+    if error is None:
+        return Reply(outcome)
+    said = f"{type(error).__name__}: {last_line(error)}"
+    try:
+        content = cloudpickle.dumps(error)
+    except Exception:  # it holds what cannot be sent, such as an open file
+        content = b""
+    return Reply(replace(outcome, error=None), content, said)
+
+
+def _outcome(reply: Reply) -> Outcome:
+    if reply.error is None:
+        return reply.outcome
+    try:
+        error = cloudpickle.loads(reply.error)
+    except Exception:  # of a class that only the worker has
+        error = RuntimeError(reply.said)
+    return replace(reply.outcome, error=error)
 
 
 class ActorPool:
@@ -108,11 +157,11 @@ class ActorPool:
 class ActorCrew:
     """The actors of a pool at work on one job."""
 
-    def __init__(self, pool: ActorPool, cluster: ClusterSection, job: Job) -> None:
+    def __init__(self, pool: ActorPool, cluster: ClusterSection, job: Job, plan: Plan) -> None:
         pool.reshape(cluster)
-        self.pool, self.cluster = pool, cluster
+        self.pool, self.cluster, self.plan = pool, cluster, plan
         self.job = ray.put(job)
-        self.busy: dict[Any, tuple[crew.Worker, Unit]] = {}
+        self.busy: dict[Any, tuple[crew.Worker, Lease]] = {}
         self.counted, self.fitting = float("-inf"), dict[str, int]()
         pool.probe_all()
         self.kept = {number for number, _ in pool.pending.values()}  # of an earlier call
@@ -159,9 +208,12 @@ class ActorCrew:
         else:
             ray.kill(handle)
 
-    def send(self, worker: crew.Worker, unit: Unit) -> None:
-        handle = self.pool.ready[worker.number]
-        self.busy[handle.run.remote(self.job, unit.payload)] = worker, unit
+    def send(self, worker: crew.Worker, lease: Lease) -> None:
+        names = [unit.name for unit in lease.units]
+        payloads = [unit.payload for unit in lease.units]
+        call = self.pool.ready[worker.number].run
+        reference = call.remote(self.job, names, self.plan.ordinals_of(names), payloads)
+        self.busy[reference] = worker, lease
 
     def needs(self) -> str:
         return ray_place.describe_need(self.resources)
@@ -178,13 +230,14 @@ class ActorCrew:
     def _event(self, reference: Any) -> crew.Event | None:
         if reference in self.pool.pending:
             return self._started(reference)
-        worker, unit = self.busy.pop(reference)
+        worker, lease = self.busy.pop(reference)
         try:
-            return crew.Finished(worker, unit, ray.get(reference))
+            return crew.Returned(worker, lease, _outcome(ray.get(reference)))
         except RayActorError as error:
-            return crew.Lost(worker, unit, error, announced=error.preempted)
+            return crew.Lost(worker, lease, error, announced=error.preempted)
         except RayTaskError as error:
-            return crew.Raised(worker, unit, getattr(error, "cause", None) or error)
+            cause = getattr(error, "cause", None) or error
+            return crew.Returned(worker, lease, Outcome(error=cause))
 
     def _started(self, reference: Any) -> crew.Event | None:
         number, handle = self.pool.pending.pop(reference)

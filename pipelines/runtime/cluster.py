@@ -19,8 +19,8 @@ from components.core.errors import CasemateError, first_line
 from components.core.secrets import redact
 from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
-from pipelines.runtime.artifacts import REVISION_ENV, git_revision
-from pipelines.runtime.forwarding import FORWARD_ENV, SETUP_HOOK
+from pipelines.runtime.forwarding import FORWARD_ENV, SETUP_HOOK, in_job
+from pipelines.runtime.provenance import REVISION_ENV, git_revision
 from pipelines.runtime.shipping import ROOT, code_env
 
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
@@ -108,11 +108,6 @@ def end_idle_actors() -> None:
     for found in ray.util.list_named_actors(all_namespaces=True):
         if found["namespace"] in LEFT_BY_RAY_DATA:
             ray.kill(ray.get_actor(found["name"], namespace=found["namespace"]))
-
-
-def in_job() -> bool:
-    """Whether this process is the driver of a submitted Ray job."""
-    return bool(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
 
 
 def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:

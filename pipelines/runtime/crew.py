@@ -8,9 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import pyarrow as pa
-
 from components.core.units import Unit
+from pipelines.runtime.leases import Lease, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Place:
 
 
 class Worker(NamedTuple):
-    """A process that computes units; its number is never used again."""
+    """A process that computes leases; its number is never used again."""
 
     number: int
     place: Place
@@ -40,33 +39,24 @@ class NotStarted(NamedTuple):
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A worker has ended its work on a unit, one way or another."""
+class Returned(NamedTuple):
+    """A worker has ended a lease: with results, with an error, or with both."""
 
     worker: Worker
-    unit: Unit
+    lease: Lease
+    outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Finished(Ended):
-    table: pa.Table
-
-
-@dataclass(frozen=True, slots=True)
-class Raised(Ended):
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Lost(Ended):
+class Lost(NamedTuple):
     """The worker died, alone or with its node; `announced`: the node was taken away."""
 
+    worker: Worker
+    lease: Lease
     error: BaseException
     announced: bool = False
 
 
-Event = Ready | NotStarted | Finished | Raised | Lost
+Event = Ready | NotStarted | Returned | Lost
 
 
 @dataclass(slots=True)
@@ -101,8 +91,8 @@ class Crew(Protocol):
     def dismiss(self, worker: Worker, *, hold: bool = False) -> None:
         """End a worker; with `hold` it keeps its devices, so that no other worker gets them."""
 
-    def send(self, worker: Worker, unit: Unit) -> None:
-        """Give a unit to a worker; its end is an event."""
+    def send(self, worker: Worker, lease: Lease) -> None:
+        """Give units to a worker; their end is an event."""
 
     def wait(self, seconds: float) -> Sequence[Event]:
         """What happened; returns at the first event, or after so many seconds."""
@@ -114,11 +104,11 @@ class Crew(Protocol):
 class Desk(Protocol):
     """What the loop works for: where units come from, where results and messages go."""
 
-    def more(self, room: int) -> Sequence[Unit]:
-        """Up to `room` further units."""
+    def more(self, room: int, *, ahead: int) -> Sequence[Unit]:
+        """Up to `room` further units; those that may be unnecessary only up to `ahead`."""
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
-        """Store the result of a unit."""
+    def keep(self, units: Sequence[Unit], outcome: Outcome) -> None:
+        """Record finished units, which their worker has stored."""
 
     def look(self, state: State) -> None:
         """Show the state; called about once a second."""

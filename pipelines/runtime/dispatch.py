@@ -1,11 +1,13 @@
-"""The loop of the sharded executor: which worker gets which unit, and who is to blame.
+"""The loop of the sharded executor: which worker gets which units, and who is to blame.
 
 Independent of Ray: workers are those of a `Crew`, which a test can replace.
 
-- Only workers that are ready hold units. Further ones are asked for as the cluster grows.
+- Only workers that are ready hold leases. Further ones are asked for as the cluster grows.
 - A worker that raised or died is replaced. Its unit is tried again on another node if there is one,
   else on another device, else in the new process. A unit that fails `MAX_TRIES` times fails the
   stage by name when all others are done.
+- If a worker dies in a lease of several units, any of them may be the cause: none is blamed, and
+  each of them becomes a lease of its own.
 - Blame needs evidence. A place (a node, or its GPUs that a worker holds) that fails `SUSPECT` units
   in a row gets no more of them while others have work. If these units succeed elsewhere, the place
   is left out and named; if they fail there too, the units are to blame and the place goes on.
@@ -17,25 +19,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from components.core.errors import CasemateError, last_line
 from components.core.units import Unit
 from pipelines.runtime.crew import (
     Crew,
     Desk,
     Event,
-    Finished,
     Lost,
     NotStarted,
     Place,
-    Raised,
     Ready,
+    Returned,
     State,
     Worker,
 )
+from pipelines.runtime.leases import IN_FLIGHT, Lease, Outcome, Queue
 
-IN_FLIGHT = 2  # units per worker: hides latency, keeps memory bounded
 MAX_TRIES = 3
 SUSPECT = 3  # failures in a row after which a place is suspected, and left out once proven
 HOPELESS = 10  # failures in a row, at least, before the stage ends
@@ -79,11 +78,11 @@ class Dispatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.crew, self.desk, self.max_wait, self.clock = crew, desk, max_wait, clock
-        self.todo, self.retries = deque(todo), deque[Unit]()
+        self.todo, self.retries = Queue(todo), deque[Unit]()
         self.workers: dict[int, Worker] = {}  # that are ready
-        self.held: dict[int, list[Unit]] = {}  # also of dismissed workers, until their calls end
-        self.num_held = 0
-        self.blamed: dict[int, str] = {}  # the unit that a dead worker was busy with
+        self.held: dict[int, list[Lease]] = {}  # also of dismissed workers, until their calls end
+        self.num_held = 0  # units
+        self.blamed: dict[int, Lease] = {}  # the lease that a dead worker was busy with
         self.idle: deque[Worker] = deque()  # one entry per free slot
         self.history: dict[str, _History] = {}
         self.failed: dict[str, Unit] = {}
@@ -117,19 +116,12 @@ class Dispatch:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Finished(worker, unit, table):
-                self._release(worker, unit)
-                self._finished(worker, unit, table)
+            case Returned(worker, lease, outcome):
+                self._returned(worker, lease, outcome)
             case Ready(worker):
                 self._ready(worker)
-            case Raised(worker, unit, error):
-                self._release(worker, unit)
-                if isinstance(error, CasemateError):
-                    raise error  # a user's mistake: a second try would fail, too
-                self._dismiss(worker)
-                self._failed(worker, unit, error)
-            case Lost(worker, unit, error, announced):
-                self._lost(worker, unit, error, announced=announced)
+            case Lost(worker, lease, error, announced):
+                self._lost(worker, lease, error, announced=announced)
             case NotStarted(error):
                 self._not_started(error)
 
@@ -143,29 +135,58 @@ class Dispatch:
         self.idle.extend([worker] * IN_FLIGHT)
         self.last_ready = self.clock()
 
-    def _finished(self, worker: Worker, unit: Unit, table: pa.Table) -> None:
-        self.desk.keep(unit, table)
+    def _returned(self, worker: Worker, lease: Lease, outcome: Outcome) -> None:
+        """Keep what is finished, blame the unit that raised, give the rest out again."""
+        self._release(worker, lease)
+        units, rest = lease.units[: outcome.num_done], lease.units[outcome.num_done :]
+        if units:
+            self.todo.measured(len(units), outcome.seconds)
+            self.desk.keep(units, outcome)
+            self._succeeded(worker, units)
+        if outcome.error is None:
+            self._give_back(rest)
+            if worker.number in self.workers:
+                self.idle.append(worker)
+            return
+        if isinstance(outcome.error, CasemateError):
+            raise outcome.error  # a user's mistake: a second try would fail, too
+        self._dismiss(worker)
+        self._give_back(rest[1:])
+        self._failed(worker, rest[0], outcome.error)
+
+    def _succeeded(self, worker: Worker, units: Sequence[Unit]) -> None:
+        """Clear this place of blame, and blame places where these units failed before."""
         self.in_a_row = 0
         if self.records:
             self.records.pop(worker.place, None)
-        if past := self.history.pop(unit.name, None):
-            for place in set(past.places) - {worker.place}:
+        for unit in units if self.history else ():
+            past = self.history.pop(unit.name, None)
+            for place in set(past.places) - {worker.place} if past else ():
                 if record := self.records.get(place):
                     record.proven += 1
                     self._leave_out_if_proven(place, record)
-        if worker.number in self.workers:
-            self.idle.append(worker)
 
-    def _lost(self, worker: Worker, unit: Unit, error: BaseException, *, announced: bool) -> None:
-        """The oldest unit of a dead worker is to blame; those behind it lose no try."""
+    def _lost(self, worker: Worker, lease: Lease, error: BaseException, *, announced: bool) -> None:
+        """The oldest lease of a dead worker is to blame, if it has one unit; the others are not."""
         if worker.number in self.workers:
-            self.blamed[worker.number] = self.held[worker.number][0].name
+            self.blamed[worker.number] = self.held[worker.number][0]
             self._dismiss(worker)
-        self._release(worker, unit)
-        if self.blamed.get(worker.number) == unit.name and not announced:
-            self._failed(worker, unit, error)
+        self._release(worker, lease)
+        if self.blamed.get(worker.number) is not lease or announced:
+            self._give_back(lease.units)
+        elif len(lease.units) == 1:
+            self._failed(worker, lease.units[0], error)
         else:
-            (self.retries if unit.name in self.history else self.todo).appendleft(unit)
+            self.todo.separate([unit.name for unit in lease.units])
+            self._give_back(lease.units)
+
+    def _give_back(self, units: Sequence[Unit]) -> None:
+        """Units that lose no try come first, in their order."""
+        for unit in reversed(units):
+            if unit.name in self.history:
+                self.retries.appendleft(unit)
+            else:
+                self.todo.give_back(unit)
 
     def _not_started(self, error: BaseException) -> None:
         cause = getattr(error, "cause", None)
@@ -175,9 +196,9 @@ class Dispatch:
         if self.failed_starts >= MAX_FAILED_STARTS and not self.workers:
             raise ShardFailedError(f"workers cannot start: {last_line(error)}") from error
 
-    def _release(self, worker: Worker, unit: Unit) -> None:
-        self.held[worker.number].remove(unit)
-        self.num_held -= 1
+    def _release(self, worker: Worker, lease: Lease) -> None:
+        self.held[worker.number].remove(lease)
+        self.num_held -= len(lease.units)
         if worker.number not in self.workers and not self.held[worker.number]:
             del self.held[worker.number]
 
@@ -252,22 +273,31 @@ class Dispatch:
     # Feeding --------------------------------------------------------------------------------------
 
     def _feed(self) -> None:
-        """Give units to free workers; when the queue is empty, take more from the source."""
-        if (room := len(self.idle) - len(self.todo) - len(self.retries)) > 0:
-            self.todo.extend(self.desk.more(room))
+        """Give leases to free workers; take more units from the source for them."""
+        if self.idle:
+            self._refill()
         for _ in range(len(self.idle)):
             if not (self.todo or self.retries):
                 return
             worker = self.idle.popleft()
-            unit = self._next_for(worker)
-            if unit is None:
+            lease = self._next_for(worker)
+            if lease is None:
                 self.idle.append(worker)
                 continue
-            self.held[worker.number].append(unit)
-            self.num_held += 1
-            self.crew.send(worker, unit)
+            self.held[worker.number].append(lease)
+            self.num_held += len(lease.units)
+            self.crew.send(worker, lease)
 
-    def _next_for(self, worker: Worker) -> Unit | None:
+    def _refill(self) -> None:
+        ahead = max(0, len(self.idle) - len(self.todo) - len(self.retries))
+        if (room := max(self.todo.room(self._num_workers()), ahead)) > 0:
+            self.todo.extend(self.desk.more(room, ahead=ahead))
+
+    def _num_workers(self) -> int:
+        """Those that are ready or expected: each gets its share of the units."""
+        return max(1, len(self.workers), self.state.wanted)
+
+    def _next_for(self, worker: Worker) -> Lease | None:
         if self._rests(worker.place):
             return None
         if self.held[worker.number] and self._are_scarce():
@@ -275,8 +305,8 @@ class Dispatch:
         for index, unit in enumerate(self.retries):
             if self._may_retry(unit, worker):
                 del self.retries[index]
-                return unit
-        return self.todo.popleft() if self.todo else None
+                return self.todo.take_alone(unit)
+        return self.todo.take(self._num_workers()) if self.todo else None
 
     def _are_scarce(self) -> bool:
         """Whether the workers without a unit, ready or not, can take all units that are left."""
@@ -335,7 +365,8 @@ class Dispatch:
         capacity = self.crew.capacity()
         outstanding = len(self.todo) + len(self.retries) + self.num_held
         if outstanding < capacity:
-            self.todo.extend(self.desk.more(capacity - outstanding))
+            room = capacity - outstanding
+            self.todo.extend(self.desk.more(room, ahead=room))
             outstanding = len(self.todo) + len(self.retries) + self.num_held
         # Never more than units, but one more for each failed try of those to be tried elsewhere.
         further = sum(len(self.history[unit.name].places) for unit in self.retries)

@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,10 +27,11 @@ from pipelines.recipe.paths import named_paths
 from pipelines.recipe.schema.place import TrackingSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import findings, node_probe
-from pipelines.runtime.artifacts import prepare_storage, software
 from pipelines.runtime.cluster import check_reachable, host_and_port, ray_cluster
 from pipelines.runtime.findings import Finding
 from pipelines.runtime.node_probe import ANSWER_SECONDS
+from pipelines.runtime.provenance import software
+from pipelines.runtime.storage import Storage, open_storage
 
 CLOCK_TRIES = 3
 MAX_SHOWN = 5
@@ -66,13 +66,16 @@ def diagnose(
     address = address or recipe.cluster.address
     if address:
         host_and_port(address)  # a mistyped address is bad input, a dead one a finding
-    root: Path | None = None
+    root: Storage | None = None
     try:
-        is_new = within(timeout, lambda: not Path(recipe.storage.root).exists())
-        root = within(timeout, lambda: prepare_storage(recipe.storage.root))
-        usage = shutil.disk_usage(root)
+        there = Storage.at(recipe.storage.root)
+        is_new = there.is_local and within(timeout, lambda: not there.path.exists())
+        root = within(timeout, lambda: open_storage(there))
+        usage = shutil.disk_usage(root.path)
         found = {"total": usage.total, "free": usage.free}
-        yield findings.space_finding(root, found, is_new=is_new)
+        yield findings.space_finding(root.path, found, is_new=is_new)
+        if not root.is_local:
+            yield findings.ok("storage", f"{root} creates keys once and can be written here")
     except (CasemateError, TimeoutError) as error:
         yield findings.fail("storage", str(error))
     yield from _check_tracking(recipe.tracking, root, timeout=timeout)
@@ -86,7 +89,7 @@ def diagnose(
 # -- machines
 
 
-def _check_nodes(recipe: Recipe, root: Path | None, *, timeout: float) -> Iterator[Finding]:
+def _check_nodes(recipe: Recipe, root: Storage | None, *, timeout: float) -> Iterator[Finding]:
     alive, lost = _nodes()
     total = ray.cluster_resources()
     counts = f"{len(alive)} node(s), {total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
@@ -95,18 +98,16 @@ def _check_nodes(recipe: Recipe, root: Path | None, *, timeout: float) -> Iterat
         yield findings.warn("cluster", f"{name} was lost: look at its Ray logs, or start it again")
     absolute = [path for path in named_paths(recipe) if not path.made]
     wanted = [str(Path(path.path).expanduser().absolute()) for path in absolute]
-    with _token_folder(root) as (folder, token):
+    with _token(root) as token:
         actors = {node.node_id: _actor_on(node) for node in alive}
-        requests = {n.node_id: _request(n, folder, token, wanted, timeout=timeout) for n in alive}
+        requests = {n.node_id: _request(n, root, token, wanted, timeout=timeout) for n in alive}
         calls = {key: actor.look.remote(requests[key]) for key, actor in actors.items()}
         answers, silent = _answers(calls, timeout=timeout)
         for node in alive:
             if node.node_id in silent:
                 yield findings.fail("node", f"{node.name} {silent[node.node_id]}")
                 continue
-            yield from _findings_of(
-                node, answers[node.node_id], root=root, folder=folder, token=token
-            )
+            yield from _findings_of(node, answers[node.node_id], root=root, token=token)
             yield _clock(node, actors[node.node_id], timeout=timeout)
         for actor in actors.values():
             ray.kill(actor)
@@ -141,11 +142,11 @@ def _actor_on(node: Node) -> Any:
 
 
 def _request(
-    node: Node, folder: Path | None, token: str, paths: Sequence[str], *, timeout: float
+    node: Node, root: Storage | None, token: str, paths: Sequence[str], *, timeout: float
 ) -> dict[str, Any]:
     return {
         "packages": sorted(software()),
-        "folder": str(folder) if folder else "",
+        "storage": root.root if root else "",
         "token": token,
         "node": node.node_id,
         "session": node.session,
@@ -192,13 +193,13 @@ def _clock(node: Node, actor: Any, *, timeout: float) -> Finding:
 
 
 def _findings_of(
-    node: Node, answer: Mapping[str, Any], *, root: Path | None, folder: Path | None, token: str
+    node: Node, answer: Mapping[str, Any], *, root: Storage | None, token: str
 ) -> Iterator[Finding]:
     yield findings.versions_finding(node.name, answer["versions"])
     yield findings.code_finding(node.name, answer["code"])
     yield findings.gpu_finding(node.name, answer["gpus"], num_gpus=node.num_gpus)
-    if root and folder:
-        seen = _read_back(folder / node.node_id) == token
+    if root:
+        seen = root.store.find(node_probe.storage_key(token, node.node_id)) == token.encode()
         yield findings.storage_finding(node.name, answer["storage"], root=root, seen_here=seen)
     store = int(node.resources.get("object_store_memory", 0))
     yield findings.disk_finding(f"{node.name}: {node.session}", answer["disk"])
@@ -211,37 +212,25 @@ def _findings_of(
 
 
 @contextmanager
-def _token_folder(root: Path | None) -> Iterator[tuple[Path | None, str]]:
-    """A folder on the storage with a token and a lock that is held; removed afterwards."""
+def _token(root: Storage | None) -> Iterator[str]:
+    """A token under a key of the storage; removed afterwards, with the answers of the machines."""
     token = secrets.token_hex(16)
     if root is None:
-        yield None, token
+        yield token
         return
-    folder = root / f".doctor-{token[:12]}"
-    folder.mkdir()
-    folder.chmod(0o777)  # Ray may run as another user there
+    root.store.put_same(node_probe.storage_key(token, node_probe.DRIVER), token.encode())
     try:
-        (folder / "driver").write_text(token)
-        with (folder / "lock").open("a+") as lock:
-            Path(lock.name).chmod(0o666)
-            flock(lock, LOCK_EX)
-            yield folder, token
+        yield token
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _read_back(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+        left = root.store.listing(node_probe.storage_key(token))
+        root.store.delete([entry.key for entry in left])
 
 
 # -- tracking
 
 
 def _check_tracking(
-    section: TrackingSection, root: Path | None, *, timeout: float
+    section: TrackingSection, root: Storage | None, *, timeout: float
 ) -> Iterator[Finding]:
     """Log a small run and delete it, as a flow's driver would."""
     uri = section.uri or os.environ.get(TRACKING_ENV)
@@ -252,20 +241,20 @@ def _check_tracking(
     try:
         if uri and uri.startswith(("http://", "https://")):
             check_reachable(uri, key="tracking.uri")
-        within(timeout, lambda: _log_a_run(section, root or Path()))
+        within(timeout, lambda: _log_a_run(section, root or Storage.at(".")))
     except Exception as error:
         why = first_line(error).replace(uri or "\0", shown)
         remedy = f"start it, or correct tracking.uri or {TRACKING_ENV}"
         yield findings.fail("mlflow", f"{shown}: {why}; {remedy}")
         return
-    if uri is None and root and (kind := _network_kind(root)):
+    if uri is None and root and (kind := _network_kind(root.path)):
         remedy = "SQLite breaks on network disks; run an MLflow server and set tracking.uri"
         yield findings.warn("mlflow", f"{shown} is on {kind}; {remedy}")
         return
     yield findings.ok("mlflow", f"{shown}: a run with a file was logged and deleted")
 
 
-def _log_a_run(section: TrackingSection, root: Path) -> None:
+def _log_a_run(section: TrackingSection, root: Storage) -> None:
     from pipelines.runtime.tracking import Tracker
 
     with closing(Tracker(section, storage=root)) as tracker:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.runtime.artifacts import software
+from pipelines.runtime.provenance import software
 from pipelines.runtime.shipping import code_digest
 
 CODE_ENV = "CASEMATE_CODE_DIGEST"  # of the client that started a doctor's job
@@ -99,11 +99,13 @@ def gpu_finding(name: str, found: Mapping[str, Any], *, num_gpus: int) -> Findin
     return ok("gpus", f"{counts}{f' ({names})' if names else ''}")
 
 
-def storage_finding(name: str, found: Mapping[str, Any], *, root: Path, seen_here: bool) -> Finding:
-    """A file written here is read there and the other way round, and a lock holds in both."""
+def storage_finding(
+    name: str, found: Mapping[str, Any], *, root: object, seen_here: bool
+) -> Finding:
+    """A key written here is read there and the other way round, and is created once."""
     if not found.get("same"):
         why = found.get("error") or "is another folder: files that are written here are not there"
-        remedy = "mount the shared folder under this path, or choose another --storage"
+        remedy = "choose a --storage that all machines see: s3://bucket/runs, or a shared folder"
         return fail("storage", f"{name}: {root} {why}; {remedy}")
     if "error" in found:
         remedy = "give Ray's user the right to write there"
@@ -111,9 +113,9 @@ def storage_finding(name: str, found: Mapping[str, Any], *, root: Path, seen_her
     if not seen_here:
         remedy = "mount it without caching of names (NFS: lookupcache=positive)"
         return fail("storage", f"{name}: files that it writes to {root} are not here; {remedy}")
-    if not found["locks"]:
-        remedy = "two runs of a recipe could meet; mount it with locks (NFS: without nolock)"
-        return warn("storage", f"{name}: locks on {root} do not hold between machines; {remedy}")
+    if not found["refuses"]:
+        remedy = "two runs would damage each other; use another storage"
+        return fail("storage", f"{name}: {root} creates a key twice; {remedy}")
     return ok("storage", f"{name}: {root} is shared and writable")
 
 

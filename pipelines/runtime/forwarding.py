@@ -15,7 +15,7 @@ from pathlib import Path
 
 from components.core.errors import CasemateError
 from pipelines.recipe.credentials import refuse_password_in_url
-from pipelines.runtime.artifacts import REVISION_ENV
+from pipelines.runtime.provenance import REVISION_ENV
 from pipelines.runtime.shipping import temporary_folder
 
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
@@ -25,6 +25,11 @@ OWN_ENV = (RECIPE_ENV, FLAGS_ENV, FORWARD_ENV, REVISION_ENV, "RAY_AUTH_MODE")
 PACKAGE = "casemate_forwarded"
 VALUES = "values.json"
 SETUP_HOOK = "pipelines.runtime.forwarding.load"  # Ray calls it in every new worker
+
+
+def in_job() -> bool:
+    """Whether this process is the driver of a submitted Ray job."""
+    return bool(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR"))
 
 
 def values_of(names: Sequence[str], *, reserved: Mapping[str, str]) -> dict[str, str]:

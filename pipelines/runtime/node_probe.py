@@ -4,7 +4,6 @@ Sent by value, so that it also runs on a machine without our code: it imports th
 alone, and everything else where it is needed.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -24,6 +23,14 @@ TORCH = (
 )
 
 
+DRIVER = "driver"  # whose key the machines look for
+
+
+def storage_key(token: str, node: str = "") -> str:
+    """Where a machine leaves the token in the storage, or the folder of all of them."""
+    return f"doctor/{token[:12]}/{node}".rstrip("/")
+
+
 class NodeProbe:
     """What a machine has; all answers are plain values."""
 
@@ -37,7 +44,7 @@ class NodeProbe:
             "versions": self.versions(request["packages"]),
             "code": self.code(),
             "gpus": self.gpus(request["seconds"]),
-            "storage": self.storage(request["folder"], request["token"], request["node"]),
+            "storage": self.storage(request["storage"], request["token"], request["node"]),
             "disk": self.disk(request["session"]),
             "shm": self.disk("/dev/shm"),
             "missing": [path for path in request["paths"] if not Path(path).exists()],
@@ -78,29 +85,24 @@ class NodeProbe:
             return {"error": f"import torch ends with code {done.returncode}: {why}"}
         return {"names": json.loads(done.stdout.strip().splitlines()[-1])}
 
-    def storage(self, folder: str, token: str, node: str) -> dict[str, Any]:
-        """Read what the driver has written, check that its lock holds here, and answer."""
-        place = Path(folder)
-        try:
-            if (place / "driver").read_text() != token:
-                return {"same": False}
-        except FileNotFoundError:
+    def storage(self, root: str, token: str, node: str) -> dict[str, Any]:
+        """Read what the driver has written, try to create it again, and answer."""
+        if not root:
             return {"same": False}
-        except OSError as error:
-            return {"same": False, "error": f"cannot be read: {error.strerror or error}"}
         try:
-            (place / node).write_text(token)
-            return {"same": True, "locks": self._is_locked(place / "lock")}
-        except OSError as error:
-            return {"same": True, "error": f"cannot be written: {error.strerror or error}"}
+            from pipelines.runtime.store import open_store
 
-    def _is_locked(self, path: Path) -> bool:
-        with path.open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            return False
+            store, key = open_store(root), storage_key(token, DRIVER)
+            if store.find(key) != token.encode():
+                return {"same": False}
+        except Exception as error:
+            return {"same": False, "error": f"cannot be read ({error})"}
+        try:
+            refused = not store.put_new(key, b"other")
+            store.put_new(storage_key(token, node), token.encode())
+        except Exception as error:
+            return {"same": True, "error": f"cannot be written ({error})"}
+        return {"same": True, "refuses": refused}
 
     def disk(self, place: str) -> dict[str, int] | None:
         """Total and free bytes where a path is; None: there is no such path."""

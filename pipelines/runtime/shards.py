@@ -1,16 +1,15 @@
 """The one sharded executor: a pure function over work units on Ray actors.
 
-A unit's result must depend on its payload and the configuration alone. Finished units are durable
-parts, so a second start computes only what is missing; a dead worker or node costs its unfinished
-units only. `dispatch` decides who computes what, `actors` are the workers.
+A unit's result must depend on its payload and the configuration alone. Workers get leases of many
+units and store the results of a lease as one object, so a second start computes only what is
+missing; a dead worker or node costs its unfinished leases only. `dispatch` decides who computes
+what, `actors` are the workers, `parts` finds results.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from components.core.units import ProgressBar, SoFar, Unit, UnitSource
 from pipelines.recipe.schema.place import ClusterSection
@@ -19,8 +18,9 @@ from pipelines.runtime.actors import ActorCrew, ActorPool, Job, MakeWork
 from pipelines.runtime.crew import State
 from pipelines.runtime.dispatch import Dispatch, ShardFailedError
 from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.leases import Outcome
 from pipelines.runtime.live import LiveMetrics, live_metrics, metrics_of
-from pipelines.runtime.parts import PartStore
+from pipelines.runtime.parts import PartStore, Plan
 
 if TYPE_CHECKING:
     from pipelines.runtime.artifacts import StageDir
@@ -50,22 +50,23 @@ def run_units(
     out: "StageDir | None" = None,
     phase: str = "",
 ) -> None:
-    """Compute every unit that has no part yet. `make` is a module-level function of `config`.
+    """Compute every unit without a stored result. `make` is a module-level function of `config`.
 
     With a `source`, also the units that it adds as results come in. Progress is written to the
     scratch folder of `out`, live metrics go to its MLflow run; `phase` names a part of the stage.
     """
     source = source or _Counted(units)
-    todo = [unit for unit in units if not _kept(unit, parts, source)]
-    todo = todo or _missing(source, parts, room=1)
+    plan = parts.plan([unit.name for unit in units])
+    todo = unfinished(units, plan, source) or further(source, plan, room=1, ahead=1)
     if not todo:
         return
     place = shown_at(out) if out else {"file": None, "watch": None}
     shown = progress.bar(label, total=source.total, unit=source.counts, phase=phase, **place)
     with shown as bar, live_metrics(_sender(out)) as live:
         source.show(bar)
-        desk = _Desk(label, parts, source, bar, live)
-        crew = ActorCrew(_POOL, cluster, Job(f"{label}-{parts.run_id}", make, config))
+        desk = _Desk(label, plan, source, bar, live)
+        job = Job(f"{label}-{parts.run_id}", make, config, plan.writer, source.brief)
+        crew = ActorCrew(_POOL, cluster, job, plan)
         try:
             Dispatch(crew, desk, todo, max_wait=cluster.max_wait).run()
         except BaseException:
@@ -84,14 +85,15 @@ class _Counted:
     """A fixed list of units; counts those that are finished."""
 
     counts = "units"
+    brief = None
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self.total, self.done = len(units), 0
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
+    def keep(self, unit: Unit, brief: Any) -> None:
         self.done += 1
 
-    def next(self, room: int) -> Sequence[Unit]:
+    def next(self, room: int, *, ahead: int) -> Sequence[Unit]:
         return ()
 
     def show(self, bar: ProgressBar) -> None:
@@ -101,44 +103,57 @@ class _Counted:
         return SoFar()
 
 
-def _kept(unit: Unit, parts: PartStore, source: UnitSource) -> bool:
-    """Whether an earlier start has finished it; if so, the source gets its table."""
-    table = parts.find(unit.name)
-    if table is not None:
-        source.keep(unit, table)
-    return table is not None
+def unfinished(units: Sequence[Unit], plan: Plan, source: UnitSource) -> list[Unit]:
+    """The units of a plan without a result; the source gets the briefs of the others."""
+    finished = plan.finished()
+    if source.brief is None:
+        for ordinal in finished.nonzero()[0].tolist():
+            source.keep(units[ordinal], None)
+    else:
+        for ordinal, brief in plan.briefs(source.brief):
+            source.keep(units[ordinal], brief)
+    return [units[ordinal] for ordinal in (~finished).nonzero()[0].tolist()]
 
 
-def _missing(source: UnitSource, parts: PartStore, *, room: int) -> list[Unit]:
+def further(source: UnitSource, plan: Plan, *, room: int, ahead: int) -> list[Unit]:
     """Up to `room` further units of the source that no earlier start has finished."""
     found: list[Unit] = []
-    while len(found) < room and (asked := source.next(room - len(found))):
-        found += [unit for unit in asked if not _kept(unit, parts, source)]
+    while len(found) < room:
+        asked = source.next(room - len(found), ahead=max(0, ahead - len(found)))
+        if not asked:
+            break
+        for unit in asked:
+            if plan.has(unit.name):
+                source.keep(unit, source.brief and plan.brief(unit.name, source.brief))
+            else:
+                found.append(unit)
     return found
 
 
 class _Desk:
-    """Units from a source, results to a part store, messages and figures to the user."""
+    """Units from a source, briefs of results back to it, messages and figures to the user."""
 
     def __init__(
         self,
         label: str,
-        parts: PartStore,
+        plan: Plan,
         source: UnitSource,
         bar: progress.Bar,
         live: LiveMetrics | None,
     ) -> None:
-        self.label, self.parts, self.source, self.bar, self.live = label, parts, source, bar, live
+        self.label, self.plan, self.source, self.bar, self.live = label, plan, source, bar, live
         self.asked = time.monotonic()
         self.before: tuple[float, int] | None = None  # when, and images by then
         self.silent = False  # the source cannot tell intermediate results
 
-    def more(self, room: int) -> Sequence[Unit]:
-        return _missing(self.source, self.parts, room=room)
+    def more(self, room: int, *, ahead: int) -> Sequence[Unit]:
+        return further(self.source, self.plan, room=room, ahead=ahead)
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
-        self.parts.save(unit.name, table)
-        self.source.keep(unit, table)
+    def keep(self, units: Sequence[Unit], outcome: Outcome) -> None:
+        self.plan.add(outcome.group, outcome.num_bytes, [unit.name for unit in units])
+        briefs = outcome.briefs if outcome.briefs is not None else [None] * len(units)
+        for unit, brief in zip(units, briefs, strict=True):
+            self.source.keep(unit, brief)
         self.source.show(self.bar)
 
     def tell(self, text: str) -> None:

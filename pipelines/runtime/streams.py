@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import ray.data
 from ray.exceptions import RayTaskError
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder, absolute, folder_at
 from components.data.stream import ShardReader, StoredShard, read_document, stored_shards
 
 BLOCK_BYTES = 8 * 2**20  # decoded pixels that travel together through the object store
@@ -43,7 +43,7 @@ def ordered_ray_data() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def read_split(folder: Path, split: str) -> ray.data.Dataset:
+def read_split(folder: Folder, split: str) -> ray.data.Dataset:
     """Rows {item_id, image (C, H, W) uint8, label} of a split in stored order; one task per shard.
 
     Not Ray's own Parquet reader: a shard's bytes are compared with the checksum in dataset.json
@@ -61,17 +61,20 @@ def read_split(folder: Path, split: str) -> ray.data.Dataset:
     return rows.map_batches(
         _decoded,
         batch_size=1,
-        fn_kwargs={"folder": folder.absolute(), "shape": (document["channels"], height, width)},
+        fn_kwargs={
+            "folder": folder_at(absolute(folder)),
+            "shape": (document["channels"], height, width),
+        },
     )
 
 
-def image_batches(folder: Path, split: str, *, batch_size: int) -> Iterator[Batch]:
+def image_batches(folder: Folder, split: str, *, batch_size: int) -> Iterator[Batch]:
     """Batches of a split of any size, in stored order, with bounded memory."""
     with ordered_ray_data():
         yield from read_split(folder, split).iter_batches(batch_size=batch_size)
 
 
-def dataset_statistics(folder: Path, split: str) -> dict[str, Any]:
+def dataset_statistics(folder: Folder, split: str) -> dict[str, Any]:
     """Items, items per class, and each channel's mean and standard deviation on the [0, 1] scale.
 
     Workers count pixel values; the counts are added as integers and divided once, so the result
@@ -94,7 +97,7 @@ def dataset_statistics(folder: Path, split: str) -> dict[str, Any]:
     }
 
 
-def _decoded(rows: Batch, *, folder: Path, shape: tuple[int, int, int]) -> Iterator[Batch]:
+def _decoded(rows: Batch, *, folder: Folder, shape: tuple[int, int, int]) -> Iterator[Batch]:
     """Worker: one shard in, pieces of a few megabytes out."""
     step = max(1, BLOCK_BYTES // int(np.prod(shape)))
     for file, sha256, num_items in zip(

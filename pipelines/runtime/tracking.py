@@ -33,8 +33,10 @@ from pipelines.runtime.model_registry import Registry, default_store
 from pipelines.runtime.outbox import Connection, Message, Outbox, UnavailableError
 from pipelines.runtime.progress import say
 from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_create, having
+from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
 from pipelines.runtime.tracking_uri import (
+    artifact_location,
     check_driver,
     check_port,
     credentials_in_environment,
@@ -178,14 +180,16 @@ class StepRun:
 class Tracker:
     """A connected store and one experiment in it."""
 
-    def __init__(self, section: TrackingSection, *, storage: Path, patience: float = 0.0) -> None:
+    def __init__(
+        self, section: TrackingSection, *, storage: Storage, patience: float = 0.0
+    ) -> None:
         self.uri = tracking_uri(section, storage)
         _silence()
         check_driver(self.uri)
         self.stack = ExitStack()
         place = self.stack.enter_context(credentials_in_environment(self.uri))
         self.connection = Connection(redact(self.uri), max_outage=section.max_outage, say=say)
-        location = None if is_server(self.uri) else (storage / "mlartifacts").as_uri()
+        location = artifact_location(self.uri, storage)
         try:
             self.experiment_id = self._first_contact(place, section, location, patience)
         except BaseException as error:

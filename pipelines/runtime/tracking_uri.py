@@ -5,7 +5,6 @@ Light to import: a finished flow is shown without MLflow.
 
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -17,8 +16,11 @@ from components.core.errors import CasemateError
 from pipelines.recipe.credentials import SERVER_ENV, TRACKING, credentials_of, keep_apart
 from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime.outbox import UnavailableError
+from pipelines.runtime.storage import Storage
 
 URI_ENV = "MLFLOW_TRACKING_URI"
+ARTIFACTS, STORAGE_ID = "mlartifacts", "storage-id"  # keys in a storage
+SQLITE = "sqlite:///"
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to install
     "postgresql": ("psycopg", "pip install 'casemate[postgres]'"),
@@ -28,18 +30,32 @@ DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to inst
 }
 
 
-def default_uri(storage: Path) -> str:
-    """The SQLite store beside the artifacts; absolute: the working directory never matters."""
-    return f"sqlite:///{storage}/mlflow.db"
+def default_uri(storage: Storage) -> str | None:
+    """SQLite in a storage that is a folder; absolute: the working directory never matters."""
+    return f"sqlite:///{storage.root}/mlflow.db" if storage.is_local else None
 
 
-def tracking_uri(section: TrackingSection, storage: Path) -> str:
+def tracking_uri(section: TrackingSection, storage: Storage) -> str:
     """The URI of the tracking store, without a password."""
     if section.uri:
         return section.uri
     if given := os.environ.get(URI_ENV):
         return keep_apart(given, key=URI_ENV)
-    return default_uri(storage)
+    if uri := default_uri(storage):
+        return uri
+    remedy = f"cannot hold MLflow's database; set {TRACKING} or {URI_ENV}, e.g. to an MLflow server"
+    raise CasemateError("storage.root", storage.root, remedy)
+
+
+def artifact_location(uri: str, storage: Storage) -> str | None:
+    """Where artifacts of a new experiment go; None: where the server keeps them."""
+    if is_server(uri):
+        return None
+    if storage.is_local:
+        return (storage.path / ARTIFACTS).as_uri()
+    if uri.startswith(SQLITE):  # written by this machine alone
+        return (Path(uri.removeprefix(SQLITE)).absolute().parent / ARTIFACTS).as_uri()
+    return f"{storage.root}/{ARTIFACTS}"
 
 
 def is_server(uri: str) -> bool:
@@ -85,17 +101,12 @@ def flow_outboxes(folder: Path, fingerprint: str) -> list[Path]:
     return sorted((folder / ".outbox").glob(f"{fingerprint[:12]}-*.jsonl"))
 
 
-def storage_id(storage: Path) -> str:
+def storage_id(storage: Storage) -> str:
     """The name of a storage in a tracking store that others use, too; moves with the folder."""
-    path = storage / ".storage-id"
-    try:
-        with path.open("x") as file:
-            file.write(uuid4().hex)
-    except FileExistsError:
-        deadline = time.monotonic() + 5
-        while not path.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)  # another flow is writing it
-    return path.read_text()
+    earlier = storage.path / f".{STORAGE_ID}"  # version 0.1
+    token = earlier.read_bytes() if earlier.is_file() else uuid4().hex.encode()
+    storage.store.put_new(STORAGE_ID, token)  # or there is one
+    return storage.store.get(STORAGE_ID).decode()
 
 
 @contextmanager

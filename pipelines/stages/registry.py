@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Required, TypedDict, cast
 
+from components.core.folders import Folder
+
 if TYPE_CHECKING:  # the command line lists stages and must not import pydantic
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
@@ -73,14 +75,14 @@ class StageSteps(Protocol):
     def steps(self, planning: Planning) -> list[Step]:
         """The steps of the stage, each after the steps it needs."""
 
-    def headlines(self, steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+    def headlines(self, steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
         """The figures of its steps, each with its folder if it is finished."""
 
 
 class StageRun(Protocol):
     """`stage.py` of a stage."""
 
-    def run(self, recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
+    def run(self, recipe: "Recipe", inputs: Mapping[str, Folder], out: "StageDir") -> None:
         """Make one step: from the folders of finished steps to its own."""
 
 
@@ -175,7 +177,7 @@ def headline(what: str, model: str, share: Share) -> Headline:
     return cast(Headline, {"what": what, "model": model, **share})
 
 
-def stored_headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+def stored_headlines(steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
     """The figures that finished steps wrote to their `summary.json`."""
     folders = [folder for _, folder in steps if folder]
     rows = [json.loads((folder / "summary.json").read_text())["headlines"] for folder in folders]

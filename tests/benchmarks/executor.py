@@ -76,7 +76,7 @@ def main() -> int:
             return time.perf_counter() - began
 
         def executor(label: str) -> float:
-            parts = PartStore(Path(name) / label, run_id="bench")
+            parts = PartStore.in_folder(Path(name) / label, run_id="bench")
             began = time.perf_counter()
             run_units(
                 units, make=make_voter, config=config, parts=parts, cluster=cluster, label="bench"

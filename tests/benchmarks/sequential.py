@@ -28,8 +28,6 @@ from components.certify.l2.voters import Block, GaussianVoter, GaussianVoteSetti
 from components.certify.tasks import VoteTask
 from components.core.noise_streams import noise_impl
 from pipelines.recipe.load import load
-from pipelines.runtime.parts import PartStore
-from pipelines.runtime.shards import _missing
 
 LIMIT = 0.03  # of the draws of a fixed number, on average over the test images
 RADIUS, SIGMA, DRAWS = 0.3, 0.25, 100_000
@@ -71,13 +69,11 @@ def header_of(section: GaussianSettings, num_items: int) -> VotesHeader:
     )  # fmt: skip
 
 
-def sequential(voter: GaussianVoter, ledger: DrawLedger, parts: PartStore) -> list[dict[str, Any]]:
+def sequential(voter: GaussianVoter, ledger: DrawLedger) -> list[dict[str, Any]]:
     """One row per image: draws used and the verdict at the radius."""
-    while todo := _missing(ledger, parts, room=1):
+    while todo := ledger.next(1, ahead=1):
         for unit in todo:
-            table = voter(unit.payload)
-            parts.save(unit.name, table)
-            ledger.keep(unit, table)
+            ledger.keep(unit, ledger.brief(voter(unit.payload)))
     return [
         {"item_id": item.item_id, "used": item.used, "certified": item.certified}
         for item in ledger.items
@@ -113,8 +109,7 @@ def main() -> int:
         )  # fmt: skip
         voter = GaussianVoter(VoteTask(data, model, votes_of(section)))
         num_items = min(given.items or len(voter.items), len(voter.items))
-        parts = PartStore(Path(name) / "parts", run_id="bench")
-        rows = sequential(voter, DrawLedger(section, header_of(section, num_items)), parts)
+        rows = sequential(voter, DrawLedger(section, header_of(section, num_items)))
         compared = [fixed(voter, i) for i in range(min(given.compared, num_items))]
     used = np.array([row["used"] for row in rows])
     pairs = list(zip(rows, compared, strict=False))

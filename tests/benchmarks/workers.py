@@ -129,7 +129,7 @@ def timed(
     units: Sequence[Unit], config: VoteTask[Any], folder: Path, *, name: str, num_actors: int
 ) -> Times:
     """All units by so many workers that are there already."""
-    parts = PartStore(folder / f"{name}-{num_actors}", run_id="bench")
+    parts = PartStore.in_folder(folder / f"{name}-{num_actors}", run_id="bench")
     cluster = ClusterSection(num_cpus=2, num_actors=num_actors)
     used, began = processor_time(), time.perf_counter()
     run_units(units, make=TimedVoter, config=config, parts=parts, cluster=cluster, label="bench")

@@ -18,6 +18,7 @@ from components.core.digests import digest_file
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from pipelines.recipe.schema.place import TrackingSection
+from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking import Tracker
 from tests.cluster.servers import PASSWORD
 from tests.e2e.cli import TINY, Cli, step_folder, write_recipe
@@ -195,7 +196,7 @@ def test_experiments_and_aliases_do_not_race(mlflow_server, client, tmp_path):
     def connect() -> None:
         try:
             section = TrackingSection(uri=mlflow_server.uri, experiment="race")
-            trackers.append(Tracker(section, storage=tmp_path))
+            trackers.append(Tracker(section, storage=Storage.at(tmp_path)))
         except Exception as error:
             errors.append(error)
 
@@ -221,7 +222,7 @@ def test_experiments_and_aliases_do_not_race(mlflow_server, client, tmp_path):
 
 def test_a_failed_registration_leaves_nothing_behind(mlflow_server, client, tmp_path):
     section = TrackingSection(uri=mlflow_server.uri, experiment="failing")
-    tracker = Tracker(section, storage=tmp_path)
+    tracker = Tracker(section, storage=Storage.at(tmp_path))
     run = tracker.flow_run("failing", "f" * 64, {}, outbox=tmp_path / "outbox")
     broken = tmp_path / "model"
     broken.mkdir()

@@ -52,7 +52,7 @@ def main() -> None:
             [Unit(f"u{i:04d}", f"item {i}", i) for i in range(asked.units)],
             make=make_square,
             config={"folder": str(asked.folder), "seconds": asked.seconds},
-            parts=PartStore(asked.folder / "parts", run_id="r"),
+            parts=PartStore.in_folder(asked.folder / "parts", run_id="r"),
             cluster=cluster,
             label="squares",
         )

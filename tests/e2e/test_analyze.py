@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from components.evaluate.metrics import read_metrics
 from tests.e2e.cli import call, mistake_of, step_folder
+from tests.steps import files_of
 
 pytestmark = pytest.mark.e2e
 STUDIES = ("correlation", "lesions", "perturbations")
@@ -26,7 +27,7 @@ def places(finished_flow):
 def results(storage, study) -> dict[str, bytes]:
     """The files of a step; the manifest also has times."""
     folder = step_folder(storage, f"analyze.{study}")
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = list(files_of(folder).values())
     named = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     return {
         name: data for name, data in named.items() if name.endswith(("parquet", "npy", "ary.json"))

@@ -15,8 +15,10 @@ from PIL import Image
 
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipes
-from pipelines.runtime.artifacts import hold
+from pipelines.runtime.step_locks import hold
+from pipelines.runtime.store import open_store
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
+from tests.steps import files_of
 
 pytestmark = pytest.mark.e2e
 
@@ -39,9 +41,9 @@ def assert_refused(result: Result, *words: object) -> None:
 
 
 def files(root: Path) -> set[str]:
-    """All files below a folder, except empty ones that only lock steps."""
+    """All files below a folder, except the log of locks."""
     found = {p.relative_to(root).as_posix() for p in root.rglob("*") if not p.is_dir()}
-    return {name for name in found if "/.locks/" not in name}
+    return {name for name in found if "/locks/" not in name}
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def test_a_dataset_that_is_not_there(cli, tmp_path, source):
     assert files(tmp_path) == {"tiny.yaml"}
 
 
-@pytest.mark.parametrize("place", ["file/below", "file", "/proc/casemate", "s3://bucket/runs"])
+@pytest.mark.parametrize("place", ["file/below", "file", "/proc/casemate", "ftp://host/runs"])
 def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
     (tmp_path / "file").write_text("in the way")
     storage = place if "://" in place else tmp_path / place
@@ -168,10 +170,10 @@ def test_clusters_that_take_no_jobs(cli, tmp_path, recipe, address, words):
 def test_a_second_run_into_the_same_storage_is_refused(cli, tmp_path, recipe):
     storage = tmp_path / "storage"
     train = next(s for s in plan(recipes.load(str(recipe)), storage) if s.step.stage == "train")
-    with hold(storage / "tiny", write=[train.folder.name]):
+    with hold(open_store(storage), [train.place.key]):
         result = cli("run", recipe, "--storage", storage)
     assert_refused(result, train.folder, "is in use by another run", "wait for it or stop it")
-    assert all("/.locks/" in file for file in files(tmp_path) - {"tiny.yaml"})
+    assert all("/locks/" in file for file in files(tmp_path) - {"tiny.yaml"})
 
 
 @pytest.fixture
@@ -228,11 +230,11 @@ def test_recertify_refuses_settings_that_do_not_fit(
 
 def test_recertify_never_overwrites_what_it_reads(certificate):
     folder = certificate("certify.l2")
-    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    before = {name: p.read_bytes() for name, p in files_of(folder).items()}
     assert_refused(call("recertify", folder, "--out", folder), folder, "choose another folder")
     for place in (folder / "votes.parquet", folder / "votes.parquet" / "below"):
         assert_refused(call("recertify", folder, "--out", place), f"out: {place}", "choose another")
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    assert {name: p.read_bytes() for name, p in files_of(folder).items()} == before
 
 
 def test_certificates_that_are_not_there_or_not_whole(cli, certificate, tmp_path):
@@ -364,7 +366,7 @@ def test_a_truncated_part_is_named_and_its_remedy_works(
 
     result = call("certify", recipe, "--storage", trained)
     assert_refused(result, f"part: {part} is damaged", "delete this file")
-    (probe,) = step.folder.glob("unfinished/probe/*.parquet")  # how votes are computed
+    (probe,) = step.folder.glob("unfinished/probe/*/*.arrow")  # how votes are computed
     kept = {path.relative_to(step.folder).as_posix() for path in (part, probe)}
     assert files(step.folder) == kept
     assert statuses(trained)["certify.patch"] == ["FAILED"]

@@ -17,6 +17,7 @@ from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from tests.e2e.browser import find_chromium, visit
 from tests.e2e.cli import ROOT, TINY, call, step_folder
+from tests.steps import files_of
 
 pytestmark = pytest.mark.e2e
 
@@ -77,7 +78,7 @@ def runs(client):
 def test_a_step_is_sealed_with_the_digest_of_every_file(finished_flow, step):
     folder = step_folder(finished_flow, step)
     manifest = read(folder / "manifest.json")
-    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    there = set(files_of(folder))
     assert FILES[step] <= there
     assert there == {"manifest.json", *manifest["files"]}  # nothing left over, nothing unlisted
     for name, entry in manifest["files"].items():
@@ -193,7 +194,7 @@ def test_a_changed_claim_is_found_and_its_item_named(copied, column):
 
 def test_recertify_l2_follows_alpha_and_radii(finished_flow, tmp_path):
     folder = step_folder(finished_flow, "certify.l2")
-    before = {p.name: digest_file(p) for p in folder.iterdir()}
+    before = {name: digest_file(p) for name, p in files_of(folder).items()}
     radii = {}
     for alpha in (0.0001, 0.001, 0.05):
         out = tmp_path / f"alpha-{alpha}"
@@ -208,7 +209,7 @@ def test_recertify_l2_follows_alpha_and_radii(finished_flow, tmp_path):
     assert radii[0.001] == original  # alpha was the recipe's: radii do not move
     assert all(map(lambda a, b, c: a <= b <= c, *radii.values()))
     assert sum(radii[0.0001]) < sum(radii[0.05])  # more allowed error, larger radii
-    assert {p.name: digest_file(p) for p in folder.iterdir()} == before
+    assert {name: digest_file(p) for name, p in files_of(folder).items()} == before
 
 
 def test_radii_leave_as_the_published_table_and_come_back(finished_flow, tmp_path):

@@ -20,6 +20,7 @@ from tests.golden.documents import (
     table_digest,
     without,
 )
+from tests.steps import files_of
 
 # How long something took: never the same twice.
 TIMES = frozenset({"seconds", "wait_seconds", "images_per_second", "attack_seconds"})
@@ -65,8 +66,7 @@ def compare_storages(old: Path, new: Path) -> list[Difference]:
 
 
 def _compare_folders(place: str, old: Path, new: Path) -> Iterator[Difference]:
-    names = {p.relative_to(old).as_posix() for p in old.rglob("*") if p.is_file()}
-    others = {p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file()}
+    names, others = files_of(old).keys(), files_of(new).keys()
     for name in sorted(names | others):
         if name in names and name in others and name.endswith(".html"):
             yield from _compare_pages(place, old / name, new / name)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.golden.documents import columns_of, header_of, key_paths, read_json
+from tests.steps import files_of
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "record"
@@ -30,8 +31,8 @@ def keys_of(storage: Path) -> dict[str, list[str]]:
     for manifest in sorted(storage.glob("*/*/manifest.json")):
         folder = manifest.parent
         step = f"{folder.parent.name}/{folder.name.rpartition('-')[0]}"
-        for path in sorted(folder.rglob("*")):
-            name = f"{step}/{path.relative_to(folder).as_posix()}"
+        for own, path in files_of(folder).items():
+            name = f"{step}/{own}"
             if path.suffix == ".json":
                 found[name] = key_paths(read_json(path))
             elif path.suffix == ".parquet":

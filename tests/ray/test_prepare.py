@@ -14,7 +14,8 @@ from components.data.shards import open_job, plan_shards, write_shard
 from components.data.sources import open_source
 from components.data.splits import assign_splits
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import SCRATCH, StageDir
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.storage import SCRATCH
 from pipelines.stages.prepare import stage as prepare
 
 pytestmark = pytest.mark.ray

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -43,7 +44,7 @@ def make_deadly(folder):
 
     def dies_once(number):
         mark = Path(folder) / f"seen-{number}"
-        if number == 3 and not mark.exists():
+        if number == 20 and not mark.exists():
             mark.write_text("")
             time.sleep(1)  # what was computed before is on its way to the driver
             os.kill(os.getpid(), signal.SIGKILL)
@@ -64,6 +65,19 @@ def make_faulty(folder):
     return square_after(folder, fails)
 
 
+class UnsendableError(Exception):
+    def __reduce__(self):
+        raise TypeError("cannot be pickled")
+
+
+def make_unsendable(folder):
+    def fails(number):
+        if number == 4:
+            raise UnsendableError("holds an open file")
+
+    return square_after(folder, fails)
+
+
 def make_mistaken(folder):
     raise CasemateError("model", folder, "is not a model; train one")
 
@@ -80,7 +94,7 @@ def units(count=8):
 
 def execute(folder: Path, make, *, num_actors: int = 2, count: int = 8) -> PartStore:
     (folder / "traces").mkdir(parents=True, exist_ok=True)
-    parts = PartStore(folder / "parts", run_id="r1")
+    parts = stored(folder)
     run_units(
         units(count),
         make=make,
@@ -92,6 +106,14 @@ def execute(folder: Path, make, *, num_actors: int = 2, count: int = 8) -> PartS
     return parts
 
 
+def stored(folder: Path) -> PartStore:
+    return PartStore.in_folder(folder / "parts", run_id="r1")
+
+
+def groups(folder: Path) -> list[Path]:
+    return sorted((folder / "parts").glob("*/*.arrow"))
+
+
 def traces(folder: Path) -> list[str]:
     return sorted(p.name.split("-")[0] for p in (folder / "traces").iterdir() if p.name[0] != "s")
 
@@ -101,9 +123,10 @@ def test_any_number_of_actors_writes_the_same_parts_and_none_twice(ray_session, 
     for num_actors in (1, 2):
         folder = tmp_path / str(num_actors)
         parts = execute(folder, make_square, num_actors=num_actors)
-        contents.append([parts.path(u.name).read_bytes() for u in units()])
+        contents.append([table.to_pydict() for table in parts.tables(u.name for u in units())])
         assert traces(folder) == [str(i) for i in range(8)]
-    assert contents[0] == contents[1]
+    assert contents[0] == contents[1] == [{"number": [i], "square": [i**2]} for i in range(8)]
+    assert len(groups(tmp_path / "1")) < 8  # several units in one object
     execute(tmp_path / "1", make_square)  # a second start finds everything done
     assert len(traces(tmp_path / "1")) == 8
 
@@ -124,22 +147,33 @@ def test_actors_that_ray_data_leaves_can_be_ended_and_come_back(ray_session):
 
 
 def test_a_second_start_computes_only_what_is_missing(ray_session, tmp_path):
-    parts = execute(tmp_path, make_square)
-    parts.path("u005").unlink()
     execute(tmp_path, make_square)
-    assert traces(tmp_path) == sorted([*map(str, range(8)), "5"])
+    lost = groups(tmp_path)[-1]
+    missing = sorted(set(map(str, range(8))) - _kept_without(tmp_path, lost))
+    assert missing
+    execute(tmp_path, make_square)
+    assert traces(tmp_path) == sorted([*map(str, range(8)), *missing])
 
 
-def test_a_killed_worker_costs_its_unfinished_units_only(ray_session, tmp_path):
-    parts = execute(tmp_path, make_deadly)
-    assert all(parts.has(u.name) for u in units())
-    assert traces(tmp_path) == [str(i) for i in range(8)]
+def _kept_without(folder: Path, lost: Path) -> set[str]:
+    lost.unlink()
+    parts = stored(folder)
+    return {str(unit.payload) for unit in units() if parts.has(unit.name)}
+
+
+def test_a_killed_worker_costs_its_unfinished_lease_only(ray_session, tmp_path):
+    parts = execute(tmp_path, make_deadly, count=40)
+    assert all(parts.has(u.name) for u in units(40))
+    again = Counter(traces(tmp_path))
+    assert set(again) == {str(i) for i in range(40)}
+    assert again["20"] == 1
+    assert sum(again.values()) <= 40 + 9  # the units of its lease before that one, of 9 at most
 
 
 def test_a_unit_that_kills_its_worker_three_times_fails_and_the_rest_is_kept(ray_session, tmp_path):
     with pytest.raises(ShardFailedError, match=r"u003 \(item 3\)"):
         execute(tmp_path, make_suicidal, num_actors=1)
-    parts = PartStore(tmp_path / "parts", run_id="r1")
+    parts = stored(tmp_path)
     kept = [u.name for u in units() if parts.has(u.name)]
     assert kept == [u.name for u in units() if u.name != "u003"]  # units behind it are not blamed
 
@@ -147,8 +181,13 @@ def test_a_unit_that_kills_its_worker_three_times_fails_and_the_rest_is_kept(ray
 def test_a_failing_unit_is_named_with_its_error_and_the_rest_is_kept(ray_session, tmp_path):
     with pytest.raises(ShardFailedError, match=r"u002 \(item 2\).*item seven has no square"):
         execute(tmp_path, make_faulty)
-    parts = PartStore(tmp_path / "parts", run_id="r1")
+    parts = stored(tmp_path)
     assert [u.name for u in units() if not parts.has(u.name)] == ["u002"]
+
+
+def test_an_error_that_the_driver_cannot_load_keeps_its_text(ray_session, tmp_path):
+    with pytest.raises(ShardFailedError, match=r"u004 \(item 4\).*holds an open file"):
+        execute(tmp_path, make_unsendable)
 
 
 def test_a_users_mistake_inside_a_worker_stays_one_line(ray_session, tmp_path):

@@ -116,12 +116,20 @@ def counts_of(votes: Array, header: VotesHeader) -> IntArray:
 
 def claim_fixed(item: ItemVotes, header: VotesHeader, *, alpha: float) -> GaussianClaim:
     """CERTIFY from all draws of an item, with the bound of the header's method."""
+    counts = {stream: counts_of(votes, header) for stream, votes in item.streams.items()}
+    return claim_counts(counts, header, item_id=item.item_id, alpha=alpha)
+
+
+def claim_counts(
+    counts: Mapping[str, IntArray], header: VotesHeader, *, item_id: str, alpha: float
+) -> GaussianClaim:
+    """CERTIFY from the (C,) votes per class of each stream."""
     drawn, uniform = drawn_of(header), None
     if drawn.method == "randomized":
-        uniform = registered_uniform(run_seed=drawn.run_seed, item_id=item.item_id)
+        uniform = registered_uniform(run_seed=drawn.run_seed, item_id=item_id)
     return certify_counts(
-        counts_of(item.streams["select"], header),
-        counts_of(item.streams["estimate"], header),
+        counts["select"],
+        counts["estimate"],
         sigma=drawn.sigma,
         alpha=alpha,
         uniform=uniform,

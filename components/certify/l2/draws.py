@@ -12,22 +12,22 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from components.certify.header import VotesHeader
-from components.certify.l2.certificate import claim_fixed, claim_sequential
+from components.certify.l2.certificate import claim_counts, claim_sequential
 from components.certify.l2.claims import GaussianClaim
 from components.certify.l2.sequential import SequentialClaim, finished_prefix
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import block_stop, draw_unit
-from components.certify.vote_rows import SCHEMA, ItemVotes, VoteRow, rows_of
+from components.certify.vote_rows import VoteRow, rows_of
 from components.core.confidence_sequences import BAND, ShareSoFar
 from components.core.errors import CasemateError
-from components.core.types import Array
-from components.core.units import ProgressBar, SoFar, Unit
+from components.core.types import Array, IntArray
+from components.core.units import BriefFn, ProgressBar, SoFar, Unit
 
 SHOW_SECONDS = 0.5
 
@@ -40,6 +40,7 @@ class _Item:
     label: int = -1
     select: Array | None = None
     blocks: list[tuple[int, Array]] = field(default_factory=list)  # (first draw, predictions)
+    counts: dict[str, IntArray] = field(default_factory=dict)  # of a fixed number of draws
     requested: int = 0  # draws requested, finished or not
     in_flight: int = 0
     used: int | None = None  # draws of its claim, once decided
@@ -68,31 +69,44 @@ class DrawLedger:
             return challenge.eps
         return min((radius for radius in self.settings.radii if radius > 0), default=0.0)
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
+    @property
+    def brief(self) -> BriefFn:
+        """Predictions of blocks, if they decide on further ones; else votes per class."""
+        return predictions_of if self.settings.method == "sequential" else votes_of
+
+    def keep(self, unit: Unit, brief: list[list[Any]]) -> None:
         """Record a finished block; decide its item if possible."""
         index = unit.payload[0].item
         item = self.items[index]
         item.in_flight = max(0, item.in_flight - 1)  # 0: a unit of a listed, fixed number
         if item.used is not None:
             return  # requested ahead and not needed
-        for row in table.to_pylist():
-            item.item_id, item.label = row["item_id"], row["label"]
-            predictions = np.array(row["predictions"], np.uint16)
-            if row["stream"] == "select":
-                item.select = predictions
-            else:
-                item.blocks.append((row["start"], predictions))
-                self.drawn += len(predictions)
+        record = self._add_block if self.settings.method == "sequential" else self._add_votes
+        for item.item_id, item.label, *block in brief:
+            record(item, *block)
         self._decide(index, item)
         if item.used is None and not item.in_flight:
             self.waiting.append(index)
+
+    def _add_block(self, item: _Item, stream: str, start: int, predictions: list[int]) -> None:
+        if stream == "select":
+            item.select = np.array(predictions, np.uint16)
+        else:
+            item.blocks.append((start, np.array(predictions, np.uint16)))
+            self.drawn += len(predictions)
+
+    def _add_votes(self, item: _Item, stream: str, classes: list[int], votes: list[int]) -> None:
+        counts = item.counts.setdefault(stream, np.zeros(self.header.num_classes, np.int64))
+        counts[classes] += votes
+        if stream == "estimate":
+            self.drawn += sum(votes)
 
     def _decide(self, index: int, item: _Item) -> None:
         decide = self._sequential if self.settings.method == "sequential" else self._fixed
         claim = decide(item)
         if claim is None:
             return
-        item.used, item.blocks, item.select = claim.n, [], None
+        item.used, item.blocks, item.select, item.counts = claim.n, [], None, {}
         item.certified = claim.prediction == item.label and claim.radius >= self.watched_radius
         self.open.discard(index)
 
@@ -104,22 +118,24 @@ class DrawLedger:
         return claim if claim.finished else None
 
     def _fixed(self, item: _Item) -> GaussianClaim | None:
-        drawn = sum(len(predictions) for _, predictions in item.blocks)
-        if item.select is None or drawn < self.settings.num_estimate:
+        drawn = {stream: int(counts.sum()) for stream, counts in item.counts.items()}
+        if "select" not in drawn or drawn.get("estimate", 0) < self.settings.num_estimate:
             return None
-        streams = {"select": item.select, "estimate": finished_prefix(item.blocks)}
-        votes = ItemVotes(item.item_id, item.label, "", streams)
-        return claim_fixed(votes, self.header, alpha=self.settings.failure_prob)
+        alpha = self.settings.failure_prob
+        return claim_counts(item.counts, self.header, item_id=item.item_id, alpha=alpha)
 
-    def next(self, room: int) -> Sequence[Unit]:
-        """The next blocks of waiting items, then, up to `room`, further ones of undecided items."""
+    def next(self, room: int, *, ahead: int) -> Sequence[Unit]:
+        """The next blocks of waiting items, then, up to `ahead`, further ones of undecided items.
+
+        The latter are not needed if the block before them decides.
+        """
         if self.settings.method != "sequential":
             return ()
         units: list[Unit] = []
         while len(units) < room and self.waiting:
             units += self._request(self.waiting.popleft())
-        while len(units) < room and (ahead := self._least_ahead()) is not None:
-            units += self._request(ahead)
+        while len(units) < ahead and (index := self._least_ahead()) is not None:
+            units += self._request(index)
         return units
 
     def _request(self, index: int) -> list[Unit]:
@@ -187,7 +203,7 @@ class DrawLedger:
         # One bit per block that is needed: a block that arrives twice counts once.
         missing = {item_id: (1 << bisect_left(starts, n)) - 1 for item_id, n in used.items()}
         for table in tables:
-            for row in chain.from_iterable(map(rows_of, _vote_batches(table))):
+            for row in rows_of(table):
                 if row.stream == "estimate":
                     if row.start >= used[row.item_id]:
                         continue  # drawn ahead and not needed
@@ -208,6 +224,23 @@ class DrawLedger:
             start = block_stop(self.settings, start)
 
 
+def predictions_of(table: pa.Table) -> list[list[Any]]:
+    """Item, label, stream, first draw and predictions of every block."""
+    return [
+        [row.item_id, row.label, row.stream, row.start, row.predictions.tolist()]
+        for row in rows_of(table)
+    ]
+
+
+def votes_of(table: pa.Table) -> list[list[Any]]:
+    """Item, label, stream, predicted classes and their numbers of votes, of every block."""
+    found = []
+    for row in rows_of(table):
+        classes, votes = np.unique(row.predictions, return_counts=True)
+        found.append([row.item_id, row.label, row.stream, classes.tolist(), votes.tolist()])
+    return found
+
+
 def radius_suffix(radius: float) -> str:
     """Two decimals, or all digits if there are more: every radius has its own metric."""
     short = f"{radius:.2f}"
@@ -217,11 +250,6 @@ def radius_suffix(radius: float) -> str:
 def _decided(index: int, item: _Item) -> int:
     assert item.used is not None, f"test item {index} is not decided"
     return item.used
-
-
-def _vote_batches(table: pa.Table) -> list[pa.RecordBatch]:
-    batches: list[pa.RecordBatch] = table.select(SCHEMA.names).to_batches()
-    return batches
 
 
 def _cut(row: VoteRow, used: int) -> VoteRow:

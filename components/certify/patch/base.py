@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -54,13 +55,15 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
         challenge = settings.challenge
         size = challenge.patch_size if challenge else min(settings.patch_sizes)
 
-        def verdicts(votes: Votes) -> list[bool]:
-            claim = self.check_claim(header, self.claim_of(settings))
-            rows = self.derive(votes, claim).rows
-            return [row["correct"] and size in row["certified_patch_sizes"] for row in rows]
-
+        verdicts = partial(self.verdicts, settings=settings, size=size)
         ledger = ItemLedger(units, header, verdicts, name=f"accuracy_at_{size}")
         return VotePlan(units, ledger)
+
+    def verdicts(self, votes: Votes, *, settings: PatchT, size: int) -> list[bool]:
+        """Whether each item is correct and certified against patches of this size."""
+        claim = self.check_claim(votes.header, self.claim_of(settings))
+        rows = self.derive(votes, claim).rows
+        return [row["correct"] and size in row["certified_patch_sizes"] for row in rows]
 
     @abstractmethod
     def kept_tokens(

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from components.analyze.gaps import GapState, densities
 from components.analyze.settings import GapSettings
 from components.analyze.states import read_arrays
 from components.core.errors import at_key
+from components.core.folders import Folder
 from components.core.tables import read_table
 from components.core.types import Array
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
@@ -38,7 +38,7 @@ TOKENS = {"all": "all tokens", "cls": "class token"}
 class Study:
     """A finished step: its numbers by model, its summary and its folder."""
 
-    folder: Path
+    folder: Folder
     rows: Mapping[str, Sequence[MetricRow]]
     summary: Mapping[str, Any]
 
@@ -68,7 +68,7 @@ class Analyses:
     studies: Mapping[str, Study] = field(default_factory=dict)
 
 
-def read_analyses(folders: Mapping[str, Path]) -> Analyses:
+def read_analyses(folders: Mapping[str, Folder]) -> Analyses:
     """The results of all steps `analyze.<study>`; empty without one."""
     found = {}
     for step, folder in folders.items():

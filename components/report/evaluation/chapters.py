@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from components.core.errors import at_key
+from components.core.folders import Folder
 from components.core.tables import read_table
 from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
 from components.report.content import Cell, Chapter, Column
@@ -82,7 +82,7 @@ def _suite_chapters(failures: Mapping[str, pa.Table]) -> dict[str, SuiteChapter]
     }
 
 
-def read_evaluation(folders: Mapping[str, Path]) -> Evaluation:
+def read_evaluation(folders: Mapping[str, Folder]) -> Evaluation:
     """The results of all steps `evaluate.<suite>`; empty without one."""
     rows: list[MetricRow] = []
     failures: dict[str, pa.Table] = {}

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.models.pixels import PixelModel
@@ -54,7 +54,7 @@ def network_of(model: EvaluatedModel) -> nn.Module:
     return given_network(model.place) or load_model(model.place).net
 
 
-def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Analysis:
+def of_step(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> Analysis:
     """The analysis of the step that `out` names, on the cluster."""
     section, study = recipe.analyze, out.part
     assert section is not None
@@ -82,7 +82,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Analys
 
 
 def _other_models(
-    section: AnalyzeSection, inputs: Mapping[str, Path], dataset: PreparedDataset
+    section: AnalyzeSection, inputs: Mapping[str, Folder], dataset: PreparedDataset
 ) -> dict[str, EvaluatedModel]:
     """The further models of the section, which take the images of the dataset."""
     found = {}

@@ -5,8 +5,8 @@ continues in the middle of a study, and results do not depend on workers.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from components.core.folders import Folder
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.analyze import results
@@ -14,7 +14,7 @@ from pipelines.stages.analyze.analysis import of_step
 from pipelines.stages.analyze.studies import study_of
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Make the study that the step names; write its tables, arrays and summary."""
     analysis = of_step(recipe, inputs, out)
     results.write(analysis, study_of(out.part)(analysis), out)

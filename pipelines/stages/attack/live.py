@@ -6,7 +6,9 @@ split. The share after a round counts items without a gap: those not attacked an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from components.core.confidence_sequences import ShareSoFar
@@ -24,12 +26,11 @@ class _ModelRound:
     num_items: int
     robust: dict[str, int] = field(default_factory=dict)  # by finished unit
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
+    def keep(self, unit: Unit, brief: dict[str, list[int]]) -> None:
         if self.labels is None:
-            right = table["clean_prediction"].to_numpy() == table["label"].to_numpy()
+            right = np.equal(brief["clean_prediction"], brief["label"])
         else:
-            places = table["place"].to_numpy()
-            right = table["adversarial_prediction"].to_numpy() == self.labels[places]
+            right = np.equal(brief["adversarial_prediction"], self.labels[brief["place"]])
         self.robust[unit.name] = int(right.sum())
 
     def share(self) -> ShareSoFar | None:
@@ -48,10 +49,19 @@ class _ModelRound:
         return ShareSoFar(held, seen, self.num_items, least=least, most=least + open_)
 
 
+def predictions_of(table: pa.Table) -> dict[str, list[int]] | None:
+    """The brief of a unit: predictions on clean or attacked items; None for other work."""
+    for columns in (("place", "adversarial_prediction"), ("label", "clean_prediction")):
+        if set(columns) <= set(table.column_names):
+            return {name: table[name].to_pylist() for name in columns}
+    return None
+
+
 class RoundLedger:
     """Counts the finished units of a round and follows the accuracy of every model."""
 
     counts = "units"
+    brief = staticmethod(predictions_of)
 
     def __init__(self, total: int, rounds: Mapping[str, _ModelRound]) -> None:
         self.total, self.done, self.images = total, 0, 0
@@ -81,13 +91,13 @@ class RoundLedger:
         }
         return RoundLedger(sum(len(own) for _, own in work), rounds)
 
-    def keep(self, unit: Unit, table: pa.Table) -> None:
+    def keep(self, unit: Unit, brief: Any) -> None:
         self.done += 1
         if key := self.own.get(unit.name):
-            self.rounds[key].keep(unit, table)
-            self.images += table.num_rows
+            self.rounds[key].keep(unit, brief)
+            self.images += len(next(iter(brief.values())))
 
-    def next(self, room: int) -> Sequence[Unit]:
+    def next(self, room: int, *, ahead: int) -> Sequence[Unit]:
         return ()
 
     def show(self, bar: ProgressBar) -> None:

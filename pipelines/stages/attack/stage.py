@@ -7,13 +7,13 @@ list, and the result does not depend on workers, order or batches.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
 from components.attacks.listing import ListedAttack, attack_list, check_class_count
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.core.units import Unit
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import read_header
@@ -22,8 +22,9 @@ from pipelines.recipe import build
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import StageDir, software
+from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
+from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.attack import sanity
 from pipelines.stages.attack import units as plan
@@ -74,7 +75,7 @@ class UnitRunner:
         return table.drop_columns([DEVICE])
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Attack every model of this entry; write per-item results and a summary."""
     section = recipe.attack[out.part]
     dataset = PreparedDataset.open(inputs["prepare"])
@@ -127,7 +128,7 @@ def _runner(
     recipe: Recipe,
     section: AttackSection,
     dataset: PreparedDataset,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Folder],
     out: StageDir,
 ) -> UnitRunner:
     names = dict.fromkeys([*section.models, *([section.surrogate] if section.surrogate else [])])
@@ -150,7 +151,7 @@ def _runner(
     device = recipe.cluster.actor_device
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
-    parts = PartStore(out.scratch / "parts", run_id=identity)
+    parts = out.parts("parts", run_id=identity)
     return UnitRunner(config, parts, recipe.cluster, out)
 
 

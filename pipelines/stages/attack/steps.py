@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from components.core.folders import Folder
 from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
 
@@ -20,7 +20,7 @@ def steps(planning: Planning) -> list[Step]:
     return found
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+def headlines(steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
     """Clean accuracy of each model, and accuracy after each line of the attack list."""
     folders = [folder for _, folder in steps if folder]
     rows = [_headlines(json.loads((folder / "summary.json").read_text())) for folder in folders]

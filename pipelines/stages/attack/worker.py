@@ -7,7 +7,6 @@ every forward pass of an attack has `micro_batch` rows.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
 from components.attacks.settings import AasSettings
 from components.core.arithmetic import EXACT, use
+from components.core.folders import Folder
 from components.core.types import Images, Labels, LogitsFn
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
@@ -44,8 +44,8 @@ NUM_PROBED = 25  # items on which a model must return logits before it is attack
 class AttackConfig:
     """Paths and settings of a worker, no tensors."""
 
-    dataset: Path
-    models: Mapping[str, Path]
+    dataset: Folder
+    models: Mapping[str, Folder]
     norm: Norm | Literal["spatial"]
     eps: float | None  # None with norm `spatial`
     micro_batch: int

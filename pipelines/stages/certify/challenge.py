@@ -16,7 +16,6 @@ from components.core.settings import plain
 from components.core.units import Unit
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import run_units
 from pipelines.stages.certify.worker import make_challenger
 
@@ -34,7 +33,7 @@ def run(
     items = challenge.task.items()
     order = items.take(min(settings.num_items, len(claims))).item_ids
     units = _units(family, votes, claims, order)
-    parts = PartStore(out.scratch / "challenge", run_id=votes.sha256)
+    parts = out.parts("challenge", run_id=votes.sha256)
     run_units(
         units,
         make=make_challenger,

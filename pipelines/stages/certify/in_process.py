@@ -20,7 +20,7 @@ from components.core.digests import digest_json
 from components.core.settings import plain
 from components.core.units import WorkFn
 from pipelines.runtime import progress
-from pipelines.runtime.artifacts import software
+from pipelines.runtime.provenance import software
 
 
 def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
@@ -67,13 +67,13 @@ def _run(plan: VotePlan, work: WorkFn, *, label: str) -> dict[str, pa.Table]:
     todo, source = deque(plan.units), plan.source
     total, unit = (source.total, source.counts) if source else (len(todo), "units")
     with progress.bar(label, total=total, unit=unit) as bar:
-        while todo or (source and (todo := deque(source.next(1)))):
+        while todo or (source and (todo := deque(source.next(1, ahead=1)))):
             one = todo.popleft()
             parts[one.name] = work(one.payload)
             if source is None:
                 bar.advance()
             else:
-                source.keep(one, parts[one.name])
+                source.keep(one, source.brief and source.brief(parts[one.name]))
                 source.show(bar)
     return parts
 

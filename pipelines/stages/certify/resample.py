@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,28 @@ from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.certify.votes import read_votes
 from components.core.arithmetic import EXACT, Arithmetic, is_usable
 from components.core.errors import CasemateError
+from components.core.folders import Folder, within
 from components.core.types import Array
+from components.data.memory import MemoryDataset
 from components.data.prepared import Split
 from components.denoising.loading import source_digest, source_of
 from components.models.checkpoint import read_header
 from components.models.pixels import PixelModel
-from pipelines.runtime.artifacts import read_manifest
+from pipelines.runtime.artifacts import manifest_of
 from pipelines.runtime.progress import say
+from pipelines.runtime.storage import input_of
 from pipelines.stages.certify.in_process import like_a_worker
 
 SPAN = 256  # items of the dataset that are read at once
 
 
 def resample(
-    path: Path,
+    folder: Folder,
     *,
     count: int,
     model: ModelSource | None,
     data: DataSource | None,
-    denoiser: Path | None = None,
+    denoiser: Folder | None = None,
 ) -> list[str]:
     """Problems found by repeating the votes of `count` random items; none: every vote is equal.
 
@@ -40,7 +42,6 @@ def resample(
     """
     if count < 1:
         raise CasemateError("--resample", count, "is not a number of items; write 1 or more")
-    folder = path if path.is_dir() else path.parent
     votes = read_votes(folder / VOTES_NAME)
     model_folder, data_folder = _places(folder, votes, model, data)
     _check_identity(votes, model_folder, data_folder)
@@ -117,13 +118,13 @@ def _wrong_labels(labels: Mapping[str, int], known: Mapping[str, int]) -> list[s
 
 
 def _places(
-    folder: Path, votes: Votes, model: ModelSource | None, data: DataSource | None
+    folder: Folder, votes: Votes, model: ModelSource | None, data: DataSource | None
 ) -> tuple[ModelSource, DataSource]:
     """The sources of model and data: as given, else the folders in the step's manifest."""
     inputs = _inputs(folder)
     model, data = (
         model or _find(inputs, folder, votes.header.model_digest),
-        data or (folder / inputs["prepare"] if "prepare" in inputs else None),
+        data or (input_of(folder, inputs["prepare"]) if "prepare" in inputs else None),
     )
     if model is None or data is None:
         raise CasemateError(
@@ -134,27 +135,28 @@ def _places(
     return model, data
 
 
-def _inputs(folder: Path) -> Mapping[str, str]:
+def _inputs(folder: Folder) -> Mapping[str, str]:
     """The folders that a step read, by the names of the steps that made them."""
-    manifest = read_manifest(folder)
+    manifest = manifest_of(folder)
     return {} if manifest is None else manifest.input_folders
 
 
-def _find(inputs: Mapping[str, str], folder: Path, digest: str) -> Path | None:
+def _find(inputs: Mapping[str, str], folder: Folder, digest: str) -> Folder | None:
     """The model among a step's inputs: the one with this digest, else any (refused later)."""
-    places = [folder / p / "model" for n, p in inputs.items() if n.startswith("train.")]
-    places += [folder / p for n, p in inputs.items() if n.startswith("model.")]
+    made = [input_of(folder, p) for n, p in inputs.items() if n.startswith("train.")]
+    places = [within(place, "model") for place in made]
+    places += [input_of(folder, p) for n, p in inputs.items() if n.startswith("model.")]
     known = [place for place in places if (place / "model.json").is_file()]
     return next((p for p in known if read_header(p)["digest"] == digest), next(iter(places), None))
 
 
-def _denoiser(folder: Path, votes: Votes, given: Path | None) -> str | None:
+def _denoiser(folder: Folder, votes: Votes, given: Folder | None) -> str | None:
     """The source of the denoiser that the votes name, if they name one."""
     recorded = votes.header.settings.get("denoiser")
     if recorded is None:
         return None
     inputs = _inputs(folder)
-    on_disk = [folder / p for n, p in inputs.items() if n.startswith("denoiser.")]
+    on_disk = [input_of(folder, p) for n, p in inputs.items() if n.startswith("denoiser.")]
     place = given or next(iter(on_disk), None) or _find(inputs, folder, recorded["digest"])
     if place is None:
         remedy = "does not name the denoiser of its votes; use --denoiser"
@@ -175,7 +177,7 @@ def _check_identity(votes: Votes, model: ModelSource, data: DataSource) -> None:
     ):
         if found != expected:
             remedy = f"has digest {found[:12]}, the votes are of {expected[:12]}"
-            where = place if isinstance(place, Path) else "as given"
+            where = "as given" if isinstance(place, PixelModel | MemoryDataset) else place
             raise CasemateError(f"verify --{name}", where, remedy)
 
 

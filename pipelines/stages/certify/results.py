@@ -1,7 +1,6 @@
 """Files, metrics and registered models of the certify stage."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from components.certify.certificate import CertificateDocument
@@ -12,9 +11,11 @@ from components.certify.settings import CertificateSettings
 from components.certify.vote_rows import VOTES_NAME
 from components.core.digests import digest_file
 from components.core.files import rename
+from components.core.folders import fetched
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import folder_of
 from components.models.checkpoint import read_header
+from components.models.pixels import PixelModel
 from pipelines.runtime.artifacts import StageDir
 
 CHALLENGE_NAME = "challenge.json"
@@ -80,11 +81,11 @@ def publish(
     settings = family_of(request.settings.kind).published_settings(request.settings, dataset)
     if settings is None:
         return
-    assert isinstance(request.model, Path)  # stages name models by their folders
+    assert not isinstance(request.model, PixelModel)  # stages name models by their folders
     out.run.register_smoothed(
         name=f"{recipe}-{out.part}-smoothed",
         alias="candidate",
-        classifier=request.model,
+        classifier=fetched(request.model),
         denoiser=folder_of(request.denoiser) if request.denoiser else None,
         settings=settings,
         metadata={"digest": read_header(request.model)["digest"], "fingerprint": out.fingerprint},

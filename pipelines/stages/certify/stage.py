@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from components.certify.certificate import check_claim, write_certificate
 from components.certify.challenge import ChallengeTask
@@ -14,20 +13,21 @@ from components.certify.tasks import VoteSettings, VoteTask, digest_of
 from components.certify.vote_rows import VOTES_NAME, Votes
 from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.digests import digest_json
+from components.core.folders import Folder
 from components.core.units import Unit
 from components.data.prepared import PreparedDataset
 from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import StageDir, software
-from pipelines.runtime.parts import PartStore
+from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.progress import say
+from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.certify import challenge, results
 from pipelines.stages.certify.worker import make_prober, make_voter, on_device
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Collect the missing votes, derive the certificate, challenge it."""
     entry = recipe.certificates()[out.part]
     settings, dataset = entry.section, PreparedDataset.open(inputs["prepare"])
@@ -65,7 +65,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
 
 
 def _request(
-    recipe: Recipe, settings: CertificateSettings, inputs: Mapping[str, Path], out: StageDir
+    recipe: Recipe, settings: CertificateSettings, inputs: Mapping[str, Folder], out: StageDir
 ) -> VoteRequest[CertificateSettings]:
     """The settings of the certificate with the folders of its inputs."""
     return VoteRequest(
@@ -93,7 +93,7 @@ def _probed(
         out.run.tags({"casemate.device": device})
         return task
     made_with = [out.fingerprint, task.votes.to_dict(), digest_of(task.model), software()]
-    parts = PartStore(out.scratch / "probe", run_id=digest_json(made_with))
+    parts = out.parts("probe", run_id=digest_json(made_with))
     unit = Unit(f"probe-{parts.run_id[:12]}", "the first worker", None)
     run_units(
         [unit],
@@ -117,7 +117,7 @@ def _vote(
 ) -> Votes:
     """Compute the votes that are missing, on the cluster; keep them all in one file."""
     plan = family_of(header.kind).plan(task, settings, header)
-    parts = PartStore(out.scratch / "votes", run_id=digest_json(header.to_dict()))
+    parts = out.parts("votes", run_id=digest_json(header.to_dict()))
     run_units(
         plan.units,
         make=make_voter,
@@ -128,4 +128,5 @@ def _vote(
         source=plan.source,
         out=out,
     )
-    return write_votes(out.path / VOTES_NAME, plan.votes(parts.all_tables()), header.to_dict())
+    tables = (table for _, table in parts.all_tables())
+    return write_votes(out.path / VOTES_NAME, plan.votes(tables), header.to_dict())

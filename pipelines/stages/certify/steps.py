@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from components.core.folders import Folder
 from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
 
@@ -35,7 +36,7 @@ def _source_digest(source: str) -> str:
     return source_digest(source)
 
 
-def headlines(steps: Sequence[tuple[Step, Path | None]]) -> list[Headline]:
+def headlines(steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
     """Accuracy of each smoothed classifier, and its certified accuracies."""
     models = [_model_of(step) for step, _ in steps]
     rows: list[Headline] = []
@@ -52,7 +53,7 @@ def _model_of(step: Step) -> str:
     return str(certify["model"])
 
 
-def _headlines(folder: Path, model: str, which: str) -> list[Headline]:
+def _headlines(folder: Folder, model: str, which: str) -> list[Headline]:
     """The rows of one certificate; `which` names it where a model has several."""
     from components.certify.registry import family_of
 

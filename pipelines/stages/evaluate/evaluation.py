@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.core.tables import read_table
 from components.core.units import Unit, WorkFn
 from components.data.memory import MemoryDataset
@@ -25,8 +25,8 @@ from components.models.spec import ModelSpec
 from pipelines.recipe import build
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.artifacts import StageDir, software
-from pipelines.runtime.parts import PartStore
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.evaluate.steps import OTHER
 from pipelines.stages.evaluate.worker import DEVICE, EvaluateConfig, make_worker
@@ -42,7 +42,7 @@ class EvaluatedModel:
     """A model folder or a loaded model, and what is known of it."""
 
     name: str
-    place: Path | PixelModel
+    place: Folder | PixelModel
     digest: str
     spec: ModelSpec
     pretrain: str | None = None
@@ -50,7 +50,7 @@ class EvaluatedModel:
     gmacs: float | None = None
 
     @staticmethod
-    def of_folder(name: str, folder: Path, *, pretrain: str | None = None) -> "EvaluatedModel":
+    def of_folder(name: str, folder: Folder, *, pretrain: str | None = None) -> "EvaluatedModel":
         """The model of a folder; its costs are counted by shapes."""
         header = read_header(folder)
         spec = ModelSpec.from_dict(header["spec"], source=f"model {name}")
@@ -157,7 +157,7 @@ class Evaluation(ModelsOnItems):
         return f"evaluate.{self.suite}"
 
 
-def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evaluation:
+def of_step(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> Evaluation:
     """The evaluation of the step that `out` names, on the cluster."""
     section = recipe.evaluate
     assert section is not None
@@ -183,7 +183,7 @@ def of_step(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> Evalua
 
 def executor(
     recipe: Recipe,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Folder],
     out: StageDir,
     dataset: PreparedDataset,
     models: Mapping[str, EvaluatedModel],
@@ -203,7 +203,7 @@ def executor(
     identity = digest_json([out.fingerprint, dataset.digest, digests, device, software()])
 
     def execute(units: Sequence[Unit]) -> Iterator[pa.Table]:
-        parts = PartStore(out.scratch / "parts", run_id=identity)
+        parts = out.parts("parts", run_id=identity)
         run_units(
             list(units),
             make=make,
@@ -226,7 +226,7 @@ def origin_of(recipe: Recipe) -> DataOrigin:
 
 def models_of(
     recipe: Recipe,
-    inputs: Mapping[str, Path],
+    inputs: Mapping[str, Folder],
     dataset: PreparedDataset,
     *,
     names: Sequence[str],

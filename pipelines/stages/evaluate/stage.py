@@ -5,8 +5,8 @@ depend on workers or order.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from components.core.folders import Folder
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import results
@@ -14,7 +14,7 @@ from pipelines.stages.evaluate.evaluation import of_step
 from pipelines.stages.evaluate.suites import suite_of
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Evaluate the suite that the step names; write its tables and its summary."""
     evaluation = of_step(recipe, inputs, out)
     results.write(evaluation, suite_of(out.part)(evaluation), out)

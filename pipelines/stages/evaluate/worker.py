@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.sanity.model import refuse_probabilities
 from components.core.arithmetic import EXACT, use
+from components.core.folders import Folder
 from components.core.types import Images, Logits, LogitsFn
 from components.core.units import WorkFn
 from components.data.memory import MemoryDataset
@@ -37,8 +37,8 @@ NUM_PROBED = 25  # items on which a model must return logits before it is evalua
 class EvaluateConfig:
     """Paths and settings of a worker; in this process also loaded images and models."""
 
-    dataset: Path | MemoryDataset
-    models: Mapping[str, Path | PixelModel]
+    dataset: Folder | MemoryDataset
+    models: Mapping[str, Folder | PixelModel]
     micro_batch: int
     seed: int
 
@@ -57,7 +57,7 @@ class EvaluateWorker:
     def __init__(self, config: EvaluateConfig, device: str) -> None:
         self.config, self.device = config, device
         given = config.dataset
-        self.dataset = PreparedDataset.open(given) if isinstance(given, Path) else given
+        self.dataset = given if isinstance(given, MemoryDataset) else PreparedDataset.open(given)
         self.split: Split = self.dataset.open_split("test")
         self.model = cache(self._load)
         self._opened: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class EvaluateWorker:
     def _load(self, name: str) -> PixelModel:
         """A model that returns logits of each image by itself, tried on random images."""
         given = self.config.models[name]
-        model = load_model(given, device=self.device) if isinstance(given, Path) else given
+        model = given if isinstance(given, PixelModel) else load_model(given, device=self.device)
         side, generator = model.spec.image_size, torch.Generator().manual_seed(0)
         shape = (NUM_PROBED, model.spec.channels, side, side)
         probed = torch.rand(shape, generator=generator).to(self.device)

@@ -5,6 +5,7 @@ writes its own file. Bytes therefore depend on the plan alone, whatever the numb
 """
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.data
 
+from components.core.digests import canonical_json
 from components.core.errors import CasemateError
 from components.core.files import leftovers
+from components.core.folders import Folder
 from components.data.fitting import Fitting
 from components.data.shards import (
     ShardJob,
@@ -36,17 +39,20 @@ from components.data.splits import (
     shuffled,
     stratified_subset,
 )
+from pipelines.runtime.storage import SCRATCH
+from pipelines.runtime.store import Ref
 from pipelines.runtime.streams import ordered_ray_data
 
 if TYPE_CHECKING:  # workers import this module and must not import pydantic and mlflow
     from components.data.settings import DataSettings
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
+    from pipelines.runtime.storage import StepPlace
 
 SYNTHETIC = "synthetic"  # the split of generated training images
 
 
-def run(recipe: "Recipe", inputs: Mapping[str, Path], out: "StageDir") -> None:
+def run(recipe: "Recipe", inputs: Mapping[str, Folder], out: "StageDir") -> None:
     """Write the prepared dataset; a second start keeps complete shards."""
     data, folder = recipe.data, out.path.absolute()
     fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
@@ -204,20 +210,28 @@ def _write_all(
         rows = ray.data.from_items(
             [{"plan": plan.packed()} for plan in plans], override_num_blocks=len(plans)
         )
-        outcomes = rows.map_batches(_write_planned, batch_size=1, fn_kwargs={"shared": shared})
+        place = None if out.place.storage.is_local else out.place
+        outcomes = rows.map_batches(
+            _write_planned, batch_size=1, fn_kwargs={"shared": shared, "place": place}
+        )
         for row in outcomes.iter_rows():
             outcome = json.loads(row["outcome"])
             if "error" in outcome:
                 raise CasemateError(*outcome["error"])
             records.append(ShardRecord(**outcome["record"]))
+            if "stored" in outcome:
+                out.stored[records[-1].file] = Ref(**outcome["stored"])
             bar.advance()
     return records
 
 
 def _write_planned(
-    rows: dict[str, Any], *, shared: "Mapping[str, ray.ObjectRef[ShardJob]]"
+    rows: dict[str, Any],
+    *,
+    shared: "Mapping[str, ray.ObjectRef[ShardJob]]",
+    place: "StepPlace | None",
 ) -> dict[str, Any]:
-    """Worker: one plan in, one outcome out.
+    """Worker: one plan in, one outcome out; `place` is that of the step if it shares no disk.
 
     A user error is returned as a value: Ray Data rewrites the text of exceptions.
     """
@@ -225,12 +239,27 @@ def _write_planned(
     for packed in rows["plan"]:
         plan = ShardPlan.unpacked(bytes(packed))
         try:
-            record = write_shard(ray.get(shared[plan.split]), plan)
+            outcome = _write(ray.get(shared[plan.split]), plan, place)
         except CasemateError as error:
-            outcomes.append(json.dumps({"error": [error.key, str(error.value), error.remedy]}))
-        else:
-            outcomes.append(json.dumps({"record": asdict(record)}))
+            outcome = {"error": [error.key, str(error.value), error.remedy]}
+        outcomes.append(json.dumps(outcome))
     return {"outcome": outcomes}
+
+
+def _write(job: ShardJob, plan: ShardPlan, place: "StepPlace | None") -> dict[str, Any]:
+    """Write a shard to the step's folder, or store it unless an earlier start did."""
+    if place is None:
+        return {"record": asdict(write_shard(job, plan))}
+    key = f"{place.key}/{SCRATCH}/records/{job.plan_key(plan)}.json"
+    if done := place.store.find(key):
+        found: dict[str, Any] = json.loads(done)
+        return found
+    with tempfile.TemporaryDirectory() as folder:
+        record = write_shard(replace(job, folder=Path(folder)), plan)
+        stored = place.put_file(plan.file, Path(folder) / plan.file)
+    outcome = {"record": asdict(record), "stored": asdict(stored)}
+    place.store.put_same(key, canonical_json(outcome).encode())
+    return outcome
 
 
 def _check_after_skipping(records: list[ShardRecord], *, classes: tuple[str, ...]) -> None:

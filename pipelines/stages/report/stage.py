@@ -13,6 +13,7 @@ from torch import Tensor
 
 from components.certify import PublishedSettings
 from components.core.errors import CasemateError
+from components.core.folders import Folder, is_uri
 from components.core.registry import load_reference
 from components.data.prepared import PreparedDataset
 from components.report import attacked, chapters, results
@@ -62,7 +63,7 @@ class ReportOutput(Protocol):
     def provenance(self) -> dict[str, object]: ...
 
 
-def run(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> None:
+def run(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: ReportOutput) -> None:
     """Read the finished steps, write `tables/*.csv` and, last, `report.html`."""
     content = build_content(recipe, inputs, out)
     for table in content.tables():
@@ -70,7 +71,7 @@ def run(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> 
     out.write_text("report.html", render(content))
 
 
-def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportOutput) -> Content:
+def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: ReportOutput) -> Content:
     """The page's content from the folders of finished steps; only `prepare` is required."""
     if "prepare" not in inputs:
         raise CasemateError(
@@ -112,7 +113,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Path], out: ReportO
     )
 
 
-def read_results(dataset: PreparedDataset, inputs: Mapping[str, Path]) -> Results:
+def read_results(dataset: PreparedDataset, inputs: Mapping[str, Folder]) -> Results:
     """Every finished folder of the run, in the flow's order."""
     facts = Dataset(
         tuple(dataset.classes),
@@ -149,7 +150,9 @@ def _verify_chapter(found: Results, *, beside: Path) -> Chapter | None:
         return None
     facts: list[Fact] = []
     for result in found.certificates:
-        folder = Path(os.path.relpath(result.folder, beside.parent)).as_posix()
+        folder = str(result.folder)
+        if not is_uri(folder):
+            folder = Path(os.path.relpath(folder, beside.parent)).as_posix()
         command = f"casemate verify {shlex.quote(folder)}"
         facts += certificate_facts(result, model=found.model_of(result), command=command)
     intro = (

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from components.denoising.loading import is_source, source_digest
@@ -15,7 +14,9 @@ from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.machine import MACHINE
+from pipelines.runtime.notes import Notes
 from pipelines.stages.train.session import load_start
+from pipelines.stages.train.worker import LIVE
 
 Row = Mapping[str, float | int | None]  # figures of one epoch by name
 
@@ -23,14 +24,16 @@ Row = Mapping[str, float | int | None]  # figures of one epoch by name
 class LiveLog:
     """Reads `live.json` of rank 0: shows progress, and logs each finished epoch once to MLflow."""
 
-    def __init__(self, live: Path, out: StageDir) -> None:
-        self.live, self.out, self.num_logged = live, out, 0
+    def __init__(self, notes: Notes, out: StageDir) -> None:
+        self.notes, self.out, self.num_logged = notes, out, 0
         self.device, self.num_samples = "", 0
 
     def __call__(self, bar: progress.Bar) -> None:
-        if not self.live.exists():
+        self.notes.receive(LIVE, MACHINE)
+        live = self.notes.folder / LIVE
+        if not live.exists():
             return
-        state = json.loads(self.live.read_text())
+        state = json.loads(live.read_text())
         rows = state["rows"]
         if (device := state.get("device", "")) != self.device:
             self.device = device
@@ -45,7 +48,7 @@ class LiveLog:
 
     def _log_machine(self) -> None:
         """Log the samples of rank 0's machine that are new."""
-        path = self.live.with_name(MACHINE)
+        path = self.notes.folder / MACHINE
         lines = (
             path.read_text().split("\n")[:-1] if path.exists() else []
         )  # the last may be cut off

@@ -6,7 +6,6 @@ need the tracking store.
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ray.train.v2.api.config import LoggingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from components.core.errors import CasemateError, last_line
+from components.core.folders import Folder
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
@@ -32,15 +32,16 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import train_resources
 from pipelines.runtime.devices import process_group_backend
 from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.store import Ref
 from pipelines.runtime.waiting import NoRoomError, wait_for_room
 from pipelines.stages.train import results
 from pipelines.stages.train.backend import CheckedTorchConfig
 from pipelines.stages.train.failures import MistakesEndTraining, lacked_room, mistake_in
 from pipelines.stages.train.session import objective_of
-from pipelines.stages.train.worker import JOB, TrainJob, train_loop
+from pipelines.stages.train.worker import JOB, STOPPED, STORED, TrainJob, train_loop
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Train to the end, or from the last checkpoint of an interrupted run to the end."""
     model, local = out.part, build.with_absolute_paths(recipe, inputs)
     spec = build.model_spec(local, PreparedDataset.open(inputs["prepare"]), model)
@@ -52,15 +53,15 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
         recipe_digest=recipe.digest(),
         model=model,
         dataset=inputs["prepare"],
-        live=out.scratch / "live.json",
-        stopped=out.scratch / "stopped.json",
+        notes=out.notes,
         out=out.path,
+        place=out.place,
         num_threads=recipe.cluster.cpus_per_train_worker,
     )
-    job.stopped.unlink(missing_ok=True)
+    job.notes.forget(STOPPED)
     trainer = _trainer(job, recipe.cluster, out)
     trainer.max_wait = recipe.cluster.max_wait
-    total, look = recipe.epochs_of(model), results.LiveLog(job.live, out)
+    total, look = recipe.epochs_of(model), results.LiveLog(job.notes, out)
     wait_for_room(
         train_resources(recipe.cluster),
         num_workers=recipe.cluster.train_workers,
@@ -69,8 +70,11 @@ def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
     )
     with progress.follow(out.step, total=total, unit="epochs", look=look, **shown_at(out)):
         _fit(trainer, max_wait=recipe.cluster.max_wait)
-    if job.stopped.exists():
-        raise CasemateError(*json.loads(job.stopped.read_text()))
+    job.notes.receive(STOPPED, STORED)
+    if (stopped := out.scratch / STOPPED).exists():
+        raise CasemateError(*json.loads(stopped.read_text()))
+    if (stored := out.scratch / STORED).exists():
+        out.fetch({name: Ref(**ref) for name, ref in json.loads(stored.read_text()).items()})
     results.publish(recipe, out)
 
 
@@ -123,7 +127,7 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
         ),
         run_config=RunConfig(
             name=f"train-{out.fingerprint[:12]}",
-            storage_path=str(out.scratch),
+            storage_path=out.ray_storage,
             failure_config=FailureConfig(max_failures=cluster.max_failures),
             checkpoint_config=CheckpointConfig(num_to_keep=2),
             logging_config=LoggingConfig(log_level="ERROR"),

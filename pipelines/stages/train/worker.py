@@ -8,14 +8,18 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from components.core.files import write_text
+from components.core.folders import Folder
 from pipelines.runtime.machine import MACHINE, MachineLog
+from pipelines.runtime.notes import Notes
+from pipelines.runtime.storage import SCRATCH, StepPlace
 
 if TYPE_CHECKING:
     import torch
@@ -24,14 +28,18 @@ if TYPE_CHECKING:
 
 JOB = "job"  # key of the only entry of the config: Ray passes mappings
 STATE = "state.pt"
+LIVE = "live.json"
+STOPPED = "stopped.json"  # why training cannot continue; exists only then
+STORED = "stored.json"  # files that the worker has stored; exists only without a shared disk
 REGISTER = "checkpoint_manager_snapshot.json"  # Ray's list of checkpoints to resume from
 
 
-def has_checkpoint(scratch: Path) -> bool:
+def has_checkpoint(place: StepPlace) -> bool:
     """Whether a restarted training resumes: Ray must have registered the written checkpoint."""
-    for state in scratch.glob(f"train-*/checkpoint_*/{STATE}"):
-        register = state.parents[1] / REGISTER
-        if register.is_file() and state.parent.name in register.read_text():
+    keys = {PurePosixPath(e.key) for e in place.store.listing(f"{place.key}/{SCRATCH}")}
+    for state in (key for key in keys if key.match(f"train-*/checkpoint_*/{STATE}")):
+        register = place.store.find(str(state.parents[1] / REGISTER))
+        if register and state.parent.name.encode() in register:
             return True
     return False
 
@@ -43,10 +51,10 @@ class TrainJob:
     recipe: dict[str, Any]  # resolved, with absolute paths
     recipe_digest: str  # of the recipe as it was written
     model: str
-    dataset: Path
-    live: Path  # what rank 0 reports while it trains
-    stopped: Path  # why training cannot continue; exists only then
+    dataset: Folder
+    notes: Notes  # `LIVE` and others: what rank 0 reports while it trains
     out: Path
+    place: StepPlace
     num_threads: int
 
 
@@ -91,7 +99,7 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
     if checkpoint:
         with checkpoint.as_directory() as folder:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
-    live = LiveFile(job.live, session, device_name(kind)) if worker.rank == 0 else None
+    live = LiveFile(job.notes, session, device_name(kind)) if worker.rank == 0 else None
 
     def report() -> None:
         """Checkpoint on all workers, which wait for each other; rank 0 writes it."""
@@ -112,16 +120,34 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
             )
         except TrainingStoppedError as error:
             if live:
-                write_text(job.stopped, json.dumps(error.args))
+                write_text(job.notes.path(STOPPED), json.dumps(error.args))
+                job.notes.send(STOPPED)
             return  # not a failure: a restart would stop at the same step
         report()
         if live:
             live.update()
     final = session.final_model()
     if live:
-        save_model(job.out / "model", final, recipe_digest=job.recipe_digest)
-        history = {"rows": session.history, "selected_epoch": session.selected_epoch}
-        write_text(job.out / "history.json", json.dumps(history))
+        with outputs(job) as folder:
+            save_model(folder / "model", final, recipe_digest=job.recipe_digest)
+            history = {"rows": session.history, "selected_epoch": session.selected_epoch}
+            write_text(folder / "history.json", json.dumps(history))
+
+
+@contextmanager
+def outputs(job: TrainJob) -> Iterator[Path]:
+    """A folder for the results: the step's own, or one whose files are stored afterwards."""
+    if job.place.storage.is_local:
+        yield job.out
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        yield folder
+        written = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        names = [path.relative_to(folder).as_posix() for path in written]
+        refs = {name: asdict(job.place.put_file(name, folder / name)) for name in names}
+        write_text(job.notes.path(STORED), json.dumps(refs))
+        job.notes.send(STORED)
 
 
 def all_reduce(sums: "torch.Tensor", *, device: "torch.device") -> "torch.Tensor":
@@ -137,9 +163,9 @@ def all_reduce(sums: "torch.Tensor", *, device: "torch.device") -> "torch.Tensor
 class LiveFile:
     """`live.json` of rank 0: replaced as a whole, at most about once a second."""
 
-    def __init__(self, path: Path, session: "Session", device: str = "cpu") -> None:
-        self.path, self.session, self.device = path, session, device
-        self.machine = MachineLog(path.with_name(MACHINE))
+    def __init__(self, notes: Notes, session: "Session", device: str = "cpu") -> None:
+        self.notes, self.session, self.device = notes, session, device
+        self.machine = MachineLog(notes.path(MACHINE))
         self.since = time.monotonic(), session.num_done  # when and where steps began to count
         self.update()
 
@@ -157,5 +183,6 @@ class LiveFile:
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
         running = session.running() | {"images_per_second": speed}
         state |= {"running": running, "device": self.device}
-        write_text(self.path, json.dumps(state), sync=False)
+        write_text(self.notes.path(LIVE), json.dumps(state), sync=False)
         self.machine.sample()
+        self.notes.send(LIVE, MACHINE)

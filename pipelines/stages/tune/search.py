@@ -1,13 +1,12 @@
 """The search on Ray Tune: points or proposals, a scheduler, and trials that resume."""
 
-import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from ray import tune
 from ray.tune.execution import class_cache
 from ray.tune.search import Searcher
 
+from components.core.folders import Folder, absolute, scheme_of
 from pipelines.recipe import build
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
@@ -18,9 +17,10 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.cluster import is_local, total_cpus, train_resources
 from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.gauges import shown_at
+from pipelines.runtime.store import open_store
 from pipelines.runtime.waiting import wait_for_room
 from pipelines.stages.tune.schedulers import scheduler
-from pipelines.stages.tune.snapshot import Snapshots, unpack
+from pipelines.stages.tune.snapshot import REPORTED, Snapshots, unpack
 from pipelines.stages.tune.training import EPOCHS, MISTAKE, SCORE, TrialJob
 from pipelines.stages.tune.worker import trial
 
@@ -46,7 +46,7 @@ class Ending(tune.Stopper):  # type: ignore[misc]
 
 
 def fit(
-    recipe: Recipe, inputs: Mapping[str, Path], out: StageDir, *, epochs: int
+    recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir, *, epochs: int
 ) -> tune.ResultGrid:
     """Run the trials, or the unfinished ones of an interrupted run; Ray Tune's result grid."""
     trainable = tune.with_resources(trial, trial_resources(recipe.cluster))
@@ -56,20 +56,22 @@ def fit(
         label=out.step,
         max_wait=recipe.cluster.max_wait,
     )
-    place = out.scratch / f"tune-{out.fingerprint[:12]}"
-    tuner = None
-    if place.exists():
+    place = open_store(f"{out.ray_storage}/tune-{out.fingerprint[:12]}")
+    tuner, known = None, [entry.key for entry in place.listing("")]
+    REPORTED.clear()
+    if known:
         if lost := unpack(place):
             progress.say(f"{out.step}: the interrupted search starts anew: {lost}")
-            shutil.rmtree(place)
+            place.delete(known)
         else:
             tuner = tune.Tuner.restore(
-                str(place), trainable=trainable, resume_unfinished=True, resume_errored=True
+                place.root, trainable=trainable, resume_unfinished=True, resume_errored=True
             )
-    tuner = tuner or _new_tuner(recipe, trainable, place, dataset=inputs["prepare"], epochs=epochs)
+    dataset = absolute(inputs["prepare"])
+    tuner = tuner or _new_tuner(recipe, trainable, place.root, dataset=dataset, epochs=epochs)
 
     def look(bar: progress.Bar) -> None:
-        bar.at(sum(_lines(path) for path in place.glob("*/result.json")))
+        bar.at(sum(tuple(REPORTED.values())))
 
     total = num_trials(recipe) * epochs
     shown = shown_at(out)
@@ -118,7 +120,7 @@ def num_checkpoints(section: TuneSection) -> int:
 
 
 def _new_tuner(
-    recipe: Recipe, trainable: Callable[..., object], place: Path, *, dataset: Path, epochs: int
+    recipe: Recipe, trainable: Callable[..., object], place: str, *, dataset: str, epochs: int
 ) -> tune.Tuner:
     section, cluster, points = tuned(recipe), recipe.cluster, fixed_points(recipe)
     listed: dict[str, object] = {}
@@ -127,9 +129,10 @@ def _new_tuner(
         listed = {"point": tune.grid_search(numbered)}
     job = TrialJob(
         recipe=build.with_absolute_paths(recipe).resolved(),
-        dataset=str(dataset),
+        dataset=dataset,
         num_threads=cluster.cpus_per_train_worker,
     )
+    (above, _, name), scheme = place.rpartition("/"), scheme_of(place)
     pbt, stops = section.scheduler.kind == "pbt", scheduler(recipe, epochs=epochs)
     return tune.Tuner(
         trainable,
@@ -145,10 +148,10 @@ def _new_tuner(
             num_samples=1 if points is not None else num_trials(recipe),
         ),
         run_config=tune.RunConfig(
-            name=place.name,
-            storage_path=str(place.parent),
+            name=name,
+            storage_path=above,
             verbose=0,
-            callbacks=[Snapshots(stops)],
+            callbacks=[Snapshots(stops, scheme=scheme)],
             # Without an end a trial of a population could still be replaced after its last epoch.
             stop=Ending(epochs if pbt else None),
             failure_config=tune.FailureConfig(max_failures=cluster.max_failures),
@@ -161,7 +164,3 @@ def _optuna(recipe: Recipe) -> Searcher:
     from pipelines.stages.tune.optuna_search import NumberedSearch
 
     return NumberedSearch(tuned(recipe).space, seed=recipe.seed)
-
-
-def _lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")

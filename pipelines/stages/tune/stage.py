@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from ray.tune import ResultGrid
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from components.data.prepared import PreparedDataset
 from pipelines.recipe import trials as tune_points
 from pipelines.recipe.schema.recipe import Recipe
@@ -21,7 +22,7 @@ from pipelines.stages.tune.results import Comparison, Trial
 from pipelines.stages.tune.training import MISTAKE
 
 
-def run(recipe: Recipe, inputs: Mapping[str, Path], out: StageDir) -> None:
+def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     """Run or resume the trials, rank them, write tables, results per item and the best recipe."""
     epochs = tune_points.longest_epochs(recipe)
     results = tune_search.fit(recipe, inputs, out, epochs=epochs)
@@ -75,7 +76,7 @@ def _finished(results: ResultGrid, *, metric: str) -> list[Trial]:
     return trials
 
 
-def _write_verdicts(trials: Sequence[Trial], prepared: Path, out: StageDir) -> Path:
+def _write_verdicts(trials: Sequence[Trial], prepared: Folder, out: StageDir) -> Path:
     """`verdicts.parquet`: which validation items were robust in which trial."""
     attacked = PreparedDataset.open(prepared).load("val", limit=len(trials[0].robust))
     columns: dict[str, object] = {"item_id": list(attacked.item_ids)}

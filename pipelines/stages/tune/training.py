@@ -4,7 +4,6 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from components.core import arithmetic
+from components.core.folders import folder_at
 from components.core.types import Labels
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
@@ -98,7 +98,7 @@ class TrialTraining:
         torch.set_num_threads(job["num_threads"])
         arithmetic.use(arithmetic.TRAINING)
         base = recipes.parse(job["recipe"], source="recipe")
-        section, dataset = tuned(base), PreparedDataset.open(Path(job["dataset"]))
+        section, dataset = tuned(base), PreparedDataset.open(folder_at(job["dataset"]))
         recipe, kind = trial_recipe(base, values), worker_device()
         assert recipe.train is not None
         device = torch.device(kind)

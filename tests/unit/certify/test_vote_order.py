@@ -306,10 +306,10 @@ def toss(blocks):
 def drawn():
     """A ledger whose items are decided, and the tables of all units that it requested."""
     ledger, tables = DrawLedger(SEQUENTIAL, VotesHeader.from_dict(sequential_header())), {}
-    while units := ledger.next(6):  # more than there are items: some blocks are drawn ahead
+    while units := ledger.next(6, ahead=6):  # more than items: some blocks are drawn ahead
         for unit in units:
             tables[unit.name] = toss(unit.payload)
-            ledger.keep(unit, tables[unit.name])
+            ledger.keep(unit, ledger.brief(tables[unit.name]))
     return ledger, tables
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +22,8 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.shards import _Counted, _kept, _missing
+from pipelines.runtime.leases import work_off
+from pipelines.runtime.shards import _Counted, further, unfinished
 from pipelines.stages.attack import stage as attack
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
@@ -135,17 +137,33 @@ class InProcess:
         self, units, *, make, config, parts, cluster, label, source=None, out=None, phase=""
     ) -> None:
         source = source or _Counted(units)
-        todo = self.order([unit for unit in units if not _kept(unit, parts, source)])
+        plan = parts.plan([unit.name for unit in units])
+        todo = self.order(unfinished(units, plan, source))
         work = make(config)
-        while todo := todo + self.order(_missing(source, parts, room=self.room - len(todo))):
+        while todo := todo + self.order(self._further(source, plan, self.room - len(todo))):
             unit = todo.pop(0)
             if self.stop_after is not None and len(self.done) >= self.stop_after:
                 raise KeyboardInterrupt
-            table = work(unit.payload)
-            parts.save(unit.name, table)
-            source.keep(unit, table)
+            self._compute(unit, work, plan, source)
             self.done.append(unit.name)
             self.so_far.append(source.so_far())
+
+    @staticmethod
+    def _further(source, plan, room):
+        return further(source, plan, room=room, ahead=room)
+
+    @staticmethod
+    def _compute(unit, work, plan, source) -> None:
+        outcome = work_off(
+            lambda: work,
+            [unit.payload],
+            write=partial(plan.writer.write, [unit.name], plan.ordinals_of([unit.name])),
+            brief=source.brief,
+        )
+        if outcome.error:
+            raise outcome.error
+        plan.add(outcome.group, outcome.num_bytes, [unit.name])
+        source.keep(unit, outcome.briefs and outcome.briefs[0])
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 from components.core.errors import CasemateError
-from pipelines.runtime.artifacts import (
-    MANIFEST,
-    StageDir,
-    changed_files,
-    hold,
-    in_turn,
-    is_finished,
-    is_made_from,
-    prepare_storage,
-    read_manifest,
-)
+from components.core.folders import Folder, within
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.manifests import FIRST_FORMAT, MANIFEST, changed_files, read_manifest
+from pipelines.runtime.step_locks import hold, in_turn
+from pipelines.runtime.storage import open_storage
+from pipelines.runtime.store import open_store
 
 PRINT = "f" * 64
 
@@ -40,12 +37,12 @@ def two_stages(root: Path) -> tuple[StageDir, StageDir]:
 
 
 @pytest.fixture
-def finished(tmp_path) -> Path:
+def finished(tmp_path) -> StageDir:
     out = new_stage(tmp_path / "step")
     out.write_text("model/model.json", "{}")
     out.write_bytes("weights.bin", b"12345")
     out.finish()
-    return out.path
+    return out
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -96,85 +93,128 @@ def test_the_manifest_lists_every_file_with_its_digest(tmp_path):
     assert not (out.path / "unfinished").exists()
 
 
-def test_a_step_knows_when_its_inputs_were_replaced(tmp_path):
-    before, out = two_stages(tmp_path)
-    out.write_bytes("weights.bin", b"12345")
-    out.finish()
-    assert is_made_from(out.path, {"prepare": before.path})
-    before.write_text("dataset.json", '{"other": 1}')
-    before.finish()
-    assert is_finished(before.path, PRINT)  # same fingerprint, other content
-    assert not is_made_from(out.path, {"prepare": before.path})
-
-
 def test_a_change_of_equal_size_is_seen(finished):
-    path = finished / "weights.bin"
-    assert changed_files(finished) == []
+    path = finished.path / "weights.bin"
+    assert changed_files(finished.path) == []
     path.write_bytes(bytes(len(path.read_bytes())))
-    assert changed_files(finished) == ["weights.bin"]
+    assert changed_files(finished.path) == ["weights.bin"]
     with pytest.raises(CasemateError, match="changed"):
-        is_finished(finished, PRINT)
+        finished.place.is_finished(PRINT)
 
 
 def test_finished_means_manifest_fingerprint_and_files(finished, tmp_path):
-    assert is_finished(finished, PRINT)
-    assert not is_finished(finished, "0" * 64)
-    assert not is_finished(tmp_path / "nowhere", PRINT)
-    (finished / MANIFEST).unlink()
-    assert not is_finished(finished, PRINT)
+    assert finished.place.is_finished(PRINT)
+    assert not finished.place.is_finished("0" * 64)
+    assert not new_stage(tmp_path / "other").place.is_finished(PRINT)
+
+
+def test_what_people_see_may_be_deleted_and_is_not_what_counts(finished):
+    (finished.path / "weights.bin").unlink()
+    (finished.path / MANIFEST).unlink()
+    assert finished.place.is_finished(PRINT)
+    assert (finished.place.open() / "weights.bin").read_bytes() == b"12345"
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
 def test_a_damaged_step_is_refused_by_file(finished, damage):
-    path = finished / "weights.bin"
+    (path,) = finished.path.glob("files/*/weights.bin")
     path.unlink() if damage == "missing" else path.write_bytes(b"123")
     with pytest.raises(CasemateError, match=r"weights\.bin is missing or changed.*--force"):
-        is_finished(finished, PRINT)
+        finished.place.is_finished(PRINT)
 
 
-def test_a_damaged_manifest_is_refused(finished):
-    (finished / MANIFEST).write_text('{"files": {')
-    with pytest.raises(CasemateError, match=r"manifest\.json is damaged"):
-        is_finished(finished, PRINT)
+def test_every_flipped_bit_of_a_manifest_is_seen(finished):
+    path = finished.path / f"000000.{MANIFEST}"
+    content = path.read_bytes()
+    assert (finished.path / MANIFEST).read_bytes() == content
+    for position in range(len(content)):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        with pytest.raises(CasemateError, match=r"manifest\.json is damaged .*--force"):
+            finished.place.manifest()
+
+
+def test_a_manifest_of_version_0_1_is_read(finished):
+    document = json.loads((finished.path / MANIFEST).read_text())
+    first = {key: document[key] for key in document if key in FIRST_FORMAT}
+    shutil.rmtree(finished.path / "files")
+    (finished.path / f"000000.{MANIFEST}").unlink()
+    (finished.path / MANIFEST).write_text(json.dumps(first))
+    assert finished.place.is_finished(PRINT)
+    assert (finished.place.open() / "weights.bin") == finished.path / "weights.bin"
+
+
+def test_a_new_generation_leaves_the_files_of_the_last_one_to_their_readers(finished):
+    reader = finished.place.open()
+    finished.place.renew("test")
+    assert not finished.place.is_finished(PRINT)
+    assert not (finished.path / "weights.bin").exists()
+    finished.write_bytes("weights.bin", b"other")
+    finished.finish()
+    assert finished.place.manifest().generation == 1
+    assert (finished.path / "weights.bin").read_bytes() == b"other"
+    assert (finished.place.open() / "weights.bin").read_bytes() == b"other"
+    assert (reader / "weights.bin").read_bytes() == b"12345"
+
+
+def test_the_first_manifest_counts_whoever_comes_later(finished):
+    late = new_stage(finished.path)
+    late.write_bytes("weights.bin", b"other")
+    late.finish()
+    assert (finished.path / "weights.bin").read_bytes() == b"12345"
+    assert changed_files(finished.path) == []
+
+
+def test_a_stored_folder_gives_files_folders_and_paths_where_nothing_is(finished, tmp_path):
+    folder = pickle.loads(pickle.dumps(finished.place.open()))
+    assert (folder / "model/model.json").read_text() == "{}"
+    assert (folder / "model" / "model.json").read_text() == "{}"
+    assert (within(folder, "model") / "model.json").read_text() == "{}"
+    assert not (folder / "nothing.txt").exists()
+    assert str(folder) == str(finished.path)
+    assert isinstance(folder, Folder)
 
 
 # -- locks
 
 
-def test_a_step_has_one_writer_and_no_readers_meanwhile(tmp_path):
-    demo = tmp_path / "demo"
-    with hold(demo, write=["train-1"], read=["prepare-1"]):
-        for mine in ({"write": ["train-1"]}, {"read": ["train-1"]}, {"write": ["prepare-1"]}):
-            with (
-                pytest.raises(CasemateError, match=r"demo/\w+-1 is in use by another run"),
-                hold(demo, **mine),
-            ):
-                pytest.fail("two holders")
-        with hold(demo, write=["attack-1"], read=["prepare-1"]):
-            pass  # another step of the same inputs
-        with hold(tmp_path / "other", write=["train-1"]):
+def test_a_step_has_one_writer(tmp_path):
+    store = open_store(tmp_path)
+    with hold(store, ["demo/train-1"]):
+        with (
+            pytest.raises(CasemateError, match=r"demo/train-1 is in use by another run: host"),
+            hold(store, ["demo/train-1"]),
+        ):
+            pytest.fail("two holders")
+        with hold(store, ["demo/attack-1"]):
+            pass  # another step
+        with hold(store, ["other/train-1"]):
             pass  # another recipe
-    with hold(demo, write=["train-1", "prepare-1"]):
+    with hold(store, ["demo/train-1", "demo/prepare-1"]):
         pass  # released
 
 
 def test_a_refused_lock_leaves_none_behind(tmp_path):
-    with hold(tmp_path, write=["b"]):
-        with pytest.raises(CasemateError), hold(tmp_path, write=["a", "b"]):
+    store = open_store(tmp_path)
+    with hold(store, ["b"]):
+        with pytest.raises(CasemateError), hold(store, ["a", "b"]):
             pytest.fail("two holders")
-        with hold(tmp_path, write=["a"]):
+        with hold(store, ["a"]):
             pass
 
 
 def test_locks_are_released_by_an_error(tmp_path):
-    with pytest.raises(ZeroDivisionError), hold(tmp_path, write=["a"]):
+    store = open_store(tmp_path)
+    with pytest.raises(ZeroDivisionError), hold(store, ["a"]):
         1 / 0  # noqa: B018 - the error is the point
-    with hold(tmp_path, write=["a"]):
+    with hold(store, ["a"]):
         pass
 
 
 def _hold(folder, ready):
-    with hold(folder, write=["a"]), in_turn(folder, "tracking"):
+    store = open_store(folder)
+    with hold(store, ["a"]), in_turn(store, "tracking"):
         ready.set()
         signal.pause()
 
@@ -185,13 +225,12 @@ def test_locks_fall_with_a_killed_process(tmp_path):
     holder = context.Process(target=_hold, args=(tmp_path, ready), daemon=True)
     holder.start()
     assert ready.wait(20)
-    with pytest.raises(CasemateError, match="in use"), hold(tmp_path, read=["a"]):
+    store = open_store(tmp_path)
+    with pytest.raises(CasemateError, match="in use"), hold(store, ["a"]):
         pytest.fail("two holders")
     os.kill(holder.pid, signal.SIGKILL)
-    with in_turn(tmp_path, "tracking"):  # waits for the end of the process
-        pass
     holder.join(20)
-    with hold(tmp_path, write=["a"]):
+    with in_turn(store, "tracking"), hold(store, ["a"]):
         pass
 
 
@@ -199,19 +238,19 @@ def test_locks_fall_with_a_killed_process(tmp_path):
 
 
 def test_storage_is_made_and_left_clean(tmp_path):
-    root = prepare_storage(tmp_path / "new" / "runs")
-    assert root.is_absolute()
-    assert list(root.iterdir()) == []
+    root = open_storage(tmp_path / "new" / "runs")
+    assert root.path.is_absolute()
+    assert [path for path in root.path.rglob("*") if path.is_file()] == []
 
 
 def test_storage_that_cannot_be_written_is_the_users_to_mend(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CasemateError, match=r"storage\.root: .* cannot be written .*--storage"):
-        prepare_storage(tmp_path / "file" / "runs")
+        open_storage(tmp_path / "file" / "runs")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_storage_is_the_users_to_mend(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(CasemateError, match=r"storage\.root: .* cannot be written"):
-        prepare_storage(tmp_path)
+        open_storage(tmp_path)

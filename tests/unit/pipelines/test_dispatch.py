@@ -6,17 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from components.core.units import Unit
-from pipelines.runtime.crew import Finished, Lost, NotStarted, Place, Raised, Ready, Worker
+from pipelines.runtime.crew import Lost, NotStarted, Place, Ready, Returned, Worker
 from pipelines.runtime.dispatch import HOPELESS, MAX_TRIES, Dispatch, ShardFailedError
+from pipelines.runtime.leases import LEASE_SECONDS, STOP_SECONDS, Lease, Outcome
 
-TABLE = pa.table({"x": [1]})
 START, WORK = 3.0, 1.0  # seconds of a start and of a unit
 FAIL = 0.01  # a broken device fails at once
 
@@ -27,7 +26,7 @@ def make_units(number):
 
 @dataclass
 class SimulatedCluster:
-    """Slots that come and break; a worker per slot, its units one after the other."""
+    """Slots that come and break; a worker per slot, its leases one after the other."""
 
     slots: list[Place]
     broken: set[int] = field(default_factory=set)  # slots on which every unit raises
@@ -36,6 +35,8 @@ class SimulatedCluster:
     deaths: list[tuple[float, int]] = field(default_factory=list)  # of the worker in a slot
     joins: dict[int, float] = field(default_factory=dict)  # when a slot exists; else from the start
     asked: int | None = None
+    long: dict[int, float] = field(default_factory=dict)  # seconds of units that take longer
+    announced: bool = False  # deaths are those of nodes that are taken away
     cannot_start: BaseException | None = None
 
     def __post_init__(self):
@@ -45,8 +46,9 @@ class SimulatedCluster:
         self.taken: dict[int, int] = {}  # slot -> worker that starts or works there
         self.starting: set[int] = set()
         self.slot_of: dict[int, int] = {}
-        self.queues: dict[int, list[Unit]] = {}
+        self.queues: dict[int, list[Lease]] = {}
         self.executions: Counter[int] = Counter()
+        self.leases: list[tuple[int, Lease, float]] = []  # that ended: slot, lease, seconds
         self.placed: list[tuple[str, int]] = []
         for when, slot in self.deaths:
             self._at(when, ("death", slot))
@@ -98,27 +100,39 @@ class SimulatedCluster:
         del self.taken[slot]
 
     def dismiss(self, worker, *, hold=False):
-        for unit in self.queues.pop(worker.number, []):
-            self._at(self.now, ("lost", worker, unit))
+        for lease in self.queues.pop(worker.number, []):
+            self._at(self.now, ("lost", worker, lease))
         if hold:
             return
         if worker.number in self.slot_of:
             self._free(worker.number)
             self._place()
 
-    def send(self, worker, unit):
+    def send(self, worker, lease):
         assert worker.number not in self.starting
         if worker.number not in self.queues:  # dead, and the loop does not know yet
-            self._at(self.now, ("lost", worker, unit))
+            self._at(self.now, ("lost", worker, lease))
             return
-        self.queues[worker.number].append(unit)
+        self.queues[worker.number].append(lease)
         if len(self.queues[worker.number]) == 1:
             self._begin(worker)
 
     def _begin(self, worker):
-        unit, slot = self.queues[worker.number][0], self.slot_of[worker.number]
-        fails = slot in self.broken or unit.payload in self.bad_units
-        self._at(self.now + (FAIL if fails else WORK), ("end", worker, unit, fails))
+        """What will become of the first lease, and when."""
+        lease, slot = self.queues[worker.number][0], self.slot_of[worker.number]
+        seconds, done, how = 0.0, 0, "ends"
+        for unit in lease.units:
+            if slot in self.broken or unit.payload in self.bad_units:
+                seconds, how = seconds + FAIL, "raises"
+                break
+            seconds += self.long.get(unit.payload, WORK)
+            if unit.payload in self.deadly:
+                how = "dies"
+                break
+            done += 1
+            if seconds >= STOP_SECONDS:
+                break
+        self._at(self.now + seconds, ("end", worker, lease, done, seconds, how))
 
     def wait(self, seconds):
         until = self.now + seconds
@@ -137,8 +151,9 @@ class SimulatedCluster:
             case "start" if about[0] in self.starting:
                 return self._started(about[0])
             case "lost":
-                worker, unit = about
-                return Lost(worker, unit, RuntimeError("the actor died"))
+                worker, lease = about
+                died = RuntimeError("the actor died")
+                return Lost(worker, lease, died, announced=self.announced)
             case "death" if (number := self.taken.get(about[0])) in self.queues:
                 return self._die(Worker(number, self.slots[about[0]]))
             case "end" if about[1] in self.queues.get(about[0].number, [])[:1]:
@@ -156,20 +171,27 @@ class SimulatedCluster:
         held = self.queues.pop(worker.number)
         self._free(worker.number)
         self._place()
-        for unit in reversed(held):  # the order in which calls fail is not that of their starts
-            self._at(self.now, ("lost", worker, unit))
+        for lease in reversed(held):  # the order in which calls fail is not that of their starts
+            self._at(self.now, ("lost", worker, lease))
 
-    def _ended(self, worker, unit, fails):
-        self.executions[unit.payload] += 1
-        self.placed.append((unit.name, self.slot_of[worker.number]))
-        if unit.payload in self.deadly:
+    def _ended(self, worker, lease, done, seconds, how):
+        for unit in lease.units[: done + (how != "ends")]:
+            self.executions[unit.payload] += 1
+            self.placed.append((unit.name, self.slot_of[worker.number]))
+        self.leases.append((self.slot_of[worker.number], lease, seconds))
+        if how == "dies":
             return self._die(worker)
         self.queues[worker.number].pop(0)
         if self.queues[worker.number]:
             self._begin(worker)
-        if fails:
-            return Raised(worker, unit, ArithmeticError(f"no square of {unit.payload}"))
-        return Finished(worker, unit, TABLE)
+        return Returned(worker, lease, self.outcome(lease, done, seconds, how))
+
+    @staticmethod
+    def outcome(lease, done, seconds, how):
+        error = None
+        if how == "raises":
+            error = ArithmeticError(f"no square of {lease.units[done].payload}")
+        return Outcome(done, seconds, "key", error=error)
 
 
 @dataclass
@@ -178,11 +200,12 @@ class Desk:
     told: list[str] = field(default_factory=list)
     most_ready: int = 0
 
-    def more(self, room):
+    def more(self, room, *, ahead):
         return ()
 
-    def keep(self, unit, table):
-        self.kept[unit.payload] += 1
+    def keep(self, units, outcome):
+        assert len(units) == outcome.num_done
+        self.kept.update(unit.payload for unit in units)
 
     def look(self, state):
         self.most_ready = max(self.most_ready, state.ready)
@@ -264,13 +287,86 @@ def test_a_unit_that_kills_its_worker_is_blamed_and_those_behind_it_are_not():
     desk, _, error = run(cluster, make_units(8))
     assert "u00003 (item 3)" in str(error)
     assert desk.kept == Counter(set(range(8)) - {3})
-    assert cluster.executions[3] == MAX_TRIES
+    assert cluster.executions[3] == 1 + MAX_TRIES  # once among others, then alone
+
+
+def test_a_death_among_several_units_blames_none_and_separates_them():
+    cluster = SimulatedCluster(cpus(2, 1), deaths=[(20.0, 0)])
+    desk, dispatch, error = run(cluster, make_units(200))
+    assert error is None
+    assert desk.kept == Counter(range(200))
+    assert dispatch.state.failures == 0
+    assert not dispatch.records
+    apart = dispatch.todo.alone
+    assert 1 < len(apart) <= LEASE_SECONDS
+    assert all(
+        len(lease.units) == 1
+        for _, lease, _ in cluster.leases
+        if any(unit.name in apart for unit in lease.units)
+    )
+
+
+def test_units_of_a_node_that_is_taken_away_stay_together():
+    cluster = SimulatedCluster(cpus(2, 1), deaths=[(20.0, 0), (40.0, 1)], announced=True)
+    desk, dispatch, error = run(cluster, make_units(200))
+    assert error is None
+    assert desk.kept == Counter(range(200))
+    assert not dispatch.todo.alone
+
+
+def test_leases_take_half_a_minute_and_workers_end_together():
+    num_workers, number = 64, 20_000
+    cluster = SimulatedCluster(cpus(8, 8))
+    desk, _, error = run(cluster, make_units(number))
+    assert error is None
+    assert desk.kept == Counter(range(number))
+    assert max(seconds for _, _, seconds in cluster.leases) <= LEASE_SECONDS
+    steady = [lease for _, lease, _ in cluster.leases if lease.units[-1].payload < number / 2]
+    steady = steady[2 * num_workers :]  # before the first measurement they are small
+    assert all(len(lease.units) == LEASE_SECONDS / WORK for lease in steady)
+    least = number * WORK / num_workers
+    assert START + least <= cluster.now <= START + least + 6 * WORK
+    own_units = [unit.payload for _, lease, _ in cluster.leases for unit in lease.units]
+    assert sorted(own_units) == list(range(number))
+    for _, lease, _ in cluster.leases:  # a run of the plan: its key says which units it has
+        assert lease.units[-1].payload - lease.units[0].payload + 1 == len(lease.units)
+
+
+def test_few_units_go_to_all_workers():
+    cluster = SimulatedCluster(cpus(2, 4))
+    _, _, error = run(cluster, make_units(64))
+    assert error is None
+    assert cluster.now <= START + 64 / 8 * WORK + 2 * WORK
+
+
+def test_a_lease_that_takes_too_long_ends_early_and_its_rest_is_given_out_again():
+    later = dict.fromkeys(range(100, 200), 20.0)  # the first 100 units promised 1 s each
+    cluster = SimulatedCluster(cpus(1, 4), long=later)
+    desk, _, error = run(cluster, make_units(200))
+    assert error is None
+    assert desk.kept == Counter(range(200))
+    assert max(seconds for _, _, seconds in cluster.leases) <= STOP_SECONDS + 20
+    assert sum(cluster.executions.values()) == 200
+    assert cluster.now <= START + (100 + 20 * 100) / 4 * 1.15
+
+
+def test_a_unit_that_raises_costs_neither_the_units_before_nor_behind_it():
+    cluster = SimulatedCluster(cpus(2, 1), bad_units={57})
+    desk, dispatch, error = run(cluster, make_units(100))
+    assert "1 unit(s) failed 3 times" in str(error)
+    assert "u00057 (item 57)" in str(error)
+    assert desk.kept == Counter(set(range(100)) - {57})
+    assert cluster.executions[57] == MAX_TRIES
+    assert dispatch.state.failures == MAX_TRIES
+    # Only leases behind it, on the worker that was replaced, are begun again.
+    assert all(times == 1 for unit, times in cluster.executions.items() if unit != 57)
 
 
 def test_a_users_mistake_ends_at_once():
     class Mistaken(SimulatedCluster):
-        def _ended(self, worker, unit, fails):
-            return Raised(worker, unit, CasemateError("model", "x", "is not a model"))
+        @staticmethod
+        def outcome(lease, done, seconds, how):
+            return Outcome(error=CasemateError("model", "x", "is not a model"))
 
     with pytest.raises(CasemateError, match="is not a model"):
         run(Mistaken(cpus(1, 1)), make_units(3))

@@ -25,7 +25,6 @@ from components.core.noise_streams import noise_impl, noise_stream
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from pipelines.recipe.load import parse
-from pipelines.runtime.parts import PartStore
 from pipelines.stages.certify.resample import resample
 from tests.unit.pipelines.conftest import InProcess, certify_in_process, train
 
@@ -284,13 +283,13 @@ def test_the_live_band_holds_and_ends_at_the_share(sequential, section):
     header = read_votes(out.path / "votes.parquet").header
     ledger, parts = (
         DrawLedger(section, header),
-        PartStore(out.scratch / "votes", run_id=digest_json(header.to_dict())),
+        out.parts("votes", run_id=digest_json(header.to_dict())),
     )
     final = 100 * document(out)["summary"]["certified"][0]["accuracy"]["value"]
     assert ledger.certified_so_far() == ""
-    while units := ledger.next(1):
+    while units := ledger.next(1, ahead=1):
         for unit in units:
-            ledger.keep(unit, parts.load(unit.name))
+            ledger.keep(unit, ledger.brief(parts.load(unit.name)))
         if said := ledger.certified_so_far():
             assert said.startswith("certified at 0.2: ")
             low, high = map(float, said.split("band ")[1].split(" to "))

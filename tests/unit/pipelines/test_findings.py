@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.runtime import findings, node_probe
-from pipelines.runtime.artifacts import software
 from pipelines.runtime.doctor import within
 from pipelines.runtime.node_probe import NodeProbe
+from pipelines.runtime.provenance import software
 from pipelines.runtime.shipping import code_digest
 
 GIB = 2**30
@@ -62,11 +62,16 @@ def test_gpus(seen, num_gpus, status, words):
 @pytest.mark.parametrize(
     ("answer", "seen_here", "status", "words"),
     [
-        ({"same": True, "locks": True}, True, "ok", "shared and writable"),
+        ({"same": True, "refuses": True}, True, "ok", "shared and writable"),
         ({"same": False}, False, "FAIL", "is another folder"),
-        ({"same": True, "locks": True, "error": "cannot be written: No"}, False, "FAIL", "written"),
-        ({"same": True, "locks": True}, False, "FAIL", "are not here"),
-        ({"same": True, "locks": False}, True, "warn", "locks"),
+        (
+            {"same": True, "refuses": True, "error": "cannot be written"},
+            False,
+            "FAIL",
+            "written",
+        ),
+        ({"same": True, "refuses": True}, False, "FAIL", "are not here"),
+        ({"same": True, "refuses": False}, True, "FAIL", "creates a key twice"),
     ],
 )
 def test_storage(answer, seen_here, status, words):
@@ -78,11 +83,13 @@ def test_storage(answer, seen_here, status, words):
 def test_a_probe_reads_and_answers_on_the_storage(tmp_path):
     probe = NodeProbe()
     assert probe.storage(str(tmp_path), "t", "n1") == {"same": False}
-    (tmp_path / "driver").write_text("other")
+    place = tmp_path / "doctor" / "t"
+    place.mkdir(parents=True)
+    (place / "driver").write_text("other")
     assert probe.storage(str(tmp_path), "t", "n1") == {"same": False}
-    (tmp_path / "driver").write_text("t")
-    assert probe.storage(str(tmp_path), "t", "n1") == {"same": True, "locks": False}
-    assert (tmp_path / "n1").read_text() == "t"
+    (place / "driver").write_text("t")
+    assert probe.storage(str(tmp_path), "t", "n1") == {"same": True, "refuses": True}
+    assert (place / "n1").read_text() == "t"
 
 
 def test_work_that_hangs_is_given_up():

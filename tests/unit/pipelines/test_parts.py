@@ -1,16 +1,19 @@
-"""Parts: what was saved comes back, or the file is refused by name."""
+"""Parts: what was stored comes back, or the object is refused by name; a listing finds it again."""
 
-import json
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
-from pipelines.runtime.parts import KEY, PartStore, content_digest
+from pipelines.runtime.groups import END_BYTES, Group, pack
+from pipelines.runtime.parts import REMEDY, PartStore
+from pipelines.runtime.store import Store
+from pipelines.runtime.store_errors import UnavailableError
 
 TABLE = pa.table(
     {
@@ -21,11 +24,29 @@ TABLE = pa.table(
         "broken": pa.array([True, False, None]),
     }
 )
+NAMES = [f"u{number:03d}" for number in range(20)]
+
+
+def table_of(name):
+    return pa.table({"unit": [name], "n": [len(name)]})
+
+
+def opened(folder, run_id="run-1") -> PartStore:
+    return PartStore.in_folder(folder / "parts", run_id=run_id)
+
+
+def write(parts, names, tables=None, *, of=NAMES, briefs=None):
+    """A lease of the plan `of`, as a worker writes it and the driver records it."""
+    plan = parts.plan(of)
+    tables = tables or [table_of(name) for name in names]
+    key, size = plan.writer.write(names, plan.ordinals_of(names), tables, briefs)
+    plan.add(key, size, names)
+    return Path(parts.store.where(key))
 
 
 @pytest.fixture
-def store(tmp_path) -> PartStore:
-    return PartStore(tmp_path / "parts", run_id="run-1")
+def parts(tmp_path) -> PartStore:
+    return opened(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -38,17 +59,20 @@ def store(tmp_path) -> PartStore:
         pa.table({"n": pa.array(np.arange(3), mask=np.array([False, True, False]))}),
         pa.table({"nested": pa.array([[[1], None], None, [], [[None, 4]]])}),
         pa.table({"k": pa.array(["x", "y", "x"]).dictionary_encode()}),
+        TABLE.replace_schema_metadata({"a": "b"}),
     ],
-    ids=["nulls", "slice", "empty", "chunks", "masked", "nested", "dictionary"],
+    ids=["nulls", "slice", "empty", "chunks", "masked", "nested", "dictionary", "metadata"],
 )
-def test_a_part_comes_back_as_it_was(store, table):
-    assert not store.has("u")
-    store.save("u", table)
-    assert store.has("u")
-    loaded = store.load("u")
-    assert loaded.schema.equals(table.schema)
-    assert loaded.to_pylist() == table.to_pylist()
-    assert loaded.schema.metadata is None
+def test_a_part_comes_back_as_it_was(tmp_path, parts, table):
+    assert not parts.has("u")
+    parts.save("v", table.slice(0, 1))
+    write(parts, ["u001", "u002", "u003"], [table, TABLE, table])
+    for loaded in (parts.load("u001"), opened(tmp_path).load("u003")):
+        assert loaded.schema.equals(table.schema)
+        assert loaded.to_pylist() == table.to_pylist()
+        assert loaded.schema.metadata is None
+    assert parts.load("u002").equals(TABLE)
+    assert parts.load("v").to_pylist() == table.slice(0, 1).to_pylist()
 
 
 rows = st.lists(
@@ -60,7 +84,7 @@ rows = st.lists(
             "real": st.none() | st.floats(allow_nan=False),
         }
     ),
-    max_size=12,
+    max_size=6,
 )
 SCHEMA = pa.schema(
     {"text": pa.string(), "votes": pa.list_(pa.int64()), "flag": pa.bool_(), "real": pa.float64()}
@@ -68,106 +92,152 @@ SCHEMA = pa.schema(
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows, rows, st.integers(0, 12))
-def test_the_digest_sees_values_and_not_memory(first, second, start):
-    table = pa.Table.from_pylist(first, SCHEMA)
-    rebuilt = pa.Table.from_pylist(first[start:], SCHEMA)
-    assert content_digest(table.slice(start)) == content_digest(rebuilt)
-    one, two = ([sorted(row.items()) for row in given] for given in (first, second))
-    same = repr(one) == repr(two)  # repr: 0.0 and -0.0 are different bytes
-    other = pa.Table.from_pylist(second, SCHEMA)
-    assert (content_digest(table) == content_digest(other)) == same
-
-
-def test_the_digest_sees_names_and_types():
+@given(st.lists(st.tuples(rows, st.booleans()), min_size=1, max_size=6))
+def test_tables_of_a_group_do_not_flow_into_each_other(given_rows):
+    """Also with two schemas in one lease."""
     tables = [
-        pa.table({"a": pa.array([1], pa.int64())}),
-        pa.table({"b": pa.array([1], pa.int64())}),
-        pa.table({"a": pa.array([1], pa.int32())}),
-        pa.table({"a": pa.array([[1]], pa.list_(pa.int64()))}),
-        pa.table({"a": pa.array([1], pa.int64()), "b": pa.array([1], pa.int64())}),
+        pa.Table.from_pylist(own, SCHEMA).select(["real", "votes"] if few else SCHEMA.names)
+        for own, few in given_rows
     ]
-    assert len({content_digest(table) for table in tables}) == len(tables)
-
-
-def test_lists_do_not_flow_into_each_other():
-    tables = [pa.table({"a": rows}) for rows in ([[1, 2], [3]], [[1], [2, 3]], [[1, 2, 3], []])]
-    assert len({content_digest(table) for table in tables}) == 3
+    names = [f"n{i}" for i in range(len(tables))]
+    content = pack(names, tables, run_id="r", briefs=[[i] for i in range(len(tables))])
+    group = Group(content)
+    assert dict(group).keys() == set(names)
+    for name, table in zip(names, tables, strict=True):
+        assert repr(group.table(name).to_pylist()) == repr(table.to_pylist())
+    assert group.end.briefs() == [[i] for i in range(len(tables))]
+    assert pack(names, tables, run_id="r", briefs=[[i] for i in range(len(tables))]) == content
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_truncated_parts_are_refused_by_name(store, share):
-    store.save("unit-7", TABLE)
-    content = store.path("unit-7").read_bytes()
-    store.path("unit-7").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(CasemateError, match=r"unit-7\.parquet is damaged .*--force"):
-        store.has("unit-7")
+def test_truncated_groups_are_refused_by_name(tmp_path, parts, share):
+    path = write(parts, NAMES[:3])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(CasemateError, match="is damaged") as caught:
+        opened(tmp_path).plan(NAMES).parts.load("u001")
+    assert str(path) in str(caught.value)
+    assert REMEDY in str(caught.value)
+    path.unlink()  # the remedy
+    assert not opened(tmp_path).plan(NAMES).finished().any()
 
 
-def test_no_flipped_byte_changes_a_value(store):
-    """Some bytes carry no value (statistics, paddings): a flip is refused or changes nothing."""
-    store.save("u", TABLE)
-    content = store.path("u").read_bytes()
-    refusals = []
+def test_no_flipped_byte_changes_a_value(tmp_path, parts):
+    path = write(parts, NAMES[:2], [TABLE, TABLE])
+    content = path.read_bytes()
     for position in range(0, len(content), 3):
         damaged = bytearray(content)
         damaged[position] ^= 0x11
-        store.path("u").write_bytes(damaged)
-        try:
-            assert store.load("u").to_pylist() == TABLE.to_pylist()
-        except CasemateError as error:
-            refusals.append(error)
-    assert {error.value for error in refusals} == {store.path("u")}
-    assert len(refusals) > len(content) / 3 / 4
+        path.write_bytes(damaged)
+        with pytest.raises(CasemateError, match="is damaged"):
+            opened(tmp_path).load("u001")
 
 
-def test_changed_values_are_refused(store):
-    store.save("u", TABLE)
-    header = pq.read_schema(store.path("u")).metadata[KEY]
-    changed = TABLE.set_column(0, "item_id", pa.array(["a", "b", "d"]))
-    pq.write_table(changed.replace_schema_metadata({KEY: header}), store.path("u"))
-    with pytest.raises(CasemateError, match=r"u\.parquet does not match its own digest"):
-        store.load("u")
+def test_a_damaged_end_is_refused_where_only_ends_are_read(tmp_path, parts):
+    path = write(parts, ["u000", "u002"], briefs=[1, 2])
+    content = bytearray(path.read_bytes())
+    content[-120] ^= 0x11
+    path.write_bytes(content)
+    with pytest.raises(CasemateError, match=f"{path.name} is damaged"):
+        opened(tmp_path).plan(NAMES)
 
 
-def test_parts_of_other_work_are_refused(store):
-    store.save("u", TABLE)
-    with pytest.raises(CasemateError, match=r"u\.parquet belongs to other work"):
-        PartStore(store.folder, run_id="run-2").has("u")
-    store.path("u").rename(store.path("v"))
-    with pytest.raises(CasemateError, match=r"v\.parquet belongs to other work"):
-        store.has("v")
+def test_groups_of_other_work_are_not_used(tmp_path, parts):
+    path = write(parts, NAMES[:3])
+    other = opened(tmp_path, run_id="run-2")
+    assert not other.plan(NAMES).finished().any()  # another folder
+    assert not parts.plan(NAMES[::-1]).finished().any()
+    foreign = Path(other.store.where(other.plan(NAMES).writer.folder)) / path.name
+    foreign.parent.mkdir()
+    foreign.write_bytes(path.read_bytes())
+    with pytest.raises(CasemateError, match=f"{path.name} belongs to other work"):
+        opened(tmp_path, run_id="run-2").plan(NAMES).parts.load("u001")
+    moved = path.with_name(path.name.replace("000000000-000000002", "000000001-000000003"))
+    path.rename(moved)
+    with pytest.raises(CasemateError, match=f"{moved.name} belongs to other work"):
+        opened(tmp_path).plan(NAMES).parts.load("u001")
+    (moved.parent / "notes.arrow").write_text("x")
+    with pytest.raises(CasemateError, match=r"notes\.arrow is not a result"):
+        opened(tmp_path).plan(NAMES)
 
 
-@pytest.mark.parametrize(
-    "metadata", [None, {KEY: b"{"}, {KEY: json.dumps({"run_id": "run-1", "unit": "u"}).encode()}]
-)
-def test_foreign_parquet_is_refused(store, metadata):
-    pq.write_table(TABLE.replace_schema_metadata(metadata), store.path("u"))
-    with pytest.raises(CasemateError, match=r"u\.parquet is damaged"):
-        store.has("u")
+def test_parts_of_an_earlier_version_are_computed_again(tmp_path):
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "u001.parquet").write_bytes(b"PAR1")
+    assert not opened(tmp_path).plan(NAMES).finished().any()
+    assert not opened(tmp_path).has("u001")
 
 
-def test_leftovers_of_a_killed_write_are_ignored(store):
-    leftover = store.folder / ".u.parquet.0a1b.tmp"
-    leftover.write_bytes(b"half of a part")
-    assert not store.has("u")
-    store.save("u", TABLE)
-    assert store.has("u")
+def test_a_second_start_reads_no_group_of_consecutive_units(tmp_path, parts):
+    write(parts, NAMES[:8])
+    write(parts, NAMES[8:15])
+    with (
+        mock.patch.object(Store, "get", side_effect=AssertionError("read")),
+        mock.patch.object(Store, "get_range", side_effect=AssertionError("read")),
+    ):
+        plan = opened(tmp_path).plan(NAMES)
+        assert plan.finished().tolist() == [True] * 15 + [False] * 5
+        assert plan.has("u003")
+        assert not plan.has("u017")
 
 
-def test_a_failing_write_leaves_no_part(store, monkeypatch):
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
+def test_ragged_groups_and_added_units_are_found_by_their_ends(tmp_path, parts):
+    write(parts, ["u001", "u004"], briefs=["one", "four"])
+    write(parts, ["extra-1", "extra-2"], briefs=[[1] * END_BYTES, list(range(60_000))])
+    with mock.patch.object(Store, "get", side_effect=AssertionError("read")):
+        plan = opened(tmp_path).plan(NAMES)
+        assert plan.finished().nonzero()[0].tolist() == [1, 4]
+        assert plan.has("extra-1")
+        assert not plan.has("extra-3")
+        assert dict(plan.briefs(len)) == {1: "one", 4: "four"}
+        assert plan.brief("extra-2", len) == list(range(60_000))  # an end of two reads
 
-    monkeypatch.setattr(pq, "write_table", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        store.save("u", TABLE)
-    assert not store.has("u")
+
+def test_briefs_of_groups_without_them_are_made_from_the_tables(tmp_path, parts):
+    write(parts, NAMES[:2])
+    parts.save("extra", table_of("extra"))
+    plan = opened(tmp_path).plan(NAMES)
+    count = lambda table: table["n"].to_pylist()  # noqa: E731
+    assert dict(plan.briefs(count)) == {0: [4], 1: [4]}
+    assert opened(tmp_path).plan([]).brief("extra", count) == [5]
 
 
-def test_tables_come_in_the_asked_order(store):
-    for name in ("a", "b", "c"):
-        store.save(name, pa.table({"unit": [name]}))
-    found = [table["unit"][0].as_py() for table in store.tables(["c", "a", "b"])]
-    assert found == ["c", "a", "b"]
+def test_tables_come_in_the_asked_order(tmp_path, parts):
+    for start in (0, 5, 10, 15):
+        write(parts, NAMES[start : start + 5])
+    asked = [*NAMES[::-3], *NAMES[1::4]]
+    found = [table["unit"][0].as_py() for table in opened(tmp_path).tables(asked)]
+    assert found == asked
+    with pytest.raises(CasemateError, match="u99 has no stored result"):
+        parts.load("u99")
+
+
+def test_all_tables_has_each_unit_once(tmp_path, parts):
+    write(parts, NAMES[:4])
+    plan = parts.plan(NAMES)
+    for names in (NAMES[2:6], ["u003", "extra"], ["extra", "further"]):  # of workers thought dead
+        ordinals = plan.ordinals_of(names)
+        plan.writer.write(names, ordinals, [table_of(name) for name in names], None)
+    for store in (opened(tmp_path).plan(NAMES).parts, opened(tmp_path)):
+        found = [(unit, table["unit"][0].as_py()) for unit, table in store.all_tables()]
+        assert sorted(found) == [(name, name) for name in sorted([*NAMES[:6], "extra", "further"])]
+    plan.writer.write(["u005"], [5], [table_of("another")], None)
+    with pytest.raises(CasemateError, match=r"part: u005 has two different results, in .* and "):
+        list(opened(tmp_path).plan(NAMES).parts.all_tables())
+
+
+def test_a_result_is_kept_while_the_storage_does_not_answer(tmp_path, parts):
+    calls, slept = [], []
+
+    def put(store, key, content):
+        calls.append(key)
+        if len(calls) < 4:
+            raise UnavailableError("s3://x", "is unavailable (503)")
+
+    with (
+        mock.patch.object(Store, "put_same", put),
+        mock.patch("pipelines.runtime.parts.time.sleep", slept.append),
+    ):
+        write(parts, NAMES[:2])
+    assert len(set(calls)) == 1
+    assert slept == [1.0, 3.0, 10.0]

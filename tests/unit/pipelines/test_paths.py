@@ -106,7 +106,7 @@ def test_relative_paths_are_refused_for_other_machines(recipe):
         refuse_relative(recipe)
     values = {"name": "a", "data": {"source": "digits"}}
     with pytest.raises(
-        CasemateError, match=r"storage\.root: runs is relative.*set --storage to a folder"
+        CasemateError, match=r"storage\.root: runs is relative.*set --storage to s3://"
     ):
         refuse_relative(load.parse(values, source="a.yaml"))
     values["storage"] = {"root": str(Path("/shared/runs"))}

@@ -14,6 +14,7 @@ from components.models.checkpoint import save_model
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from pipelines.recipe.schema.place import TrackingSection
+from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking import Tracker
 
 SETTINGS = {
@@ -39,7 +40,7 @@ def folders(tmp_path):
 
 def test_what_is_served_answers_as_the_certified_function(tmp_path, folders, capfd):
     before = mlflow.get_tracking_uri()
-    tracker = Tracker(TrackingSection(), storage=tmp_path)
+    tracker = Tracker(TrackingSection(), storage=Storage.at(tmp_path))
     run = tracker.flow_run("x", "x", {}, outbox=tmp_path / "outbox")
     shape = {"sampler": SAMPLER, "channels": 1, "image_size": 8}
     arguments = {"name": "x-smoothed", "alias": "candidate", **folders, "metadata": {"digest": "d"}}

@@ -12,6 +12,7 @@ from components.models.spec import ModelSpec
 from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime import model_registry
 from pipelines.runtime.outbox import UnavailableError
+from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking import Tracker
 
 
@@ -23,7 +24,7 @@ def storage(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tracker(storage):
     before = mlflow.get_tracking_uri()
-    yield Tracker(TrackingSection(), storage=storage)
+    yield Tracker(TrackingSection(), storage=Storage.at(storage))
     mlflow.set_tracking_uri(before)
 
 

@@ -11,6 +11,7 @@ from pipelines.recipe.credentials import credentials_of, refuse_credentials_in_j
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime import tracking_uri as module
+from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_uri import (
     check_driver,
     credentials_in_environment,
@@ -34,15 +35,20 @@ def demo(*overrides: str):
 
 
 def test_recipe_before_environment_before_sqlite(tmp_path, monkeypatch):
-    assert tracking_uri(TrackingSection(), tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+    assert (
+        tracking_uri(TrackingSection(), Storage.at(tmp_path)) == f"sqlite:///{tmp_path}/mlflow.db"
+    )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://other:5000")
-    assert tracking_uri(TrackingSection(), tmp_path) == "http://other:5000"
-    assert tracking_uri(TrackingSection(uri="http://host:5000"), tmp_path) == "http://host:5000"
+    assert tracking_uri(TrackingSection(), Storage.at(tmp_path)) == "http://other:5000"
+    assert (
+        tracking_uri(TrackingSection(uri="http://host:5000"), Storage.at(tmp_path))
+        == "http://host:5000"
+    )
 
 
 def test_a_password_in_the_environment_is_kept_apart(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:hunter3x@third:5000")
-    uri = tracking_uri(TrackingSection(), tmp_path)
+    uri = tracking_uri(TrackingSection(), Storage.at(tmp_path))
     assert uri == "http://third:5000"
     assert credentials_of(uri) == ("bob", "hunter3x")
 
@@ -53,7 +59,7 @@ def test_a_recipe_never_holds_the_password(tmp_path):
     for own in (recipe, again, api.load_recipe(recipe, smoke=True)):
         assert own.tracking.uri == "http://host:5000"
         assert "hunter2x" not in own.to_yaml() + repr(own) + str(own.resolved())
-        with credentials_in_environment(tracking_uri(own.tracking, tmp_path)) as uri:
+        with credentials_in_environment(tracking_uri(own.tracking, Storage.at(tmp_path))) as uri:
             assert uri == "http://host:5000"
             assert [os.environ[name] for name in NAMES[1:]] == ["alice", "hunter2x"]
         assert not set(NAMES) & set(os.environ)

@@ -11,6 +11,7 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from pipelines.recipe.load import loads, with_values
+from pipelines.runtime.store import open_store
 from pipelines.stages.tune import schedulers as tune_schedulers
 from pipelines.stages.tune import snapshot as tune_snapshot
 from pipelines.stages.tune.search import Ending
@@ -58,7 +59,13 @@ def ray_files(tmp_path):
     def step() -> None:
         callback.on_step_end(iteration=0, trials=[SimpleNamespace(storage=storage)])
 
-    return SimpleNamespace(place=place, saved=saved, step=step, callback=callback)
+    return SimpleNamespace(
+        place=place, store=open_store(place), saved=saved, step=step, callback=callback
+    )
+
+
+def last_snapshot(place):
+    return max((place / tune_snapshot.SNAPSHOTS).glob("*.zip"))
 
 
 def went_on_from(place) -> tuple[int, str, bytes]:
@@ -76,8 +83,7 @@ def test_files_that_a_kill_left_in_pieces_are_replaced_by_the_last_whole_moment(
         for session in (SESSION, "2026-11-16_17-00-00"):  # and a start that was killed at once
             (ray_files.place / f"{name}-{session}.json").write_text(left)
     (ray_files.place / "tuner.pkl").write_bytes(b"")
-    (ray_files.place / ".snapshot.zip.0a1b.tmp").write_bytes(b"PK")
-    assert tune_snapshot.unpack(ray_files.place) is None
+    assert tune_snapshot.unpack(ray_files.store) is None
     assert went_on_from(ray_files.place) == (2, "2", b"tuner")
     assert len(list(ray_files.place.glob("*.json"))) == 2
 
@@ -85,9 +91,17 @@ def test_files_that_a_kill_left_in_pieces_are_replaced_by_the_last_whole_moment(
 def test_nothing_is_written_while_ray_saves_nothing(ray_files):
     ray_files.saved(1)
     ray_files.step()
-    before = (ray_files.place / tune_snapshot.SNAPSHOT).stat().st_ino
+    before = last_snapshot(ray_files.place)
     ray_files.step()
-    assert (ray_files.place / tune_snapshot.SNAPSHOT).stat().st_ino == before
+    assert last_snapshot(ray_files.place) == before
+
+
+def test_two_snapshots_are_kept(ray_files):
+    for number in (1, 2, 3, 4):
+        ray_files.saved(number)
+        ray_files.step()
+    kept = sorted(p.name for p in (ray_files.place / tune_snapshot.SNAPSHOTS).iterdir())
+    assert kept == ["000000002.zip", "000000003.zip"]
 
 
 def test_trials_that_a_mistake_ended_go_on_when_it_is_mended(ray_files):
@@ -99,16 +113,16 @@ def test_trials_that_a_mistake_ended_go_on_when_it_is_mended(ray_files):
     ray_files.callback.on_trial_result(iteration=0, trials=[], trial=None, result={MISTAKE: []})
     ray_files.saved(3)
     ray_files.step()
-    assert tune_snapshot.unpack(ray_files.place) is None
+    assert tune_snapshot.unpack(ray_files.store) is None
     assert went_on_from(ray_files.place)[0] == 2
 
 
 def test_what_cannot_be_read_is_named(ray_files):
-    place = ray_files.place
+    place = ray_files.store
     assert tune_snapshot.unpack(place) == "it was killed before its first snapshot"
     ray_files.saved(1)
     ray_files.step()
-    snapshot = place / tune_snapshot.SNAPSHOT
+    snapshot = last_snapshot(ray_files.place)
     whole = snapshot.read_bytes()
     snapshot.write_bytes(whole.replace(b"trial_data", b"trial_DATA", 1))
     assert tune_snapshot.unpack(place) == "its snapshot is damaged"

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+from pipelines.runtime.notes import Notes
 from pipelines.stages.train.results import progress_line
 from pipelines.stages.train.worker import LiveFile
 
@@ -33,7 +34,7 @@ def test_speed_counts_the_steps_of_this_start_only(tmp_path, monkeypatch):
     def speed() -> float | None:
         return json.loads((tmp_path / "live.json").read_text())["running"]["images_per_second"]
 
-    live = LiveFile(tmp_path / "live.json", session)
+    live = LiveFile(Notes(tmp_path), session)
     assert speed() is None
     session.num_done = 12
     live.update()

@@ -1,0 +1,98 @@
+"""The manifest of a finished step: its files with their digests, its inputs, and its own digest."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+from components.core import files
+from components.core.digests import digest_file, digest_json
+from components.core.errors import CasemateError
+from pipelines.runtime.provenance import InputEntry
+
+MANIFEST = "manifest.json"
+OWN_DIGEST = "manifest_sha256"
+FIRST_FORMAT = {  # keys of manifests that did not protect themselves (version 0.1)
+    *("step", "input_folders", "files", "inputs"),
+    *("git_revision", "software", "fingerprint", "mlflow_run_id"),
+}
+REMEDY = "redo the step with --force"
+
+
+class FileEntry(TypedDict):
+    """A file of a finished step."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The manifest of a finished step, as far as it is read again; a missing key is empty."""
+
+    step: str = ""
+    fingerprint: str = ""
+    mlflow_run_id: str = ""
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
+    inputs: Mapping[str, InputEntry] = field(default_factory=dict)
+    input_folders: Mapping[str, str] = field(default_factory=dict)
+    """Relative to the step's own folder: the storage may move."""
+    generation: int | None = None  # None: written before there were generations
+
+    @property
+    def content(self) -> str:
+        """A digest of the step's files."""
+        return digest_json(dict(self.files))
+
+    def as_input(self) -> InputEntry:
+        """This step as an input in the manifest of another."""
+        return {
+            "fingerprint": self.fingerprint,
+            "mlflow_run_id": self.mlflow_run_id,
+            "content": self.content,
+        }
+
+
+def manifest_text(values: Mapping[str, object]) -> str:
+    """The document with its own digest in it."""
+    return files.json_text({**values, OWN_DIGEST: digest_json(dict(values))})
+
+
+def parse_manifest(text: str | bytes, *, source: object) -> Manifest:
+    """A manifest; a damaged one is an error that names `source`."""
+    try:
+        document: dict[str, Any] = json.loads(text)
+        keys = document.keys() - {OWN_DIGEST}
+        body = {name: document[name] for name in keys}
+        _check_own_digest(document.get(OWN_DIGEST), body)
+        known = {entry.name for entry in fields(Manifest)} & keys
+        return Manifest(**{name: document[name] for name in known})
+    except (ValueError, AttributeError) as error:
+        raise CasemateError("storage", source, f"is damaged ({error}); {REMEDY}") from error
+
+
+def _check_own_digest(recorded: str | None, body: Mapping[str, object]) -> None:
+    """Raise unless a manifest is as it was written; those of version 0.1 cannot tell."""
+    if recorded is None and not body.keys() <= FIRST_FORMAT:
+        raise ValueError(f"it lacks {OWN_DIGEST}")
+    if recorded is not None and recorded != digest_json(dict(body)):
+        raise ValueError("it does not match its own digest")
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest in the folder of a finished step, None where there is none yet."""
+    try:
+        return parse_manifest((folder / MANIFEST).read_bytes(), source=folder / MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Files of a finished step that differ from its manifest; none without a manifest."""
+    manifest = read_manifest(folder)
+    return [
+        name
+        for name, entry in (manifest.files.items() if manifest else ())
+        if not (folder / name).is_file() or digest_file(folder / name) != entry["sha256"]
+    ]

@@ -1,0 +1,307 @@
+"""Where the steps of flows are kept: a folder, or a prefix of a bucket, with the same keys.
+
+    <recipe>/<step>-<fingerprint>/files/<sha256>/<name>   published files, named by their content
+    <recipe>/<step>-<fingerprint>/000000.manifest.json    published once; all that readers trust
+    <recipe>/<step>-<fingerprint>/generations/000001      a `--force`: its manifest has this number
+    <recipe>/<step>-<fingerprint>/unfinished/...          what only a resumed step needs
+
+A storage that is a folder also shows each step as plain files beside these, for people: hard links
+of the files of its manifest. infra/decisions/object-stores.md says why nothing is overwritten.
+"""
+
+import posixpath
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from uuid import uuid4
+
+from components.core import files as writing
+from components.core.digests import digest_bytes, digest_file
+from components.core.errors import CasemateError
+from components.core.folders import Folder, is_uri
+from pipelines.runtime.manifests import (
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    manifest_text,
+    parse_manifest,
+    read_manifest,
+)
+from pipelines.runtime.store import Ref, Store, open_store
+from pipelines.runtime.stored_folder import StoredFolder, link_or_copy
+
+FILES, GENERATIONS = "files", "generations"  # folders of a step
+SCRATCH = "unfinished"  # parts and checkpoints: what a resumed step needs
+READ_UP_TO = 2**22  # bytes of a file that is read to see whether it changed
+STORAGE_KEY = "storage.root"
+SCHEMES = ("s3://", "gs://", "az://")
+STEP_URI = re.compile(r"(\w+://.+?)/([^/]+)/([^/]+-[0-9a-f]{12})(?:/(.+))?")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A folder or an object store with the steps of flows."""
+
+    root: str  # absolute path, or URI
+
+    @staticmethod
+    def at(place: "str | Path | Storage") -> "Storage":
+        """The storage at a path or URI; nothing is read or created."""
+        if isinstance(place, Storage):
+            return place
+        text = str(place)
+        return Storage(text.rstrip("/") if is_uri(text) else str(Path(text).resolve()))
+
+    def __str__(self) -> str:
+        return self.root
+
+    @property
+    def is_local(self) -> bool:
+        return not is_uri(self.root)
+
+    @cached_property
+    def store(self) -> Store:
+        return open_store(self.root)
+
+    @property
+    def path(self) -> Path:
+        """On this machine: the folder itself, or one for the work of this machine on a store."""
+        if self.is_local:
+            return Path(self.root)
+        name = digest_bytes(self.root.encode())[:16]
+        return self.store.cache.folder / ".work" / name
+
+    def step(self, recipe: str, folder: str) -> "StepPlace":
+        return StepPlace(self, f"{recipe}/{folder}")
+
+
+def open_storage(place: "str | Path | Storage", *, key: str = STORAGE_KEY) -> Storage:
+    """A storage that can be written: a folder is created, a store probed."""
+    storage = Storage.at(place)
+    refuse_odd_uri(storage.root, key=key)
+    try:
+        storage.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=storage.path):
+            pass
+    except OSError as error:
+        raise CasemateError(
+            key,
+            storage.path,
+            f"cannot be written ({error.strerror}); choose another with --storage",
+        ) from error
+    storage.store.check_create_only()
+    return storage
+
+
+def refuse_odd_uri(place: str | Path, *, key: str) -> None:
+    """Refuse a URI of a kind that is not supported: as a path it would become a local folder."""
+    text = str(place)
+    if ":/" in text and not text.startswith(SCHEMES):
+        remedy = f"is a URI of another kind; name a folder, or {', '.join(SCHEMES)}bucket/prefix"
+        raise CasemateError(key, place, remedy)
+
+
+@dataclass(frozen=True)
+class StepPlace:
+    """The place of one step in a storage."""
+
+    storage: Storage
+    key: str  # demo/prepare-0123456789ab
+
+    def __str__(self) -> str:
+        return f"{self.storage.root}/{self.key}"
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def path(self) -> Path:
+        """Where this machine writes the step's files; on a folder also where people read them."""
+        return self.storage.path / self.key
+
+    @property
+    def store(self) -> Store:
+        return self.storage.store
+
+    # Reading --------------------------------------------------------------------------------------
+
+    def generation(self) -> int:
+        """0, or the number of the last `--force`."""
+        found = self.store.listing(f"{self.key}/{GENERATIONS}")
+        return max((int(entry.key.rpartition("/")[2]) for entry in found), default=0)
+
+    def manifest(self) -> Manifest | None:
+        """The manifest of the current generation; None: the step is not finished."""
+        if self.storage.is_local and not self.path.is_dir():
+            return None
+        number = self.generation()
+        key = self._manifest_key(number)
+        content = self.store.find(key)
+        if content is not None:
+            return parse_manifest(content, source=f"{self.storage.root}/{key}")
+        # A step of version 0.1 has its files under their plain names.
+        earlier = read_manifest(self.path) if self.storage.is_local and not number else None
+        return earlier if earlier and earlier.generation is None else None
+
+    def open(self) -> StoredFolder:
+        """The files of the finished step."""
+        manifest = self.manifest()
+        if manifest is None:
+            raise CasemateError("storage", self, "is not finished; run its recipe first")
+        files = self._refs(manifest)
+        return StoredFolder(self.storage.root, self.key, files, str(self), manifest)
+
+    def is_finished(self, fingerprint: str) -> bool:
+        """Whether its manifest names this fingerprint; a file that is missing is an error."""
+        manifest = self.manifest()
+        if manifest is None or manifest.fingerprint != fingerprint:
+            return False
+        refs = self._refs(manifest)
+        stored = {} if self.storage.is_local else self._sizes()
+        for name, ref in refs.items():
+            if self.storage.is_local:
+                intact = self._is_intact(name, ref)
+            else:  # a key names its content, which is checked when it is read
+                intact = stored.get(ref.key) == ref.bytes
+            if not intact:
+                remedy = "is missing or changed; restore it or redo the step with --force"
+                raise CasemateError("storage", f"{self}/{name}", remedy)
+        return True
+
+    def _is_intact(self, name: str, ref: Ref) -> bool:
+        """Whether a file is stored, and what people see under its name is that file."""
+        kept, shown = Path(self.storage.root) / ref.key, self.path / name
+        if not _is_intact(kept, ref):
+            return False
+        return not shown.exists() or shown.samefile(kept) or _is_intact(shown, ref)
+
+    def _sizes(self) -> dict[str, int]:
+        return {e.key: e.bytes for e in self.store.listing(f"{self.key}/{FILES}")}
+
+    def _refs(self, manifest: Manifest) -> dict[str, Ref]:
+        plain = manifest.generation is None
+        return {
+            name: Ref(
+                f"{self.key}/{name}" if plain else self._file_key(name, entry["sha256"]),
+                entry["sha256"],
+                entry["bytes"],
+            )
+            for name, entry in manifest.files.items()
+        }
+
+    def _file_key(self, name: str, sha256: str) -> str:
+        return f"{self.key}/{FILES}/{sha256[:20]}/{name}"
+
+    def _manifest_key(self, generation: int) -> str:
+        return f"{self.key}/{generation:06d}.{MANIFEST}"
+
+    # Writing --------------------------------------------------------------------------------------
+
+    def put_file(self, name: str, path: Path) -> Ref:
+        """Store a file of the step under its content's name; it is published by the manifest."""
+        return self.store.put_file(self.key, name, path)
+
+    def publish(
+        self, facts: Mapping[str, object], *, stored: Mapping[str, Ref], fence: int = 0
+    ) -> Manifest:
+        """Store the files in `path` and write the manifest; returns it, or the one before it.
+
+        `stored` are files that workers have stored themselves.
+        """
+        refs = {n: self.put_file(n, self.path / n) for n in self.written()}
+        refs |= {name: ref for name, ref in stored.items() if name not in refs}
+        listing: dict[str, FileEntry] = {
+            name: {"sha256": refs[name].sha256, "bytes": refs[name].bytes} for name in sorted(refs)
+        }
+        number = self.generation()
+        values = {**facts, "files": listing, "generation": number, "fence": fence}
+        key = self._manifest_key(number)
+        text = manifest_text(values).encode()
+        if not self.store.put_new(key, text):
+            text = self.store.get(key)  # another run was faster: its files count
+        manifest = parse_manifest(text, source=f"{self.storage.root}/{key}")
+        self._show(manifest, text)
+        return manifest
+
+    def written(self) -> list[str]:
+        """Files of the step in `path`, by their names."""
+        for stale in writing.leftovers(self.path):
+            stale.unlink()
+        found = (p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file())
+        return sorted(p.as_posix() for p in found if not belongs_to_storage(p.as_posix()))
+
+    def _show(self, manifest: Manifest, text: bytes) -> None:
+        """Let the step's folder show the files of its manifest under their names."""
+        if not self.storage.is_local:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for name, ref in self._refs(manifest).items():
+            shown, kept = self.path / name, Path(self.storage.root) / ref.key
+            if not (shown.exists() and shown.samefile(kept)):
+                shown.parent.mkdir(parents=True, exist_ok=True)
+                with writing.atomic(shown, sync=False) as temporary:
+                    link_or_copy(kept, temporary)
+        writing.write_atomic(self.path / MANIFEST, text)
+
+    def renew(self, why: str) -> None:
+        """Begin a new generation, without files; those of earlier ones stay for their readers."""
+        number = self.generation() + 1
+        claim = writing.json_text({"why": why, "token": uuid4().hex}).encode()
+        while not self.store.put_new(f"{self.key}/{GENERATIONS}/{number:06d}", claim):
+            number += 1
+        self.clear_scratch()
+        for path in sorted(self.path.glob("*")):
+            if path.name != FILES and path.name != GENERATIONS and not _is_numbered(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def clear_scratch(self) -> None:
+        """Remove what only a resumed step needs."""
+        shutil.rmtree(self.path / SCRATCH, ignore_errors=True)
+        if not self.storage.is_local:
+            left = self.store.listing(f"{self.key}/{SCRATCH}")
+            self.store.delete([entry.key for entry in left])
+
+
+def _is_numbered(name: str) -> bool:
+    """Whether it is the manifest of a generation."""
+    return name.endswith(f".{MANIFEST}") and name.partition(".")[0].isdigit()
+
+
+def belongs_to_storage(name: str) -> bool:
+    """Whether a path in a step's folder belongs to the storage and not to the step."""
+    first = name.partition("/")[0]
+    return first in (FILES, GENERATIONS, SCRATCH, MANIFEST) or _is_numbered(name)
+
+
+def _is_intact(path: Path, ref: Ref) -> bool:
+    """Same size, and same digest if the file is small; `verify` reads files of any size."""
+    if not path.is_file() or path.stat().st_size != ref.bytes:
+        return False
+    return ref.bytes > READ_UP_TO or digest_file(path) == ref.sha256
+
+
+def step_at(uri: str) -> StoredFolder:
+    """The folder of a finished step, or one in it, by its URI."""
+    found = STEP_URI.fullmatch(uri.rstrip("/"))
+    if found is None:
+        remedy = "is not a step of a storage; write s3://bucket/prefix/RECIPE/STEP-FINGERPRINT"
+        raise CasemateError("storage", uri, remedy)
+    root, recipe, step, rest = found.groups()
+    folder = Storage.at(root).step(recipe, step).open()
+    return folder.within(rest) if rest else folder
+
+
+def input_of(folder: Folder, relative: str) -> Folder:
+    """A folder that a step has read, by the name in its manifest."""
+    if not isinstance(folder, StoredFolder):
+        return folder / relative
+    key = posixpath.normpath(f"{folder.key}/{relative}")
+    if key.startswith(("..", "/")):  # a given folder of the machine that made the step
+        return Path(relative)
+    recipe, _, step = key.partition("/")
+    return Storage.at(folder.root).step(recipe, step).open()
