@@ -7,6 +7,9 @@ STAMP := .venv/.installed
 # Tests with Ray that need no finished flow: they run beside the others, which take as long.
 BESIDE := tests/e2e/test_additions.py tests/e2e/test_own_code.py tests/e2e/test_replications.py \
   tests/e2e/test_import_weights.py tests/ray
+# Tests without Ray. Folders are named: a run imports every test module that it looks at.
+FAST := tests/unit tests/recipes tests/golden
+UNIT := not ray and not e2e and not cluster
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-fast test-cluster check fix lock bench ui clean browser postgres
@@ -38,16 +41,16 @@ smoke: setup ## run every ready recipe, shrunk, on images made on the spot
 
 test: setup browser ## run every test (unit, ray, e2e)
 	@echo "test: the command line; beside it stages on Ray and unit tests, both shown at the end"
-	@logs=$$(mktemp -d); export OMP_NUM_THREADS=1; \
+	@logs=$$(mktemp -d); export OMP_NUM_THREADS=1; unset PYTHONDONTWRITEBYTECODE; \
 	  $(BIN)/python -m pytest -q $(BESIDE) -m "not cluster" >$$logs/ray 2>&1 & ray=$$!; \
-	  nice -n 19 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e and not cluster" >$$logs/unit 2>&1 & unit=$$!; \
+	  nice -n 19 $(BIN)/python -m pytest -q -n auto $(FAST) -m "$(UNIT)" >$$logs/unit 2>&1 & unit=$$!; \
 	  trap "kill $$ray $$unit" INT TERM; \
-	  $(BIN)/python -m pytest -q -m "e2e and not cluster" $(BESIDE:%=--ignore=%); failed=$$?; \
+	  $(BIN)/python -m pytest -q tests/e2e tests/golden/test_keys.py -m "not cluster" $(BESIDE:%=--ignore=%); failed=$$?; \
 	  wait $$ray || failed=1; cat $$logs/ray; \
 	  wait $$unit || failed=1; cat $$logs/unit; rm -rf $$logs; exit $$failed
 
 test-fast: setup ## run the unit tests only
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto -m "not ray and not e2e and not cluster"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto $(FAST) -m "$(UNIT)"
 
 test-cluster: setup postgres ## run the longer tests: servers, several Ray nodes, real kills
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m cluster
@@ -81,8 +84,8 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure what we promise: executor overhead, input, memory, attacks, training steps, votes, draws, votes files, corruptions, poses, lesions
-	@for what in executor input memory attacks training sampling patches workers sequential votes corruptions spatial lesions; do \
+bench: setup ## measure what we promise: executor overhead, leases, input, memory, attacks, training steps, votes, draws, votes files, corruptions, poses, lesions, storage
+	@for what in executor leases input memory attacks training sampling patches workers sequential votes corruptions spatial lesions storage; do \
 	  $(BIN)/python -m tests.benchmarks.$$what || failed=1; done; exit $${failed:-0}
 
 ui: setup ## open the MLflow pages of $(STORAGE)

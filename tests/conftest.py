@@ -10,6 +10,9 @@ import pytest
 from hypothesis import settings
 
 from tests.e2e.cli import WHOLE, Cli, write_recipe
+from tests.object_store import rclone_root, s3_root, s3_server
+
+__all__ = ["rclone_root", "s3_root", "s3_server"]  # fixtures that live elsewhere
 
 # A busy machine is no failure: nothing here is timed.
 settings.register_profile("casemate", deadline=None)

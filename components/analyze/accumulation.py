@@ -16,7 +16,7 @@ from components.analyze.settings import AccumulationSettings
 from components.attacks.gradient import sign_ascent
 from components.attacks.gradients import input_gradient, l2_direction
 from components.attacks.interface import Items
-from components.attacks.losses import LossFn, cross_entropy
+from components.attacks.losses import cross_entropy
 from components.attacks.projections import project_l2
 from components.attacks.starts import random_point
 from components.core.seeding import generator_for
@@ -70,17 +70,7 @@ def accumulate(logits_of: LogitsFn, seeds: Items, how: AccumulationSettings) -> 
     start = seeds.x
     if preset.random_start:
         start = random_point(seeds, norm=preset.norm, eps=preset.eps, stream="accumulation start")
-    ascent = sign_ascent if preset.norm == "linf" else _l2_ascent
-    images = ascent(
-        logits_of,
-        seeds.x,
-        seeds.y,
-        start=start,
-        eps=preset.eps,
-        step_size=preset.step_size,
-        num_steps=how.num_steps,
-        loss_of=_towards,
-    )
+    images = _ascend(logits_of, seeds, start, preset, num_steps=how.num_steps)
     return Accumulated(
         images, _confidence(logits_of, images, seeds.y), _confidence(logits_of, seeds.x, seeds.y)
     )
@@ -91,21 +81,19 @@ def _towards(logits: Logits, y: Labels) -> Tensor:
     return -cross_entropy(logits, y)
 
 
-def _l2_ascent(
-    logits_of: LogitsFn,
-    x: Images,
-    y: Labels,
-    *,
-    start: Images,
-    eps: float,
-    step_size: float,
-    num_steps: int,
-    loss_of: LossFn,
+def _ascend(
+    logits_of: LogitsFn, seeds: Items, start: Images, preset: Preset, *, num_steps: int
 ) -> Images:
-    """The last iterate of normalised steps, projected onto the l2 ball; cf. `sign_ascent`."""
+    """The last iterate of sign steps (l-inf) or normalised steps (l2), each projected."""
+    x, y, eps, step_size = seeds.x, seeds.y, preset.eps, preset.step_size
+    if preset.norm == "linf":
+        return sign_ascent(
+            logits_of, x, y, start=start, loss_of=_towards,
+            eps=eps, step_size=step_size, num_steps=num_steps,
+        )  # fmt: skip
     z = project_l2(start, center=x, eps=eps)
     for _ in range(num_steps):
-        gradient = input_gradient(logits_of, z, y, loss_of=loss_of).gradient
+        gradient = input_gradient(logits_of, z, y, loss_of=_towards).gradient
         z = project_l2(z + step_size * l2_direction(gradient), center=x, eps=eps)
     return z
 

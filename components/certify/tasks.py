@@ -53,8 +53,8 @@ class VoteTask(Generic[VotesT]):
     denoiser: str | None = None
 
     def items(self) -> Split:
-        """The test items: in memory if they fit, else read shard by shard."""
-        return self.open_data().open_split("test")
+        """The test items, read when they are asked for."""
+        return self.open_data().on_demand("test")
 
     def open_data(self) -> Dataset:
         """The dataset of the items."""

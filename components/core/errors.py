@@ -35,6 +35,18 @@ def at_key(key: str, *, then: str = "") -> Iterator[None]:
         raise CasemateError(key, error.value, error.remedy + then) from error
 
 
+@contextmanager
+def below_key(key: str, *, instead_of: str) -> Iterator[None]:
+    """Errors of the block that name a key below `instead_of` name it below `key`."""
+    try:
+        yield
+    except CasemateError as error:
+        inner = error.key.removeprefix(f"{instead_of}.")
+        if inner == error.key:
+            raise
+        raise CasemateError(f"{key}.{inner}", error.value, error.remedy) from error
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if there is no message."""
     return redact((str(error).strip().splitlines() or [type(error).__name__])[0])

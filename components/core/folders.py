@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from components.core.object_stores import is_uri
+
 
 @runtime_checkable
 class Folder(Protocol):
@@ -38,11 +40,6 @@ _OPENERS: list[Callable[[str], Folder]] = []
 def add_opener(opener: Callable[[str], Folder]) -> None:
     """Let `folder_at` open URIs; called once by what knows object stores."""
     _OPENERS[:] = [opener]
-
-
-def is_uri(place: object) -> bool:
-    """Whether a place is in an object store; a `Path` of one has lost a slash."""
-    return "://" in str(place)
 
 
 def scheme_of(place: str) -> str:

@@ -15,6 +15,12 @@ ROW_GROUP_ROWS = 65_536
 OPTIONS: dict[str, Any] = {"version": "2.6", "compression": "zstd", "write_page_checksum": True}
 
 
+def schema_of(columns: str) -> pa.Schema:
+    """Columns as `name: type`, separated by commas, with Arrow's names of types."""
+    pairs = (column.split(":") for column in columns.split(","))
+    return pa.schema([(name.strip(), pa.type_for_alias(kind.strip())) for name, kind in pairs])
+
+
 @contextmanager
 def named_damage(path: Path) -> Iterator[None]:
     """Errors of a reader become one that names the file: missing, truncated, bad checksum."""

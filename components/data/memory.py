@@ -73,6 +73,10 @@ class MemoryDataset:
             raise CasemateError("split", split, "does not exist in memory; the only split is test")
         return self.test
 
+    def on_demand(self, split: str) -> ImageSplit:
+        """The items, which are in memory already."""
+        return self.open_split(split)
+
 
 def numbered(count: int) -> tuple[str, ...]:
     """Default item ids: positions, padded with zeros so that they sort in order."""

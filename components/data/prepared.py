@@ -1,6 +1,6 @@
 """Prepared datasets as tensors: a split in memory, or read shard by shard when used."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -121,6 +121,47 @@ class LazySplit:
         return windowed_order(used, window=self.reader.cache_shards, generator=generator)
 
 
+@dataclass(frozen=True, eq=False)
+class KeptSplit:
+    """Items of one split on disk; those that were asked for stay in memory, decoded."""
+
+    lazy: LazySplit
+    _kept: dict[int, ImageSplit] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lazy)
+
+    def rows(self, index: Tensor) -> ImageSplit:
+        """The items at these positions, in this order."""
+        places = index.tolist()
+        missing = [place for place in dict.fromkeys(places) if place not in self._kept]
+        if missing:
+            read = self.lazy.rows(torch.tensor(missing))
+            self._kept.update((place, read.span(i, i + 1)) for i, place in enumerate(missing))
+        found = [self._kept[place] for place in places]
+        if not found:
+            return self.lazy.rows(index)
+        return ImageSplit(
+            tuple(item.item_ids[0] for item in found),
+            torch.cat([item.images for item in found]),
+            torch.cat([item.labels for item in found]),
+        )
+
+    def take(self, num_items: int) -> ImageSplit:
+        """At most the first `num_items`: a random sample, as the stored order is shuffled."""
+        if num_items < 0:
+            raise ValueError(f"cannot take {num_items} items")
+        return self.span(0, num_items)
+
+    def span(self, start: int, stop: int) -> ImageSplit:
+        """Items `start..stop-1`."""
+        return self.rows(torch.arange(*slice(start, stop).indices(len(self))))
+
+    def order(self, generator: torch.Generator) -> Tensor:
+        """A permutation of the positions that never needs more shards than the cache holds."""
+        return self.lazy.order(generator)
+
+
 def windowed_order(shard_sizes: list[int], *, window: int, generator: torch.Generator) -> Tensor:
     """A permutation with locality: shards in random order, items shuffled within `window` shards.
 
@@ -208,8 +249,21 @@ class PreparedDataset:
         only, not on the machine.
         """
         lazy = replace(self.lazy(split, cache_shards=cache_shards), limit=limit)
-        num_bytes = len(lazy) * int(np.prod(lazy.reader.image_shape))
-        return self.load(split, limit=limit) if num_bytes <= memory_mb * 2**20 else lazy
+        fits = _num_bytes(lazy) <= memory_mb * 2**20
+        return self.load(split, limit=limit) if fits else lazy
+
+    def on_demand(self, split: str) -> Split:
+        """The split, of which only shards with requested items are read.
+
+        These items stay in memory if the whole split would fit, as with `open_split`.
+        """
+        lazy = self.lazy(split)
+        return KeptSplit(lazy) if _num_bytes(lazy) <= MEMORY_MB * 2**20 else lazy
+
+
+def _num_bytes(lazy: LazySplit) -> int:
+    """Of all images in memory."""
+    return len(lazy) * int(np.prod(lazy.reader.image_shape))
 
 
 def _in_memory(rows: Rows) -> ImageSplit:

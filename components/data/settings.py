@@ -18,6 +18,7 @@ from components.core.settings import (
     Side,
     settings,
 )
+from components.data.sources.info import path_problem
 from components.data.sources.registry import SOURCE_NAMES, find_source
 
 Fraction = Annotated[float, Gt(0), Lt(1)]
@@ -27,14 +28,17 @@ Fit = Literal["pad", "resize", "crop", "squash"]
 def source_problems(source: str, path: str | None) -> Iterator[Problem]:
     """Problems of an unknown source, a missing path or a path that would be ignored."""
     try:
-        wanted = find_source(source).path
+        info = find_source(source)
     except CasemateError:
         yield Problem("source", repr(source), did_you_mean(source, SOURCE_NAMES))
         return
+    wanted = info.path
     if wanted == "none" and path is not None:
         yield Problem("path", path, "would be ignored: this source is embedded; remove it")
     if wanted == "needed" and path is None:
         yield Problem("path", "", "is missing: this source reads files; set their folder or file")
+    if wanted != "none" and (problem := path_problem(info, path)):
+        yield Problem("path", path, problem)
 
 
 @settings

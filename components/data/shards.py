@@ -129,19 +129,14 @@ def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
     done = finished_record(job, plan)
     if done is not None:
         return done
-    rows: list[dict[str, Any]] = []
-    digests: list[str] = []
-    skipped: list[dict[str, str]] = []
-    for entry in plan.entries:
-        try:
-            pixels = _fitted(job, entry)
-        except UndecodableItemError as error:
-            if job.on_error == "fail":
-                raise
-            skipped.append({"item_id": entry.item_id, "split": plan.split, "reason": str(error)})
-            continue
-        rows.append(_row(entry, pixels))
-        digests.append(item_digest(entry.item_id, label=entry.label, pixels=pixels))
+    items = _items(job, plan)
+    rows = [row for row, _ in items if isinstance(row, dict)]
+    digests = [digest for row, digest in items if isinstance(row, dict)]
+    skipped = [
+        {"item_id": entry.item_id, "split": plan.split, "reason": row}
+        for entry, (row, _) in zip(plan.entries, items, strict=True)
+        if isinstance(row, str)
+    ]
     content = _parquet_bytes(rows)
     write_atomic(job.folder / plan.file, content)
     labels = sorted({int(row["label"]) for row in rows})
@@ -150,6 +145,27 @@ def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
     proof = {"plan": job.plan_key(plan), "record": asdict(record)}
     write_text(record_path(job.folder, plan.file), canonical_json(proof))
     return record
+
+
+def _items(job: ShardJob, plan: ShardPlan) -> list[tuple[dict[str, Any] | str, str]]:
+    """(row, digest) of every entry, in the order of the plan; for a skipped one (reason, "").
+
+    Entries are read in the order of the source's files: neighbours in a large file are read
+    together, however they are shuffled.
+    """
+    found: dict[int, tuple[dict[str, Any] | str, str]] = {}
+    for place in sorted(range(len(plan.entries)), key=lambda i: plan.entries[i].locator):
+        entry = plan.entries[place]
+        try:
+            pixels = _fitted(job, entry)
+        except UndecodableItemError as error:
+            if job.on_error == "fail":
+                raise
+            found[place] = (str(error), "")
+            continue
+        digest = item_digest(entry.item_id, label=entry.label, pixels=pixels)
+        found[place] = (_row(entry, pixels), digest)
+    return [found[place] for place in range(len(plan.entries))]
 
 
 def finished_record(job: ShardJob, plan: ShardPlan) -> ShardRecord | None:

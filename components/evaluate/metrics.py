@@ -18,37 +18,17 @@ from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
 from components.core.statistics import wilson_interval
-from components.core.tables import read_table, write_table
+from components.core.tables import read_table, schema_of, write_table
 
 METRICS_NAME = "metrics.parquet"
 ALL = "all"  # item of numbers about a suite as a whole
 NULL = "null: "  # begins the flag that explains a missing value
-SCHEMA = pa.schema(
-    [
-        ("model", pa.string()),
-        ("model_digest", pa.string()),
-        ("family", pa.string()),
-        ("arch", pa.string()),
-        ("params_m", pa.float64()),
-        ("gmacs", pa.float64()),
-        ("pretrain", pa.string()),
-        ("recipe", pa.string()),
-        ("dataset", pa.string()),
-        ("dataset_digest", pa.string()),
-        ("suite", pa.string()),
-        ("item", pa.string()),
-        ("level", pa.float64()),
-        ("metric", pa.string()),
-        ("value", pa.float64()),
-        ("n", pa.int64()),
-        ("lo95", pa.float64()),
-        ("hi95", pa.float64()),
-        ("seed", pa.int64()),
-        ("resize", pa.string()),
-        ("fidelity", pa.string()),
-        ("flags", pa.list_(pa.string())),
-    ]
-)
+SCHEMA = schema_of(
+    "model: string, model_digest: string, family: string, arch: string, params_m: float64, "
+    "gmacs: float64, pretrain: string, recipe: string, dataset: string, dataset_digest: string, "
+    "suite: string, item: string, level: float64, metric: string, value: float64, n: int64, "
+    "lo95: float64, hi95: float64, seed: int64, resize: string, fidelity: string"
+).append(pa.field("flags", pa.list_(pa.string())))
 NUMBERS = ("value", "n", "lo95", "hi95", "flags")  # all other columns say what was measured
 
 

@@ -10,18 +10,13 @@ from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
 from components.core.statistics import mcnemar_p_value, paired_difference
+from components.core.tables import schema_of
 from components.core.types import FloatArray, IntArray, Labels, Logits
 from components.evaluate.metrics import Measurement, share
 
 TOP = 5
-SCHEMA = pa.schema(
-    [
-        ("item_id", pa.string()),
-        ("label", pa.int32()),
-        ("prediction", pa.int32()),
-        ("top5", pa.bool_()),
-        ("confidence", pa.float32()),
-    ]
+SCHEMA = schema_of(
+    "item_id: string, label: int32, prediction: int32, top5: bool, confidence: float32"
 )
 
 

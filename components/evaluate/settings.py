@@ -9,6 +9,7 @@ from annotated_types import MinLen
 from components.attacks.settings import SpatialSettings
 from components.core import user_code
 from components.core.hints import did_you_mean
+from components.core.object_stores import is_uri, uri_problem
 from components.core.settings import (
     Count,
     Name,
@@ -81,6 +82,9 @@ class ShiftSuiteSettings(Settings):
             yield from source_problems(self.source, self.path)
         elif self.path is None:
             yield Problem("path", "", "is missing: set the folder of the prepared dataset")
+        elif is_uri(self.path):
+            remedy = "is a URI; a prepared dataset is a folder: prepare raw images instead"
+            yield Problem("path", self.path, remedy)
         elif self.options or self.fit:
             field = "options" if self.options else "fit"
             remedy = "does not apply to a prepared dataset; remove it"
@@ -97,6 +101,10 @@ class ShapeBiasSuiteSettings(Settings):
     """Folder with <shape>/<shape><i>-<texture><j>.png."""
     pooling: Pooling = "mean"
     """Of the probabilities of a class's ImageNet indices; `sum` favours dog and bird."""
+
+    def problems(self) -> Iterator[Problem]:
+        if problem := uri_problem(self.path):
+            yield Problem("path", self.path, problem)
 
 
 @settings
@@ -178,9 +186,14 @@ class CorruptionSuiteSettings(Settings):
         if self.source == "generate":
             if self.path is not None:
                 yield Problem("path", self.path, "would be ignored: source is generate; remove it")
+            if self.textures is not None and is_uri(self.textures):
+                remedy = "is a URI; textures are read from a folder that all machines see"
+                yield Problem("textures", self.textures, remedy)
             return
         if self.path is None:
             yield Problem("path", "", f"is missing: set the folder of {self.source}")
+        elif problem := uri_problem(self.path):
+            yield Problem("path", self.path, problem)
         for field in ("fidelity", "textures"):
             if (value := getattr(self, field)) is not None:
                 remedy = f"would be ignored: {self.source} is read, not generated; remove it"

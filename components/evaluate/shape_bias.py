@@ -12,14 +12,14 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, at_key
 from components.core.types import IntArray, Logits
+from components.data.places import Place
 from components.data.sources.files import sub_folders
 from components.evaluate.metrics import Measurement, null, share
 from components.evaluate.settings import Pooling
@@ -95,11 +95,10 @@ def parse_name(locator: str) -> Stimulus:
     return Stimulus(locator, CLASSES.index(shape), CLASSES.index(texture))
 
 
-def list_stimuli(root: Path) -> list[Stimulus]:
+def list_stimuli(root: Place) -> list[Stimulus]:
     """All stimuli below `root`, sorted by place; an error names folders that are not a class."""
-    if not root.is_dir():
-        raise CasemateError("shape_bias", root, "is not a folder")
-    folders = sub_folders(root)
+    with at_key("shape_bias"):
+        folders = sub_folders(root)
     if unknown := [name for name in folders if name not in CLASS_INDICES]:
         remedy = f"has folders that are not one of the 16 classes: {', '.join(unknown)}"
         raise CasemateError("shape_bias", root, remedy)

@@ -23,6 +23,7 @@ from components.attacks.gradient import sign_ascent
 from components.attacks.projections import project_linf
 from components.core.errors import CasemateError
 from components.core.statistics import paired_difference
+from components.core.tables import schema_of
 from components.core.types import Images, Labels, LogitsFn
 from components.evaluate.metrics import Measurement, null, share
 from components.evaluate.settings import TransferKind, TransferSuiteSettings
@@ -32,15 +33,9 @@ Shape = tuple[int, int, int]
 Verdicts = dict[tuple[str, str | None, str], NDArray[np.bool_]]  # by attack, source, target
 RESAMPLED = "resampled"  # flag: the perturbation was resized
 CLEAN = "clean"  # the attack of rows about unperturbed images
-SCHEMA = pa.schema(
-    [
-        ("item_id", pa.string()),
-        ("label", pa.int32()),
-        ("attack", pa.string()),  # `clean`, `fgsm`, `pgd`
-        ("source", pa.string()),  # null: clean
-        ("target", pa.string()),
-        ("prediction", pa.int32()),
-    ]
+SCHEMA = schema_of(  # attack: `clean`, `fgsm`, `pgd`; source: null where clean
+    "item_id: string, label: int32, attack: string, source: string, target: string, "
+    "prediction: int32"
 )
 
 

@@ -19,6 +19,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from torch import nn
 
 from components.core.errors import CasemateError
+from components.core.folders import folder_at
 from components.models.adapt import head_keys
 from components.models.checkpoint import load_model, read_header
 from components.models.importing.match import ImportReport, load_matching
@@ -51,8 +52,8 @@ def read_parent(source: str, *, architecture: str) -> Parent:
         config = _timm_config(architecture)
         mean, std = tuple(config.mean), tuple(config.std)
         return Parent(TIMM, architecture, config.num_classes, mean, std, {}, None)
-    folder = Path(source)
-    if not folder.is_dir():
+    folder = folder_at(source)
+    if isinstance(folder, Path) and not folder.is_dir():
         raise CasemateError(KEY, source, "is neither `timm` nor a model folder")
     header = read_header(folder)
     spec = ModelSpec.from_dict(header["spec"], source=str(folder / "model.json"))
@@ -116,7 +117,7 @@ def load_pretrained(
     parent = read_parent(source, architecture=model.spec.architecture)
     check_compatible(model.spec, parent)
     net: nn.Module = (
-        _timm_network(parent.architecture) if source == TIMM else load_model(Path(source)).net
+        _timm_network(parent.architecture) if source == TIMM else load_model(folder_at(source)).net
     )
     other_classes = parent.num_classes != model.spec.num_classes
     return load_matching(

@@ -67,15 +67,11 @@ def _first_block(lines: Lines) -> Experiment:
             | {f"without block {i}": without("block", i) for i in range(lines.depth)},
         ),
         contrasts=[
-            *(
-                lines.contrast(
-                    model,
-                    "accuracy without block 0 minus without the most important other block",
-                    without("block", 0),
-                    without_worst_later,
-                    sign=-1,
-                )
-                for model in lines.vits
+            *lines.contrasts(
+                "accuracy without block 0 minus without the most important other block",
+                without("block", 0),
+                without_worst_later,
+                sign=-1,
             ),
             lines.contrast(
                 first,
@@ -106,10 +102,7 @@ def _attention_and_mlp(lines: Lines) -> Experiment:
         "removing whole blocks hurts more than either.",
         table=lines.table(lines.vits, measures),
         contrasts=[
-            *(
-                lines.contrast(model, f"{what} in 2 blocks", attn[2], mlp[2], sign=-1)
-                for model in lines.vits
-            ),
+            *lines.contrasts(f"{what} in 2 blocks", attn[2], mlp[2], sign=-1),
             *(
                 lines.contrast(first, f"{what} in {n} blocks", attn[n], mlp[n], sign=-1)
                 for n in several[1:]
@@ -141,16 +134,12 @@ def _later_blocks(lines: Lines) -> Experiment:
         key=f"later blocks, {lines.data}",
         claim="Outputs of blocks, all tokens, are more correlated towards the end of the network.",
         table=lines.table(lines.vits, _pairs(lines, "all")),
-        contrasts=[
-            lines.contrast(
-                model,
-                "correlation of the last two blocks minus that of the first two",
-                neighbours("all", -1),
-                neighbours("all", 0),
-                sign=+1,
-            )
-            for model in lines.vits
-        ],
+        contrasts=lines.contrasts(
+            "correlation of the last two blocks minus that of the first two",
+            neighbours("all", -1),
+            neighbours("all", 0),
+            sign=+1,
+        ),
         remark="Absolute Pearson correlation over all entries of all tokens and test items, in "
         "hundredths. Three pairs of neighbouring blocks; groups of blocks, which the paper sees, need more.",
     )
@@ -164,25 +153,17 @@ def _class_token(lines: Lines) -> Experiment:
         "patches hardly change.",
         table=lines.table(lines.vits, _pairs(lines, "cls")),
         contrasts=[
-            *(
-                lines.contrast(
-                    model,
-                    "correlation of the last two blocks minus that of the first two",
-                    neighbours("cls", -1),
-                    neighbours("cls", 0),
-                    sign=-1,
-                )
-                for model in lines.vits
+            *lines.contrasts(
+                "correlation of the last two blocks minus that of the first two",
+                neighbours("cls", -1),
+                neighbours("cls", 0),
+                sign=-1,
             ),
-            *(
-                lines.contrast(
-                    model,
-                    "last two blocks, class token minus all tokens",
-                    neighbours("cls", -1),
-                    neighbours("all", -1),
-                    sign=-1,
-                )
-                for model in lines.vits
+            *lines.contrasts(
+                "last two blocks, class token minus all tokens",
+                neighbours("cls", -1),
+                neighbours("all", -1),
+                sign=-1,
             ),
         ],
         remark="As above, of the class token alone. Two blocks are the beginning and two the end.",
@@ -206,16 +187,12 @@ def _near_patches(lines: Lines) -> Experiment:
             {"whole network": whole}
             | {name.format(d): within(kind, d) for d in distances for kind, name in names.items()},
         ),
-        contrasts=[
-            lines.contrast(
-                model,
-                "accuracy, near minus random patches, mean over distances",
-                within_all("spatial"),
-                within_all("random"),
-                sign=+1,
-            )
-            for model in lines.vits
-        ]
+        contrasts=lines.contrasts(
+            "accuracy, near minus random patches, mean over distances",
+            within_all("spatial"),
+            within_all("random"),
+            sign=+1,
+        )
         + [
             lines.contrast(
                 lines.vits[0],
@@ -250,25 +227,17 @@ def _class_token_only(lines: Lines) -> Experiment:
             },
         ),
         contrasts=[
-            *(
-                lines.contrast(
-                    model,
-                    "accuracy with the last 2 blocks restricted minus with the first 2",
-                    cls_only("last", 2),
-                    cls_only("first", 2),
-                    sign=+1,
-                )
-                for model in lines.vits
+            *lines.contrasts(
+                "accuracy with the last 2 blocks restricted minus with the first 2",
+                cls_only("last", 2),
+                cls_only("first", 2),
+                sign=+1,
             ),
-            *(
-                lines.contrast(
-                    model,
-                    "accuracy with the last 2 blocks restricted minus with the first 1",
-                    cls_only("last", 2),
-                    cls_only("first", 1),
-                    sign=+1,
-                )
-                for model in lines.vits
+            *lines.contrasts(
+                "accuracy with the last 2 blocks restricted minus with the first 1",
+                cls_only("last", 2),
+                cls_only("first", 1),
+                sign=+1,
             ),
         ],
         remark="Patches see themselves and the class token. The paper has one such model of 12 blocks. "

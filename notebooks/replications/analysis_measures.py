@@ -90,6 +90,10 @@ class Lines(runs.Lines):
         difference = paired(self.values(model, first), self.values(model, second))
         return Contrast(f"{NAMES[model]}: {what}", SIGN if sign else LITTLE, difference, sign)
 
+    def contrasts(self, what: str, first: Measure, second: Measure, *, sign: int) -> list[Contrast]:
+        """The contrast in every ViT."""
+        return [self.contrast(model, what, first, second, sign=sign) for model in self.vits]
+
     def between(self, measure: Measure, first: str, second: str) -> Estimate:
         """One measure, the first model minus the second."""
         return paired(self.values(first, measure), self.values(second, measure))

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.core.errors import CasemateError
-from components.core.folders import Folder, is_uri
+from components.core.folders import Folder
+from components.core.object_stores import is_uri
 from components.core.settings import RUN_SEED
 from pipelines.api.models import check_model, check_seed
 from pipelines.api.places import beside, local_path, opened
@@ -293,7 +294,7 @@ def verify(
         f"{name}: is not the file that manifest.json lists" for name in changed_files(folder)
     ]
     if resample:
-        step = opened(path) if is_uri(path) else folder
+        step = opened(path) if is_uri(str(path)) else folder
         problems += _resample(step, resample, model, data, denoiser)
     return VerifyReport(report.num_items, [*problems, *report.problems], report.sound)
 

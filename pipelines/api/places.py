@@ -2,22 +2,23 @@
 
 from pathlib import Path
 
-from components.core.folders import Folder, fetched, folder_at, is_uri
+from components.core.folders import Folder, fetched, folder_at
+from components.core.object_stores import is_uri
 
 
 def opened(place: str | Path) -> Folder:
     """The folder at a path or URI; its files are fetched when they are read."""
-    return folder_at(str(place)) if is_uri(place) else Path(place)
+    return folder_at(str(place)) if is_uri(str(place)) else Path(place)
 
 
 def local_path(place: str | Path) -> Path:
     """The path itself, or a folder on this machine with all files of a stored step."""
-    return fetched(folder_at(str(place))) if is_uri(place) else Path(place)
+    return fetched(folder_at(str(place))) if is_uri(str(place)) else Path(place)
 
 
 def beside(place: str | Path, ending: str) -> Path:
     """The default place of a result: beside a folder, or here for a stored step."""
-    if is_uri(place):
+    if is_uri(str(place)):
         return Path(f"{opened(place).name}{ending}")
     path = Path(place)
     folder = path if path.is_dir() else path.parent

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError, first_line
-from components.core.folders import Folder
+from components.core.folders import Folder, fetched
 from components.core.secrets import redact
 from pipelines.api.tables import frame
 
@@ -89,7 +89,7 @@ def run(
     force: bool = False,
     until: str | None = None,
     address: str | None = None,
-    prepared: Path | None = None,
+    prepared: Folder | None = None,
 ) -> RunResult:
     """Run the unfinished steps of a recipe, here or on the Ray cluster at `address`.
 
@@ -113,7 +113,7 @@ def run(
     return RunResult(
         steps={step.name: step.shown() for step in steps},
         summary=summary(steps),
-        report=report / "report.html" if report else None,
+        report=fetched(report) / "report.html" if report else None,
         tracking_uri=redact(tracking_uri(loaded.tracking, root)),
     )
 

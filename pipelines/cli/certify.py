@@ -106,7 +106,7 @@ def _time(low: float, high: float) -> str:
     "export-tsv", epilog="Example: casemate export-tsv runs/demo/certify.l2-1f2e3d4c5b6a"
 )
 def export_tsv(
-    path: Annotated[Path, typer.Argument(help="Folder of an l2 certificate.")],
+    path: Annotated[str, typer.Argument(help="Folder of an l2 certificate, or its URI.")],
     out: Annotated[Path | None, typer.Option(help="File to write; default: PATH.tsv.")] = None,
     as_json: JsonOpt = False,
 ) -> None:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from components.core.folders import Folder, folder_at, is_uri
+from components.core.folders import Folder, folder_at
+from components.core.object_stores import is_uri
 from pipelines.cli.options import JsonOpt
 
 commands = typer.Typer()

@@ -4,12 +4,12 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder
 from pipelines import api
 from pipelines.cli.options import AddressOpt, Chosen, JsonOpt, takes_recipe
 from pipelines.stages.registry import STAGES
@@ -76,7 +76,7 @@ def run_and_show(
     address: str | None = None,
     as_json: bool = False,
     until: str | None = None,
-    prepared: Path | None = None,
+    prepared: Folder | None = None,
 ) -> None:
     """Run a flow or a part of it and print its figures and folders."""
     done = api.run(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from components.core.errors import CasemateError
+from components.core.folders import Folder, absolute, folder_at
+from components.core.object_stores import is_uri
 from pipelines.api import load_recipe
 from pipelines.cli.flow import run_and_show
 from pipelines.cli.options import (
@@ -45,7 +47,7 @@ def model_command(
     def command(
         recipe: NoRecipeArg = None,
         model: Annotated[
-            Path | None,
+            str | None,
             typer.Option(
                 metavar="DIR", help=f"{stage.capitalize()} this model folder, without a recipe."
             ),
@@ -119,15 +121,15 @@ def _check_num_items(num_items: int | None) -> None:
         raise CasemateError("--num-items", num_items, "must be at least 1")
 
 
-def _prepared_folder(data: str, **of_sources: str | None) -> Path | None:
+def _prepared_folder(data: str, **of_sources: str | None) -> Folder | None:
     """The folder, if `data` is one; None for the name of a source."""
-    folder = Path(data)
+    folder = folder_at(data)
     if (folder / "dataset.json").is_file():
         for key, value in of_sources.items():
             if value is not None:
                 raise CasemateError(_flag(key), value, "does not apply to a prepared dataset")
-        return folder.absolute()
-    if folder.is_dir():
+        return folder_at(absolute(folder))
+    if is_uri(data) or Path(data).is_dir():
         remedy = "has no dataset.json; name a prepared dataset, or a source with --data-path"
         raise CasemateError("--data", data, remedy)
     return None
@@ -135,10 +137,10 @@ def _prepared_folder(data: str, **of_sources: str | None) -> Path | None:
 
 def _recipe_of(
     stage: str,
-    model: Path,
+    model: str,
     source: Mapping[str, object],
     section: Mapping[str, Any],
-    prepared: Path | None,
+    prepared: Folder | None,
     *,
     overrides: list[str],
     smoke: bool,
@@ -150,11 +152,11 @@ def _recipe_of(
     from components.models.spec import ModelSpec
     from pipelines.recipe import load as recipe
 
-    folder = model.expanduser().absolute()
+    folder = folder_at(absolute(folder_at(model)))
     spec = ModelSpec.from_dict(read_header(folder)["spec"], source=str(folder / "model.json"))
     values = {
         "name": f"{stage}-"
-        + (re.sub(r"[^a-z0-9]+", "-", model.name.lower()).strip("-") or "model"),
+        + (re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "model"),
         "data": _data(source, spec, prepared),
         "model": {"pretrained": str(folder)},
         stage: dict(section),
@@ -172,7 +174,7 @@ def _recipe_of(
 
 
 def _data(
-    source: Mapping[str, object], spec: "ModelSpec", prepared: Path | None
+    source: Mapping[str, object], spec: "ModelSpec", prepared: Folder | None
 ) -> dict[str, object]:
     """The data section: a prepared folder must fit the model, a source is fitted to it."""
     if prepared is None:

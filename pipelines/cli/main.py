@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from components.core.errors import CasemateError, first_line
+from components.core.object_stores import is_uri
 from pipelines import api
 from pipelines.cli import analyze as cli_analyze
 from pipelines.cli import attack as cli_attack
@@ -127,19 +128,19 @@ def _plain(warning: Any) -> dict[str, str]:
 @app.command(epilog="Example: casemate verify runs/demo/certify.l2-1f2e3d4c5b6a --resample 5")
 def verify(
     path: Annotated[
-        Path, typer.Argument(help="Certificate folder, certificate.json or certificates.parquet.")
+        str, typer.Argument(help="Certificate folder (or its URI), or one of its files.")
     ],
     resample: Annotated[
         int, typer.Option(help="Re-run K random items; votes must match exactly.")
     ] = 0,
     model: Annotated[
-        Path | None, typer.Option(help="Model folder; default: the one the step used.")
+        str | None, typer.Option(help="Model folder; default: the one the step used.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Prepared dataset; default: the one the step used.")
+        str | None, typer.Option(help="Prepared dataset; default: the one the step used.")
     ] = None,
     denoiser: Annotated[
-        Path | None, typer.Option(help="Denoiser folder; default: the one the step used.")
+        str | None, typer.Option(help="Denoiser folder; default: the one the step used.")
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:
@@ -171,11 +172,16 @@ def verify(
         print(f"{path}: {report.num_items} items checked{again}: {verdict}")
         if not report.sound:
             print("not sound: these claims follow a published rule that is not a valid bound")
-        folder = path if path.is_dir() else path.parent
-        if not resample and not (folder / "manifest.json").exists():
+        if not resample and not _has_manifest(path):
             print("no manifest.json here: only --resample detects items that were left out")
     if problems:
         raise typer.Exit(1)
+
+
+def _has_manifest(path: str) -> bool:
+    """Whether the certificate is that of a step; a stored one always is."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    return is_uri(path) or (folder / "manifest.json").exists()
 
 
 @app.command(
@@ -183,7 +189,7 @@ def verify(
 )
 @with_claim_flags
 def recertify(
-    path: Annotated[Path, typer.Argument(help="Certificate folder whose votes are reused.")],
+    path: Annotated[str, typer.Argument(help="Certificate folder, or its URI; votes are reused.")],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the new certificate; default: PATH-recertified.")
     ] = None,

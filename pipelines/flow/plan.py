@@ -6,7 +6,7 @@ from pathlib import Path
 
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
-from components.core.folders import Folder
+from components.core.folders import Folder, fetched
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.manifests import Manifest
 from pipelines.runtime.storage import StepPlace, Storage
@@ -20,6 +20,7 @@ class PlannedStep:
     step: Step
     fingerprint: str
     place: StepPlace
+    own: StepPlace  # in the recipe's own folder; `place` may be that of an equal step elsewhere
 
     @property
     def name(self) -> str:
@@ -33,7 +34,7 @@ class PlannedStep:
     @property
     def folder(self) -> Path:
         """On this machine: where the step is written, or the given folder."""
-        return self.step.given or self.place.path
+        return fetched(self.step.given) if self.step.given else self.place.path
 
     @property
     def finished(self) -> bool:
@@ -45,13 +46,15 @@ class PlannedStep:
 
     def shown(self) -> Folder:
         """The folder to show to people and to return to callers."""
-        return self.folder if self.given or self.place.storage.is_local else self.place.open()
+        return self.step.given or (
+            self.folder if self.place.storage.is_local else self.place.open()
+        )
 
     def manifest(self) -> Manifest | None:
         return self.place.manifest()
 
 
-def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
+def steps_of(recipe: Recipe, *, prepared: Folder | None = None) -> list[Step]:
     """The steps of a recipe, each after the steps it needs."""
     found: list[Step] = []
     for stage in STAGES.values():
@@ -60,7 +63,7 @@ def steps_of(recipe: Recipe, *, prepared: Path | None = None) -> list[Step]:
 
 
 def plan(
-    recipe: Recipe, storage: str | Path | Storage, *, prepared: Path | None = None
+    recipe: Recipe, storage: str | Path | Storage, *, prepared: Folder | None = None
 ) -> list[PlannedStep]:
     """Every step with fingerprint and place: sections + inputs' fingerprints + formula version.
 
@@ -78,7 +81,7 @@ def plan(
             }
         )
         place = root.step(recipe.name, f"{step.name}-{prints[step.name][:12]}")
-        planned.append(PlannedStep(step, prints[step.name], place))
+        planned.append(PlannedStep(step, prints[step.name], place, place))
     return planned
 
 

@@ -1,11 +1,10 @@
 """Recipe sections to components: the one place where settings become arguments."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 
 from components.core.errors import CasemateError
-from components.core.folders import Folder, within
+from components.core.folders import Folder, absolute, folder_at, within
 from components.data.prepared import PreparedDataset
 from components.denoising.settings import is_on_disk
 from components.models.pretrained import check_compatible, read_parent
@@ -81,8 +80,7 @@ def with_absolute_paths(
                 section.pretrained, {}
             )
         elif section.pretrained not in (None, TIMM):
-            start = Path(section.pretrained).expanduser().absolute()
-            changes[f"{above}model.pretrained"] = str(start)
+            changes[f"{above}model.pretrained"] = absolute(folder_at(section.pretrained))
     return with_values(recipe, changes) if changes else recipe
 
 

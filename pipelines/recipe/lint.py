@@ -4,6 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from components.core.errors import CasemateError
+from components.core.object_stores import is_uri
+from components.data.places import RemotePath
 from components.train.objectives.settings import ObjectiveSettings
 from components.train.settings import TrainSettings
 from pipelines.recipe.analysis import analysis_paths
@@ -12,6 +15,7 @@ from pipelines.recipe.check_networks import denoisers_on_disk, has_droppable_tok
 from pipelines.recipe.evaluation import evaluation_paths
 from pipelines.recipe.facts import facts_of, is_here, spec_of, trained_model
 from pipelines.recipe.gpus import local_gpus, unused_gpus
+from pipelines.recipe.paths import named_paths
 from pipelines.recipe.schema.recipe import Recipe
 
 ABSENT = "is not on this machine: not checked"
@@ -34,6 +38,7 @@ def warnings_of(recipe: Recipe, *, num_gpus: float | None = None) -> list[LintWa
     return [
         *_gpus(recipe, num_gpus),
         *_absent(recipe),
+        *_stores(recipe),
         *_training(recipe),
         *_attacks(recipe),
         *_transfer(recipe),
@@ -53,7 +58,7 @@ def _gpus(recipe: Recipe, num_gpus: float | None) -> Iterator[LintWarning]:
 def _absent(recipe: Recipe) -> Iterator[LintWarning]:
     """Folders that may exist where the recipe will run, but that cannot be checked here."""
     given = recipe.given_model()
-    if given and not given.is_dir():
+    if given and not (given / "model.json").parent.is_dir():
         yield LintWarning("model.pretrained", f"{recipe.model.pretrained} {ABSENT}")
     for name, table in recipe.report.compare.items():
         if not Path(table.path).expanduser().is_file():
@@ -62,8 +67,18 @@ def _absent(recipe: Recipe) -> Iterator[LintWarning]:
         if not is_here(source):
             yield LintWarning(key, f"{source} {ABSENT}")
     for key, path in (*evaluation_paths(recipe), *analysis_paths(recipe)):
-        if not Path(path).expanduser().exists():
+        if not is_uri(path) and not Path(path).expanduser().exists():
             yield LintWarning(key, f"{path} {ABSENT}")
+
+
+def _stores(recipe: Recipe) -> Iterator[LintWarning]:
+    """Objects that the recipe reads and that are not seen from here; a look takes seconds."""
+    for named in named_paths(recipe):
+        if is_uri(named.path) and not named.made:
+            try:
+                RemotePath.parse(named.path).check_reachable()
+            except CasemateError as error:
+                yield LintWarning(named.key, f"{error.value} {error.remedy}")
 
 
 def _training(recipe: Recipe) -> Iterator[LintWarning]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.core.errors import CasemateError
-from components.core.folders import is_uri
+from components.core.object_stores import is_uri
 from components.data.sources.registry import file_options
 from components.denoising.settings import is_on_disk
 from components.models.settings import TIMM

@@ -18,7 +18,7 @@ import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from pipelines.runtime.folder_backend import Entry
-from pipelines.runtime.store_errors import UnavailableError, bucket_error, missing
+from pipelines.runtime.store_errors import StoreError, UnavailableError, bucket_error, missing
 
 CHUNK = 2**23  # bytes of a piece of a download or an upload
 MAX_CHUNKS = 9000  # of an upload; S3 allows 10,000
@@ -30,19 +30,36 @@ PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries; the last one again 
 T = TypeVar("T")
 
 
-class BucketBackend:
-    """Keys below a URL. A handle of obstore does not survive a fork, so each process opens one."""
+class _Runtime:
+    """The threads of obstore: one set per process, which a fork does not copy."""
 
-    def __init__(self, url: str, *, answered: bool = False) -> None:
+    is_started = False
+    is_forked = False
+
+    @classmethod
+    def after_fork(cls) -> None:
+        cls.is_forked = cls.is_started
+
+
+os.register_at_fork(after_in_child=_Runtime.after_fork)
+
+
+class BucketBackend:
+    """Keys below a URL, opened at the first use."""
+
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.answered = answered
+        self.answered = False
+        """Whether the storage answered before, here or where the store came from."""
         self._raw: Any = None
-        self._pid = -1
 
     @property
     def raw(self) -> Any:
-        if self._pid != os.getpid():
-            self._raw, self._pid = self._open(), os.getpid()
+        if _Runtime.is_forked:
+            remedy = "is used in a fork of a process that used it, which blocks both; spawn instead"
+            raise StoreError(self.url, remedy)
+        if self._raw is None:
+            self._raw, _Runtime.is_started = self._open(), True
         return self._raw
 
     def _open(self) -> Any:

@@ -22,6 +22,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from components.core.errors import CasemateError, first_line, last_line
+from components.core.object_stores import is_uri
 from components.core.secrets import redact
 from pipelines.recipe.paths import named_paths
 from pipelines.recipe.schema.place import TrackingSection
@@ -97,7 +98,10 @@ def _check_nodes(recipe: Recipe, root: Storage | None, *, timeout: float) -> Ite
     for name in lost:
         yield findings.warn("cluster", f"{name} was lost: look at its Ray logs, or start it again")
     absolute = [path for path in named_paths(recipe) if not path.made]
-    wanted = [str(Path(path.path).expanduser().absolute()) for path in absolute]
+    wanted = [
+        path.path if is_uri(path.path) else str(Path(path.path).expanduser().absolute())
+        for path in absolute
+    ]
     with _token(root) as token:
         actors = {node.node_id: _actor_on(node) for node in alive}
         requests = {n.node_id: _request(n, root, token, wanted, timeout=timeout) for n in alive}
@@ -209,6 +213,8 @@ def _findings_of(
         yield findings.fail(
             "paths", f"{node.name} does not see {shown}; mount them there, or correct them"
         )
+    for problem in answer["stores"]:
+        yield findings.fail("paths", f"{node.name}: {problem}")
 
 
 @contextmanager

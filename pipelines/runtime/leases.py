@@ -17,7 +17,7 @@ import pyarrow as pa
 from components.core.units import BriefFn, Unit, WorkFn
 
 IN_FLIGHT = 2  # leases per worker: hides latency, keeps memory bounded
-LEASE_SECONDS = 30.0  # of a lease, as planned by the driver
+LEASE_SECONDS = 35.0  # of a lease, as planned by the driver
 STOP_SECONDS = 45.0  # after which a worker stops: units of even length never leave a rest
 LEASE_BYTES = 2**26  # of results, after which a worker stops
 LEASE_UNITS = 10_000  # at most: their names travel with them

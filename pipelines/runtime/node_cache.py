@@ -112,7 +112,7 @@ class NodeCache:
     def path(self, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], *, where: str) -> Path:
         """The path of a file, downloaded by `fetch(key)` if this node does not have it.
 
-        The file stays until this process ends or calls `release`.
+        The file stays until this process ends or calls `release` or `close`.
         """
         home = self.folder / ref.sha256
         with self._errors():
@@ -126,6 +126,13 @@ class NodeCache:
         with self._lock:
             if self._pins is not None:
                 os.write(self._pins, f"-{ref.sha256}\n".encode())
+
+    def close(self) -> None:
+        """Let all files be evicted, as at the end of the process."""
+        with self._lock:
+            if self._pins is not None:
+                os.close(self._pins)
+                self._pins = None
 
     def _pin(self, sha256: str) -> None:
         """Keep a file, or the place of one that is about to be downloaded."""

@@ -47,8 +47,24 @@ class NodeProbe:
             "storage": self.storage(request["storage"], request["token"], request["node"]),
             "disk": self.disk(request["session"]),
             "shm": self.disk("/dev/shm"),
-            "missing": [path for path in request["paths"] if not Path(path).exists()],
+            "missing": [p for p in request["paths"] if "://" not in p and not Path(p).exists()],
+            "stores": self.stores([path for path in request["paths"] if "://" in path]),
         }
+
+    def stores(self, uris: list[str]) -> list[str]:
+        """What is wrong with each URI as seen from here."""
+        try:
+            from components.core.errors import CasemateError
+            from components.data.places import RemotePath
+        except ImportError:
+            return []  # `code` tells it
+        found = []
+        for uri in uris:
+            try:
+                RemotePath.parse(uri).check_reachable()
+            except CasemateError as error:
+                found.append(f"{error.value} {error.remedy}")
+        return found
 
     def versions(self, packages: list[str]) -> dict[str, str | None]:
         """Versions of Python and of packages; None: not installed."""

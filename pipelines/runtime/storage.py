@@ -22,7 +22,8 @@ from uuid import uuid4
 from components.core import files as writing
 from components.core.digests import digest_bytes, digest_file
 from components.core.errors import CasemateError
-from components.core.folders import Folder, is_uri
+from components.core.folders import Folder
+from components.core.object_stores import is_uri, uri_problem
 from pipelines.runtime.manifests import (
     MANIFEST,
     FileEntry,
@@ -38,7 +39,6 @@ FILES, GENERATIONS = "files", "generations"  # folders of a step
 SCRATCH = "unfinished"  # parts and checkpoints: what a resumed step needs
 READ_UP_TO = 2**22  # bytes of a file that is read to see whether it changed
 STORAGE_KEY = "storage.root"
-SCHEMES = ("s3://", "gs://", "az://")
 STEP_URI = re.compile(r"(\w+://.+?)/([^/]+)/([^/]+-[0-9a-f]{12})(?:/(.+))?")
 
 
@@ -81,8 +81,8 @@ class Storage:
 
 def open_storage(place: "str | Path | Storage", *, key: str = STORAGE_KEY) -> Storage:
     """A storage that can be written: a folder is created, a store probed."""
+    refuse_odd_uri(str(place), key=key)
     storage = Storage.at(place)
-    refuse_odd_uri(storage.root, key=key)
     try:
         storage.path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=storage.path):
@@ -99,9 +99,7 @@ def open_storage(place: "str | Path | Storage", *, key: str = STORAGE_KEY) -> St
 
 def refuse_odd_uri(place: str | Path, *, key: str) -> None:
     """Refuse a URI of a kind that is not supported: as a path it would become a local folder."""
-    text = str(place)
-    if ":/" in text and not text.startswith(SCHEMES):
-        remedy = f"is a URI of another kind; name a folder, or {', '.join(SCHEMES)}bucket/prefix"
+    if remedy := uri_problem(str(place)):
         raise CasemateError(key, place, remedy)
 
 
@@ -114,6 +112,10 @@ class StepPlace:
 
     def __str__(self) -> str:
         return f"{self.storage.root}/{self.key}"
+
+    @property
+    def recipe(self) -> str:
+        return self.key.partition("/")[0]
 
     @property
     def name(self) -> str:

@@ -6,7 +6,6 @@ in any argument. Files are named by their content, so that two writers never mee
 different bytes.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,13 @@ from uuid import uuid4
 from components.core.digests import digest_file
 from pipelines.runtime.bucket_backend import BucketBackend
 from pipelines.runtime.folder_backend import FolderBackend
-from pipelines.runtime.node_cache import CheckedFiles, NodeCache, digest_chunks
+from pipelines.runtime.node_cache import (
+    CheckedFiles,
+    NodeCache,
+    default_folder,
+    default_limit,
+    digest_chunks,
+)
 from pipelines.runtime.store_errors import DamagedError, MissingError, StoreError, missing
 
 __all__ = ["DamagedError", "Listed", "MissingError", "Ref", "Store", "StoreError", "open_store"]
@@ -54,7 +59,6 @@ class Store:
         *,
         cache_folder: Path | None = None,
         cache_bytes: int | None = None,
-        answered: bool = False,
     ) -> None:
         text = str(root)
         self.is_local = ":/" not in text
@@ -66,7 +70,7 @@ class Store:
         if self.is_local:
             self._backend = FolderBackend(Path(self.root))
         else:
-            self._backend = BucketBackend(self.root, answered=answered)
+            self._backend = BucketBackend(self.root)
 
     def __repr__(self) -> str:
         return f"Store({self.root!r})"
@@ -189,22 +193,31 @@ class Store:
             )
 
 
-def open_store(root: str | Path) -> Store:
-    """The store of a folder or URL; one per process."""
+def open_store(
+    root: str | Path, *, cache_folder: Path | None = None, cache_bytes: int | None = None
+) -> Store:
+    """The store of a folder or URL; one per process, which keeps the files in use on this node.
+
+    The cache defaults to the environment's: see `NodeCache`.
+    """
     text = str(root) if ":/" in str(root) else str(Path(root).absolute())
-    return _opened(text, os.getpid())
+    return _opened(text, cache_folder or default_folder(), cache_bytes or default_limit())
 
 
 @cache
-def _opened(root: str, pid: int) -> Store:
-    return Store(root)
+def _opened(root: str, cache_folder: Path, cache_bytes: int) -> Store:
+    return Store(root, cache_folder=cache_folder, cache_bytes=cache_bytes)
 
 
 def _reopen(
     root: str, cache_folder: Path, cache_bytes: int, answered: bool, clock_skew: float | None
 ) -> Store:
-    store = Store(root, cache_folder=cache_folder, cache_bytes=cache_bytes, answered=answered)
-    store._clock_skew = clock_skew
+    """The store of this process for one that was pickled in another."""
+    store = _opened(root, cache_folder, cache_bytes)
+    if isinstance(store._backend, BucketBackend):
+        store._backend.answered |= answered
+    if store._clock_skew is None:
+        store._clock_skew = clock_skew
     return store
 
 

@@ -45,8 +45,8 @@ COMPARED = {
 BEGUN = {  # files that show that a stage is in the middle of its work
     "train.main": "train.main-*/unfinished/train-*/checkpoint_*",
     "tune": "tune-*/unfinished/tune-*/*/checkpoint_*",
-    "attack.linf": "attack.linf-*/unfinished/parts/*.parquet",
-    "certify.l2": "certify.l2-*/unfinished/votes/*.parquet",
+    "attack.linf": "attack.linf-*/unfinished/parts/*/*.arrow",
+    "certify.l2": "certify.l2-*/unfinished/votes/*/*.arrow",
 }
 
 
@@ -69,7 +69,10 @@ def works(part: Node) -> bool:
 def has_progressed(storage: Path, since: float) -> bool:
     """Whether the stage has written a result since then."""
     for path in storage.glob("tiny/*/**/*"):
-        if path.suffix in (".parquet", ".pt", ".safetensors") and path.stat().st_mtime > since:
+        if (
+            path.suffix in (".parquet", ".arrow", ".pt", ".safetensors")
+            and path.stat().st_mtime > since
+        ):
             return True
     return False
 

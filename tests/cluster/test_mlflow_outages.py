@@ -96,7 +96,7 @@ def test_a_minute_without_the_server_in_the_middle_of_certification(server, tmp_
     recipe = flow(tmp_path, server, "minute-certify", train=SHORT, certify=CERTIFY)
     assert Cli()("train", recipe, "--storage", storage).code == 0
     process = Cli().start("run", recipe, "--storage", storage)
-    wait_for(process, lambda: list(storage.glob("*/certify.l2-*/unfinished/votes/*")))
+    wait_for(process, lambda: list(storage.glob("*/certify.l2-*/unfinished/votes/*/*")))
     server.stop()
     began = time.monotonic()
     wait_for(process, lambda: time.monotonic() > began + OUTAGE_SECONDS)

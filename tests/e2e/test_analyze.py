@@ -53,7 +53,7 @@ def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_fl
     run = partial(command, places, other)
 
     def num_parts() -> int:
-        return len(list(tmp_path.glob("2/*/analyze.lesions-*/unfinished/parts/*.parquet")))
+        return len(list(tmp_path.glob("2/*/analyze.lesions-*/unfinished/parts/*/*.arrow")))
 
     cli.kill_when(lambda: num_parts() >= 3, *run(tmp_path / "2", workers=1))
     assert 3 <= num_parts() < NUM_ITEMS  # two models, two items each

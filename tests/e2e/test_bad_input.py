@@ -13,10 +13,12 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
+from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipes
 from pipelines.runtime.step_locks import hold
 from pipelines.runtime.store import open_store
+from pipelines.stages.certify import stage
 from tests.e2e.cli import TINY, Result, call, step_folder, tiny_recipe
 from tests.steps import files_of
 
@@ -122,7 +124,7 @@ def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
     storage = place if "://" in place else tmp_path / place
     run = cli if place == "/proc/casemate" else call
     result = run("run", recipe, "--storage", storage)
-    remedy = "name a folder" if "://" in place else "choose another with --storage"
+    remedy = "choose s3://" if "://" in place else "choose another with --storage"
     assert_refused(result, f"storage.root: {storage} ", remedy)
     assert files(tmp_path) == {"tiny.yaml", "file"}
     assert (tmp_path / "file").read_text() == "in the way"
@@ -353,26 +355,28 @@ def statuses(storage: Path) -> dict[str, list[str]]:
 
 
 def test_a_truncated_part_is_named_and_its_remedy_works(
-    ray_session, finished_flow, trained, tmp_path
+    ray_session, finished_flow, trained, tmp_path, monkeypatch
 ):
     certify = {"patch": TINY["certify"]["patch"]}
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify=certify, attack={})
     steps = plan(recipes.load(str(recipe)), trained)
     (step,) = [s for s in steps if s.name == "certify.patch"]
-    part = step.folder / "unfinished" / "votes" / "items-00000000.parquet"
-    part.parent.mkdir(parents=True)
-    whole = (step_folder(finished_flow, "certify.patch") / "votes.parquet").read_bytes()
+
+    def stops(*_: object) -> None:
+        raise CasemateError("votes", "x", "are not written: the test stops here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "write_votes", stops)
+        assert_refused(call("certify", recipe, "--storage", trained), "the test stops here")
+    part = min(step.folder.glob("unfinished/votes/*/*.arrow"))
+    whole, kept = part.read_bytes(), files(step.folder)
+    assert any("unfinished/probe/" in name for name in kept)  # how votes are computed
     part.write_bytes(whole[: len(whole) // 2])
 
     result = call("certify", recipe, "--storage", trained)
     assert_refused(result, f"part: {part} is damaged", "delete this file")
-    (probe,) = step.folder.glob("unfinished/probe/*/*.arrow")  # how votes are computed
-    kept = {path.relative_to(step.folder).as_posix() for path in (part, probe)}
     assert files(step.folder) == kept
     assert statuses(trained)["certify.patch"] == ["FAILED"]
-
-    part.write_bytes(whole)  # a whole Parquet file, but no part of this step
-    assert_refused(call("certify", recipe, "--storage", trained), part, "delete this file")
 
     part.unlink()
     result = call("certify", recipe, "--storage", trained)

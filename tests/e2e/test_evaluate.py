@@ -43,13 +43,13 @@ def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_fl
               "--set", "evaluate.spatial.early_exit=false")  # fmt: skip
 
     def parts() -> dict[str, int]:
-        found = two.glob("*/evaluate.corruptions-*/unfinished/parts/*.parquet")
+        found = two.glob("*/evaluate.corruptions-*/unfinished/parts/*/*.arrow")
         return {path.name: path.stat().st_mtime_ns for path in found}
 
     alone = ("--set", "cluster.num_actors=1", "--set", "cluster.num_cpus=2")
     cli.kill_when(lambda: len(parts()) >= 3, *command(places, two, *suites, *alone))
     kept = parts()
-    assert 3 <= len(kept) < 19
+    assert 3 <= len(kept) < 8  # of 19 units
     assert not (step_folder(two, "evaluate.corruptions") / "manifest.json").exists()
     said = call(*command(places, two, *suites, "--set", "cluster.num_actors=2"))
     assert said.code == 0, said.err

@@ -23,10 +23,9 @@ def epochs_done(storage: Path, step: str) -> int:
 
 
 def parts(storage: Path, step: str) -> dict[str, int]:
-    """Finished vote parts and when they were written."""
-    return {
-        p.name: p.stat().st_mtime_ns for p in storage.glob(f"*/{step}-*/unfinished/votes/*.parquet")
-    }
+    """Objects with finished votes and when they were written."""
+    found = storage.glob(f"*/{step}-*/unfinished/votes/*/*.arrow")
+    return {path.name: path.stat().st_mtime_ns for path in found}
 
 
 @pytest.fixture(scope="module")

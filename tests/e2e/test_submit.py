@@ -65,6 +65,7 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     for name in ("certificates.parquet", "votes.parquet", "certificate.json"):
         ours = step_folder(storage, "certify.l2") / name
         assert ours.read_bytes() == (step_folder(finished_flow, "certify.l2") / name).read_bytes()
+    check_same_data(storage, finished_flow)
     report = step_folder(storage, "report") / "report.html"
     assert report.exists()
     assert second.out.splitlines()[-2] == f"report: {report}"  # the figures, as `run` prints them
@@ -78,29 +79,25 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     assert flow in unknown.err
 
 
-def test_a_driver_joins_a_cluster_by_its_address(cli, tmp_path, head, finished_flow):
-    recipe = tiny_recipe(tmp_path / "tiny.yaml")
-    storage = tmp_path / "storage"
-    dashboard = head.dashboard.removeprefix("http://")
-    wrong = cli("prepare", recipe, "--storage", storage, "--address", dashboard)
-    assert wrong.code == 2
-    assert f"{dashboard} is the port of the dashboard; name that of the head" in wrong.err
-    said = cli("prepare", recipe, "--storage", storage, "--address", head.address)
-    assert said.code == 0, said.err
-    ours, theirs = (step_folder(root, "prepare") for root in (storage, finished_flow))
-    for name in ("train-00000.parquet", "dataset.json"):
-        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
-
-
 @pytest.mark.timeout(900)
-def test_code_of_the_users_own_travels_with_drivers_and_jobs(cli, tmp_path, head):
+def test_drivers_and_jobs_take_the_users_own_code_along(cli, tmp_path, head):
     recipe = write_things(tmp_path / "mine", train=None, attack={}, certify={})
     here = {"CASEMATE_USER_CODE": str(tmp_path / "cache")}  # which the cluster does not look into
-    place = ("--storage", tmp_path / "driver", "--address", head.address)
-    driver = cli("prepare", recipe, *place, env=here)
-    assert driver.code == 0, driver.err
+    driver = ("prepare", recipe, "--storage", tmp_path / "driver", "--address")
+    dashboard = head.dashboard.removeprefix("http://")
+    wrong = cli(*driver, dashboard, env=here)
+    assert wrong.code == 2
+    assert f"{dashboard} is the port of the dashboard; name that of the head" in wrong.err
+    joined = cli(*driver, head.address, env=here)
+    assert joined.code == 0, joined.err
     place = ("--storage", tmp_path / "job", "--address", head.dashboard)
     job = cli("submit", recipe, *place, "--wait", env=here)
     assert job.code == 0, job.out + job.err
-    for root in (tmp_path / "driver", tmp_path / "job"):
-        assert (step_folder(root, "prepare") / "dataset.json").is_file()
+    check_same_data(tmp_path / "driver", tmp_path / "job")
+
+
+def check_same_data(*storages):
+    """Both prepared datasets have the same bytes."""
+    ours, theirs = (step_folder(root, "prepare") for root in storages)
+    for name in ("train-00000.parquet", "dataset.json"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()

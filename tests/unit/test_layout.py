@@ -21,6 +21,13 @@ def test_no_package_hides_below_tests():
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
+def test_make_runs_every_folder_of_tests():
+    """`make test` names folders; the cluster's are run by `make test-cluster`."""
+    makefile = (ROOT / "Makefile").read_text()
+    folders = {path.relative_to(ROOT).parts[1] for path in (ROOT / "tests").rglob("test_*.py")}
+    assert {name for name in folders if f"tests/{name}" not in makefile} == {"cluster"}
+
+
 def test_the_command_line_imports_nothing_heavy():
     code = "import json, sys; import pipelines.cli.main; print(json.dumps(sorted(sys.modules)))"
     found = subprocess.run(

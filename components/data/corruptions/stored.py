@@ -5,10 +5,10 @@ folder per group; CIFAR-10-C and CIFAR-100-C `<corruption>.npy` with `labels.npy
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from components.core.errors import CasemateError
+from components.data.places import Place
 from components.data.sources import open_source
 from components.data.sources.base import Entry, Source
 from components.data.sources.corrupted import CorruptedCifarSource, Variant, cifar_c_variants
@@ -20,7 +20,7 @@ IMAGENET_C = "imagenet_c"
 SIDE = 224  # of the images of ImageNet-C
 
 
-def stored_variants(source: str, root: Path) -> list[Variant]:
+def stored_variants(source: str, root: Place) -> list[Variant]:
     """The variants of a dataset that are there, in the order of the benchmark."""
     found = list(imagenet_c_places(root)) if source == IMAGENET_C else cifar_c_variants(root)
     if not found:
@@ -29,7 +29,7 @@ def stored_variants(source: str, root: Path) -> list[Variant]:
     return found
 
 
-def check_arrays(source: str, root: Path) -> None:
+def check_arrays(source: str, root: Place) -> None:
     """Refuse arrays of CIFAR-C whose size does not fit the labels."""
     if source == IMAGENET_C:
         return
@@ -71,7 +71,7 @@ def image_ids(variant: Variant, entries: Sequence[Entry]) -> list[str]:
     return found
 
 
-def open_variant(source: str, root: Path, variant: Variant, *, subset: bool = False) -> Source:
+def open_variant(source: str, root: Place, variant: Variant, *, subset: bool = False) -> Source:
     """One variant as a source; `subset` allows missing classes of ImageNet-C."""
     name, severity = variant
     options: dict[str, Any] = {"corruption": name, "severity": severity}

@@ -5,11 +5,11 @@ libraries are loaded when a source is opened.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
-from components.data.sources.info import Option, SourceInfo, check_options
+from components.data.places import RemotePath, missing, place_of
+from components.data.sources.info import Option, SourceInfo, check_options, check_place
 from components.data.sources.registry import HUB_PREFIX, SOURCE_NAMES, all_sources, find_source
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ __all__ = [
 def open_source(
     name: str, *, path: str | None, options: Mapping[str, Any] | None = None
 ) -> "Source":
-    """The source of that name; `path` is made absolute because workers run elsewhere."""
+    """The source of that name; `path` is a folder or file, or the URI of one."""
     info = find_source(name)
     chosen = dict(options or {})
     check_options(info, chosen)
@@ -38,7 +38,10 @@ def open_source(
         return info.opener()(**chosen)
     if info.path == "needed" and path is None:
         raise CasemateError("data.path", path, f"must be set for source {name}: {info.path_help}")
-    place = None if path is None else Path(path).expanduser().absolute()
+    check_place(info, path)
+    place = None if path is None else place_of(path)
+    if isinstance(place, RemotePath) and not place.exists():
+        raise missing(place)
     if info.by_name:
         return info.opener()(name.removeprefix(HUB_PREFIX), place, **chosen)
     return info.opener()(place, **chosen)

@@ -5,10 +5,10 @@ robustness figures use. Classes are ordered as there: by name, ignoring case.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from components.core.digests import digest_bytes
 from components.core.errors import CasemateError
+from components.data.places import Place
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.files import (
     class_entries,
@@ -26,7 +26,7 @@ _NUM_CATEGORIES = 101
 class CaltechSource(SourceDefaults):
     """Folders of images below `root`."""
 
-    root: Path
+    root: Place
     classes: tuple[str, ...]
     train_per_class: int | None
 
@@ -58,7 +58,7 @@ class CaltechSource(SourceDefaults):
 
 
 def open_caltech101(
-    root: Path, *, background: bool = True, train_per_class: int | None = 30
+    root: Place, *, background: bool = True, train_per_class: int | None = 30
 ) -> CaltechSource:
     """All categories; 30 training images per class is the usual protocol, null leaves one split."""
     if train_per_class is not None and train_per_class < 1:

@@ -9,12 +9,12 @@ file is an error.
 import pickle
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from components.core.errors import CasemateError
+from components.data.places import Place, below
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.labels import check_class_names, check_label_range, checked_labels
 from components.data.sources.names import CIFAR10, CIFAR100
@@ -70,7 +70,7 @@ class CifarSource(SourceDefaults):
     """Batch files below `folder`; each worker caches the batches it reads."""
 
     layout: _Layout
-    folder: Path
+    folder: Place
     classes: tuple[str, ...]
 
     def entries(self) -> list[Entry]:
@@ -85,7 +85,7 @@ class CifarSource(SourceDefaults):
                 counts[split] += 1
         return found
 
-    def _labels(self, path: Path) -> list[int]:
+    def _labels(self, path: Place) -> list[int]:
         batch = _read_pickle(path)
         num_items = len(_checked_rows(path, batch))
         labels = np.asarray(batch.get(self.layout.label_key, ()))
@@ -99,30 +99,30 @@ class CifarSource(SourceDefaults):
         return flat.reshape(3, 32, 32).transpose(1, 2, 0)  # stored plane by plane
 
 
-def open_cifar10(root: Path) -> CifarSource | NpzSource:
+def open_cifar10(root: Place) -> CifarSource | NpzSource:
     """CIFAR-10 in `root/cifar-10-batches-py`, in that folder itself, or in the file `root`."""
     return _open(root, _CIFAR10)
 
 
-def open_cifar100(root: Path) -> CifarSource | NpzSource:
+def open_cifar100(root: Place) -> CifarSource | NpzSource:
     """CIFAR-100 with its 100 fine classes, in `root/cifar-100-python`, in it, or in a file."""
     return _open(root, _CIFAR100)
 
 
-def _open(root: Path, layout: _Layout) -> CifarSource | NpzSource:
+def _open(root: Place, layout: _Layout) -> CifarSource | NpzSource:
     if root.is_file():
         return _open_npz(root, layout)
     inside = (root / layout.meta_file).is_file()  # the path names the unpacked folder itself
     folder = root if inside else root / layout.folder
     for file in (layout.meta_file, *(file for _, file in layout.batches)):
         if not (folder / file).is_file():
-            place = (folder / file).relative_to(root)
+            place = below(folder / file, root)
             remedy = f"lacks the file {place}; unpack the python archive there"
             raise CasemateError("data.path", root, remedy)
     return CifarSource(layout, folder, _class_names(folder / layout.meta_file, layout))
 
 
-def _class_names(path: Path, layout: _Layout) -> tuple[str, ...]:
+def _class_names(path: Place, layout: _Layout) -> tuple[str, ...]:
     names = _read_pickle(path).get(layout.meta_key)
     if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
         raise CasemateError("data.path", path, f"has no list of names under {layout.meta_key}")
@@ -131,13 +131,13 @@ def _class_names(path: Path, layout: _Layout) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_num_classes(path: Path, names: tuple[str, ...], layout: _Layout) -> None:
+def _check_num_classes(path: Place, names: tuple[str, ...], layout: _Layout) -> None:
     if len(names) != len(layout.classes):
         remedy = f"names {len(names)} classes; {layout.name} has {len(layout.classes)}"
         raise CasemateError("data.path", path, remedy)
 
 
-def _open_npz(path: Path, layout: _Layout) -> NpzSource:
+def _open_npz(path: Place, layout: _Layout) -> NpzSource:
     source = open_npz(path, name=layout.name, default_classes=layout.classes)
     _check_num_classes(path, source.classes, layout)
     for part in source.parts:
@@ -159,11 +159,11 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
 
-def _read_pickle(path: Path) -> dict[str, Any]:
+def _read_pickle(path: Place) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             content = _ArraysOnly(file).load()
-    except MemoryError:
+    except (MemoryError, CasemateError):
         raise
     except Exception as error:  # a damaged pickle fails in many ways
         remedy = f"is not a plain CIFAR batch ({error}); unpack the archive again"
@@ -173,7 +173,7 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     return content
 
 
-def _checked_rows(path: Path, batch: dict[str, Any]) -> Pixels:
+def _checked_rows(path: Place, batch: dict[str, Any]) -> Pixels:
     rows: Any = batch.get("data")
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape[1:] != (3072,):
         raise CasemateError("data.path", path, "lacks `data`, uint8 of shape (N, 3072)")
@@ -181,6 +181,6 @@ def _checked_rows(path: Path, batch: dict[str, Any]) -> Pixels:
 
 
 @lru_cache(maxsize=6)  # all of CIFAR-10: shuffled shards touch every batch
-def _read_rows(path: Path, version: str) -> Pixels:
+def _read_rows(path: Place, version: str) -> Pixels:
     check_unchanged(path, version)
     return _checked_rows(path, _read_pickle(path))

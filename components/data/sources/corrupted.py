@@ -1,19 +1,21 @@
 """CIFAR-10-C and CIFAR-100-C, and the choice of corruptions (Hendrycks & Dietterich 2019).
 
 One `<corruption>.npy` each, uint8 (50000, 32, 32, 3): the 10,000 test images at severity 1, then at
-2, up to 5; `labels.npy` has a label per row. Files are memory-mapped, not read as a whole.
+2, up to 5; `labels.npy` has a label per row. Files are memory-mapped, not read as a whole; of
+objects, ranges of 1 MiB are read.
 """
 
 from collections.abc import Container
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
+from components.data.places import WINDOW, Place, RemotePath
+from components.data.sources.arrays import RangedRows, npy_header, whole_array
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.labels import check_label_range, checked_labels
 from components.data.sources.names import (
@@ -23,8 +25,10 @@ from components.data.sources.names import (
     CORRUPTIONS,
     SEVERITIES,
 )
-from components.data.sources.versions import check_unchanged, file_version
+from components.data.sources.versions import check_unchanged, file_size, file_version
 
+HEADER = 4096  # bytes that are read for the header of an array
+_DAMAGED = (OSError, ValueError, EOFError)
 Variant = tuple[str, int]  # (corruption, severity)
 
 
@@ -43,7 +47,7 @@ def chosen_variants(corruption: str | list[str], severity: int | str) -> list[Va
     return [(name, level) for name in dict.fromkeys(names) for level in levels]
 
 
-def check_variants(root: Path, variants: list[Variant], *, present: Container[Variant]) -> None:
+def check_variants(root: Place, variants: list[Variant], *, present: Container[Variant]) -> None:
     """Raise an error that lists all missing variants."""
     missing = [f"{name}/{level}" for name, level in variants if (name, level) not in present]
     if missing:
@@ -55,7 +59,7 @@ class CorruptedCifarSource(SourceDefaults):
     """Rows of `.npy` files below `root`."""
 
     name: str
-    root: Path
+    root: Place
     classes: tuple[str, ...]
     variants: tuple[Variant, ...]
 
@@ -68,7 +72,7 @@ class CorruptedCifarSource(SourceDefaults):
         labels = self._labels()
         for corruption in dict.fromkeys(name for name, _ in self.variants):
             path = self.root / f"{corruption}.npy"
-            _check_images(path, _mapped(path, file_version(path)), num_items=len(labels))
+            _check_images(path, _images(path, file_version(path)), num_items=len(labels))
         return labels
 
     def entries(self) -> list[Entry]:
@@ -96,32 +100,32 @@ class CorruptedCifarSource(SourceDefaults):
 
     def decode(self, entry: Entry) -> Pixels:
         corruption, row = entry.locator.split(":")
-        images = _mapped(self.root / f"{corruption}.npy", entry.version)
+        images = _images(self.root / f"{corruption}.npy", entry.version)
         return np.array(images[int(row)], dtype=np.uint8)  # a copy: the map is not kept open
 
 
 def open_cifar10_c(
-    root: Path, *, corruption: str | list[str], severity: int | str
+    root: Place, *, corruption: str | list[str], severity: int | str
 ) -> CorruptedCifarSource:
     """CIFAR-10-C."""
     return _open("cifar10_c", root, CIFAR10, chosen_variants(corruption, severity))
 
 
 def open_cifar100_c(
-    root: Path, *, corruption: str | list[str], severity: int | str
+    root: Place, *, corruption: str | list[str], severity: int | str
 ) -> CorruptedCifarSource:
     """CIFAR-100-C."""
     return _open("cifar100_c", root, CIFAR100, chosen_variants(corruption, severity))
 
 
 def _open(
-    name: str, root: Path, classes: tuple[str, ...], variants: list[Variant]
+    name: str, root: Place, classes: tuple[str, ...], variants: list[Variant]
 ) -> CorruptedCifarSource:
     check_variants(root, variants, present=cifar_c_variants(root))
     return CorruptedCifarSource(name, root, classes, tuple(variants))
 
 
-def cifar_c_variants(root: Path) -> list[Variant]:
+def cifar_c_variants(root: Place) -> list[Variant]:
     """The variants of a folder of CIFAR-10-C or CIFAR-100-C that are there."""
     if not (root / "labels.npy").is_file():
         raise CasemateError("data.path", root, "lacks the file labels.npy")
@@ -129,18 +133,44 @@ def cifar_c_variants(root: Path) -> list[Variant]:
     return [(name, level) for name in names for level in SEVERITIES]
 
 
-def _check_images(path: Path, images: NDArray[Any], *, num_items: int) -> None:
+def _check_images(path: Place, images: NDArray[Any] | RangedRows, *, num_items: int) -> None:
     if images.dtype != np.uint8 or images.shape != (num_items, 32, 32, 3):
         remedy = f"is {images.dtype} {images.shape}; expected uint8 ({num_items}, 32, 32, 3)"
         raise CasemateError("data.path", path, remedy)
 
 
 @lru_cache(maxsize=len(CORRUPTIONS) + 1)  # a map costs an open file, not memory
-def _mapped(path: Path, version: str) -> NDArray[Any]:
+def _mapped(path: Place, version: str) -> NDArray[Any]:
     check_unchanged(path, version)
     try:
+        if isinstance(path, RemotePath):
+            return whole_array(path.read_bytes())  # labels only
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        remedy = f"is not a readable .npy of a plain array ({error}); unpack the archive again"
-        raise CasemateError("data.path", path, remedy) from error
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
     return array
+
+
+def _images(path: Place, version: str) -> NDArray[Any] | RangedRows:
+    return _ranged(path, version) if isinstance(path, RemotePath) else _mapped(path, version)
+
+
+@lru_cache(maxsize=len(CORRUPTIONS))  # each holds one range
+def _ranged(path: RemotePath, version: str) -> RangedRows:
+    check_unchanged(path, version)
+    try:
+        with path.open(window=HEADER) as file:
+            shape, fortran, dtype = npy_header(file)
+            rows = RangedRows(path, version, file.tell(), shape, dtype, ahead=WINDOW)
+        if fortran or dtype.hasobject:
+            raise ValueError("its rows are not stored one after the other")
+        if rows.offset + shape[0] * rows.row_bytes != file_size(version):
+            raise ValueError("it is cut off")
+    except _DAMAGED as error:
+        raise _unreadable(path, error) from error
+    return rows
+
+
+def _unreadable(path: Place, error: Exception) -> CasemateError:
+    remedy = f"is not a readable .npy of a plain array ({error}); unpack the archive again"
+    return CasemateError("data.path", path, remedy)

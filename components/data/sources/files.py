@@ -5,27 +5,25 @@ Pixels are taken as stored: an EXIF rotation is not applied, transparency is dro
 
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.data.places import Place, RemotePath, missing
 from components.data.sources.base import Entry, Pixels, UndecodableItemError
-from components.data.sources.versions import unreachable
+from components.data.sources.versions import file_bytes, unreachable
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _GREY_MODES = {"1", "L", "LA"}
 _COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 
 
-def decode_image_file(path: Path) -> Pixels:
+def decode_image_file(path: Place) -> Pixels:
     """Pixels of one file; damaged and unreachable files raise different errors."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise unreachable(path, error) from error
-    return decode_image_bytes(content, where=str(path))
+    return decode_image_bytes(file_bytes(path), where=str(path))
 
 
 def decode_image_bytes(content: bytes, *, where: str) -> Pixels:
@@ -41,37 +39,43 @@ def decode_image_bytes(content: bytes, *, where: str) -> Pixels:
         raise UndecodableItemError("data.path", where, remedy) from error
 
 
-def sub_folders(folder: Path) -> list[str]:
+def sub_folders(folder: Place) -> list[str]:
     """Names of the visible folders directly below, sorted."""
     if not folder.is_dir():
-        raise CasemateError("data.path", folder, "is not a folder")
-    names = [path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."]
+        raise no_folder(folder)
+    below: Iterator[Place] = iter(folder.iterdir())
+    names = [path.name for path in below if path.is_dir() and path.name[0] != "."]
     for name in names:
         check_utf8(name, folder)
     return sorted(names)
 
 
-def flat_images(folder: Path) -> list[tuple[str, str]]:
+def flat_images(folder: Place) -> list[tuple[str, str]]:
     """(name, version) of the images directly below, sorted; one system call per file.
 
     The version is that of `file_version`: ImageNet has over a million files, so the listing
-    takes size and time from the directory scan.
+    takes size and time from the directory scan, or size and tag from that of the store.
     """
-    found: list[tuple[str, str]] = []
+    if isinstance(folder, RemotePath):
+        objects = ((path.name, path.facts) for path in folder.iterdir())
+        return sorted((name, f.version) for name, f in objects if f and looks_like_image(name))
     try:
-        with os.scandir(folder) as files:
-            for file in files:
-                if looks_like_image(file.name) and not file.is_dir():
-                    check_utf8(file.name, folder)
-                    stat = file.stat()
-                    found.append((file.name, f"{stat.st_size}-{stat.st_mtime_ns}"))
+        return sorted(_scanned(folder))
     except OSError as error:
         raise unreachable(Path(error.filename or folder), error) from error
-    return sorted(found)
+
+
+def _scanned(folder: Path) -> Iterator[tuple[str, str]]:
+    with os.scandir(folder) as files:
+        for file in files:
+            if looks_like_image(file.name) and not file.is_dir():
+                check_utf8(file.name, folder)
+                stat = file.stat()
+                yield file.name, f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
 def class_entries(
-    root: Path, below: str, *, source: str, label: int, split: str | None
+    root: Place, below: str, *, source: str, label: int, split: str | None
 ) -> list[Entry]:
     """The images of one class folder, at least one, named by their path below `root`."""
     images = flat_images(root / below)
@@ -83,7 +87,14 @@ def class_entries(
     ]
 
 
-def no_images(folder: Path) -> CasemateError:
+def no_folder(place: Place) -> CasemateError:
+    """Error for a path that is not a folder, or a prefix without objects."""
+    if isinstance(place, RemotePath):
+        return missing(place)
+    return CasemateError("data.path", place, "is not a folder")
+
+
+def no_images(folder: Place) -> CasemateError:
     """Error for a folder without images."""
     kinds = " ".join(sorted(SUFFIXES))
     return CasemateError("data.path", folder, f"holds no image; looked for {kinds}")
@@ -94,7 +105,7 @@ def looks_like_image(name: str) -> bool:
     return not name.startswith(".") and Path(name).suffix.lower() in SUFFIXES
 
 
-def check_utf8(name: str, folder: Path) -> None:
+def check_utf8(name: str, folder: Place) -> None:
     """Reject names that are not UTF-8: names become ids in Parquet files and seeds."""
     try:
         name.encode()
@@ -103,7 +114,7 @@ def check_utf8(name: str, folder: Path) -> None:
         raise CasemateError("data.path", ascii(str(folder)), remedy) from error
 
 
-def first_folder(root: Path, names: tuple[str, ...], *, wanted: str) -> Path:
+def first_folder(root: Place, names: tuple[str, ...], *, wanted: str) -> Place:
     """`root` or the first of its sub-folders that holds `wanted`: archives unpack differently."""
     for name in names:
         if (root / name / wanted).exists():

@@ -5,15 +5,15 @@ of the published splits: 1020 train, 1020 val, 6149 test.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
+from components.data.places import Place
 from components.data.sources.base import Entry, Pixels, SourceDefaults
-from components.data.sources.files import decode_image_file, first_folder
+from components.data.sources.files import decode_image_file, first_folder, flat_images
 from components.data.sources.versions import file_version
 
 _SPLIT_KEYS = {"train": "trnid", "val": "valid", "test": "tstid"}
@@ -23,11 +23,12 @@ _SPLIT_KEYS = {"train": "trnid", "val": "valid", "test": "tstid"}
 class FlowersSource(SourceDefaults):
     """Numbered images below `root`."""
 
-    root: Path
+    root: Place
     classes: tuple[str, ...]
 
     def entries(self) -> list[Entry]:
         labels = _numbers(self.root / "imagelabels.mat", "labels", largest=len(self.classes))
+        versions = dict(flat_images(self.root / "jpg"))
         found: list[Entry] = []
         taken: set[int] = set()
         for split, key in _SPLIT_KEYS.items():
@@ -36,19 +37,18 @@ class FlowersSource(SourceDefaults):
                 remedy = f"lists an image twice, the second time under {key}"
                 raise CasemateError("data.path", self.root / "setid.mat", remedy)
             taken.update(numbers)
-            found += [self._entry(number, labels[number - 1] - 1, split) for number in numbers]
+            for number in numbers:
+                name, label = f"image_{number:05d}.jpg", labels[number - 1] - 1
+                version = versions.get(name) or file_version(self.root / "jpg" / name)
+                place = f"jpg/{name}"
+                found.append(Entry(f"flowers102-{number:05d}", label, split, place, version))
         return found
-
-    def _entry(self, number: int, label: int, split: str) -> Entry:
-        place = f"jpg/image_{number:05d}.jpg"
-        version = file_version(self.root / place)
-        return Entry(f"flowers102-{number:05d}", label, split, place, version)
 
     def decode(self, entry: Entry) -> Pixels:
         return decode_image_file(self.root / entry.locator)
 
 
-def open_flowers102(root: Path) -> FlowersSource:
+def open_flowers102(root: Place) -> FlowersSource:
     """All three parts in `root`, or in the folder that torchvision makes below it."""
     from torchvision.datasets import Flowers102  # has the class names; imported on the driver only
 
@@ -59,12 +59,15 @@ def open_flowers102(root: Path) -> FlowersSource:
     return FlowersSource(home, tuple(Flowers102.classes))
 
 
-def _numbers(path: Path, key: str, *, largest: int) -> list[int]:
+def _numbers(path: Place, key: str, *, largest: int) -> list[int]:
     """A row of numbers from 1 to `largest`."""
     from scipy.io import loadmat
 
     try:
-        row: NDArray[Any] = np.atleast_1d(loadmat(path, squeeze_me=True)[key])
+        with path.open("rb") as file:
+            row: NDArray[Any] = np.atleast_1d(loadmat(file, squeeze_me=True)[key])
+    except CasemateError:
+        raise
     except Exception as error:  # a damaged .mat fails in many ways
         remedy = f"is not the published file with a row `{key}` ({error})"
         raise CasemateError("data.path", path, remedy) from error

@@ -1,10 +1,10 @@
 """A folder of image files, one sub-folder per class, with or without native splits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from components.core.errors import CasemateError
+from components.data.places import Place, below
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.files import (
     check_utf8,
@@ -23,7 +23,7 @@ _SPLITS = ("train", "val", "test")
 class FolderSource(SourceDefaults):
     """Image files below `root`; `splits` is empty if the first level holds the classes."""
 
-    root: Path
+    root: Place
     splits: tuple[tuple[str, str], ...]  # (folder, ours)
     classes: tuple[str, ...]
 
@@ -42,14 +42,16 @@ class FolderSource(SourceDefaults):
                 found += self._class_entries(base / name, label=self.classes.index(name), hint=hint)
         return found
 
-    def _class_entries(self, folder: Path, *, label: int, hint: str | None) -> list[Entry]:
-        files = sorted(path for path in folder.rglob("*") if _is_image(path, below=folder))
+    def _class_entries(self, folder: Place, *, label: int, hint: str | None) -> list[Entry]:
+        found: Iterable[Place] = folder.rglob("*")
+        images = (path for path in found if _is_image(path, root=folder))
+        files = sorted(images, key=lambda path: below(path, folder).parts)
         if not files:
             raise no_images(folder)
         if all(path.parent != folder for path in files):  # a split, or a group of classes
             remedy = "is not a class: it holds folders of images, but no image of its own"
             raise CasemateError("data.path", folder, remedy)
-        names = [path.relative_to(self.root).as_posix() for path in files]
+        names = [below(path, self.root).as_posix() for path in files]
         return [
             Entry(f"folder-{name}", label, hint, locator=name, version=file_version(path))
             for name, path in zip(names, files, strict=True)
@@ -59,7 +61,7 @@ class FolderSource(SourceDefaults):
         return decode_image_file(self.root / entry.locator)
 
 
-def open_folder(root: Path, *, splits: dict[str, str] | None = None) -> FolderSource:
+def open_folder(root: Place, *, splits: dict[str, str] | None = None) -> FolderSource:
     """Native splits if the first level has their names (`train`, `valid`, ...); else classes."""
     hints = _split_folders(root, splits)
     ordered = tuple(sorted(hints.items(), key=lambda pair: (_SPLITS.index(pair[1]), pair[0])))
@@ -74,7 +76,7 @@ def open_folder(root: Path, *, splits: dict[str, str] | None = None) -> FolderSo
     return _checked(FolderSource(root, ordered, tuple(sorted(named))))
 
 
-def _split_folders(root: Path, chosen: Mapping[str, str] | None) -> dict[str, str]:
+def _split_folders(root: Place, chosen: Mapping[str, str] | None) -> dict[str, str]:
     """Folder -> train, val or test; empty if the first level holds the classes.
 
     A class may be called `train`: it holds images, while a split holds only folders.
@@ -99,16 +101,16 @@ def _checked(source: FolderSource) -> FolderSource:
     return source
 
 
-def _has_images(folder: Path) -> bool:
+def _has_images(folder: Place) -> bool:
     return any(looks_like_image(path.name) and not path.is_dir() for path in folder.iterdir())
 
 
-def _is_image(path: Path, *, below: Path) -> bool:
+def _is_image(path: Place, *, root: Place) -> bool:
     """Whether an image, at any depth; a dangling link counts, so that it is reported."""
     if not looks_like_image(path.name) or path.is_dir():
         return False
-    parts = path.relative_to(below).parts
+    parts = below(path, root).parts
     if any(part.startswith(".") for part in parts):
         return False
-    check_utf8("/".join(parts), below)
+    check_utf8("/".join(parts), root)
     return True

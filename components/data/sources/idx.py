@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
+from components.data.places import Place
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.labels import check_label_range, checked_labels
 from components.data.sources.names import DIGITS, FASHION_MNIST
@@ -31,7 +32,7 @@ class IdxSource(SourceDefaults):
     """Two pairs of files in `folder`; each worker reads the images once and caches them."""
 
     name: str
-    folder: Path
+    folder: Place
     classes: tuple[str, ...]
 
     def entries(self) -> list[Entry]:
@@ -63,17 +64,17 @@ class IdxSource(SourceDefaults):
         return _read_images(self.folder / file, entry.version)[int(row), :, :, None]
 
 
-def open_mnist(root: Path) -> IdxSource:
+def open_mnist(root: Place) -> IdxSource:
     """MNIST in `root`, or where torchvision puts it below `root`."""
     return IdxSource("mnist", _home(root, "MNIST"), DIGITS)
 
 
-def open_fashion_mnist(root: Path) -> IdxSource:
+def open_fashion_mnist(root: Place) -> IdxSource:
     """Fashion-MNIST in `root`, or where torchvision puts it below `root`."""
     return IdxSource("fashion_mnist", _home(root, "FashionMNIST"), FASHION_MNIST)
 
 
-def _home(root: Path, name: str) -> Path:
+def _home(root: Place, name: str) -> Place:
     raw = root / name / "raw"
     folder = raw if raw.is_dir() else root
     for prefix in _FILES.values():  # all four, before anything is read
@@ -82,7 +83,7 @@ def _home(root: Path, name: str) -> Path:
     return folder
 
 
-def _find(folder: Path, prefix: str, kind: str, dimensions: int) -> Path:
+def _find(folder: Place, prefix: str, kind: str, dimensions: int) -> Place:
     plain = f"{prefix}-{kind}-idx{dimensions}-ubyte"
     for name in (plain, f"{plain}.gz", f"{prefix}-{kind}.idx{dimensions}-ubyte"):
         if (folder / name).is_file():
@@ -90,11 +91,13 @@ def _find(folder: Path, prefix: str, kind: str, dimensions: int) -> Path:
     raise CasemateError("data.path", folder, f"lacks the file {plain} (or {plain}.gz)")
 
 
-def _open(path: Path) -> BinaryIO:
-    return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+def _open(path: Place) -> BinaryIO:
+    if path.suffix != ".gz":
+        return path.open("rb")
+    return cast(BinaryIO, gzip.open(path if isinstance(path, Path) else path.open("rb")))
 
 
-def _shape_of(path: Path, *, dimensions: int) -> tuple[int, ...]:
+def _shape_of(path: Place, *, dimensions: int) -> tuple[int, ...]:
     try:
         with _open(path) as file:
             return _header(file, dimensions=dimensions)
@@ -102,7 +105,7 @@ def _shape_of(path: Path, *, dimensions: int) -> tuple[int, ...]:
         raise _unreadable(path, error) from error
 
 
-def _read(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
+def _read(path: Place, *, dimensions: int) -> NDArray[np.uint8]:
     try:
         with _open(path) as file:
             shape = _header(file, dimensions=dimensions)
@@ -123,10 +126,10 @@ def _header(file: BinaryIO, *, dimensions: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=2)  # train and test
-def _read_images(path: Path, version: str) -> NDArray[np.uint8]:
+def _read_images(path: Place, version: str) -> NDArray[np.uint8]:
     check_unchanged(path, version)
     return _read(path, dimensions=3)
 
 
-def _unreadable(path: Path, error: Exception) -> CasemateError:
+def _unreadable(path: Place, error: Exception) -> CasemateError:
     return CasemateError("data.path", path, f"is not a readable IDX file of bytes ({error})")

@@ -1,8 +1,9 @@
-"""ImageNet (ILSVRC-2012) and its published 100-class subset, from the folders of the archive.
+"""ImageNet (ILSVRC-2012) and its published 100-class subset, from folders or from the archives.
 
-`root/train/<wnid>/*.JPEG` and `root/val`, either sorted into class folders or flat with a map.
-Labels are positions in a list of WordNet ids (wnids). The validation images are the test split;
-items for tuning are held out from train. Their ids are the same in both layouts.
+`root/train/<wnid>/*.JPEG` and `root/val`, either sorted into class folders or flat with a map; or
+the two published archives, which are not unpacked. Labels are positions in a list of WordNet ids
+(wnids). The validation images are the test split; items for tuning are held out from train. Their
+ids are the same in all layouts.
 """
 
 import hashlib
@@ -10,13 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, at_key
+from components.data.places import Place, place_of
 from components.data.sources.base import Entry, Pixels, SourceDefaults
-from components.data.sources.files import (
-    class_entries,
-    decode_image_file,
-    flat_images,
-    sub_folders,
+from components.data.sources.files import sub_folders
+from components.data.sources.imagenet_parts import (
+    ARCHIVES,
+    Part,
+    decode_part_item,
+    find_part,
+    train_entries,
 )
 from components.data.sources.imagenet_val import read_val_map
 from components.data.sources.names import imagenet100_synsets, imagenet_synsets
@@ -30,19 +34,20 @@ ROBUSTBENCH_SHA256 = "1f7d0bdb93c332b850911832011aaa2ce1512c406b44d81e7d4a6877c7
 
 @dataclass(frozen=True, slots=True)
 class ImageNetSource(SourceDefaults):
-    """Files below `root`; without a train folder there is only the test split."""
+    """Files below `root`; without training images there is only the test split."""
 
     name: str
-    root: Path
+    root: Place
     classes: tuple[str, ...]
-    has_train: bool
-    val_map: Path | None
-    synset_order: Path | None
+    train: Part | None
+    val: Part
+    val_map: Place | None
+    synset_order: Place | None
     test_ids: tuple[str, ...] | None  # file names that the test split is restricted to
 
     @property
     def test_only(self) -> bool:
-        return not self.has_train
+        return self.train is None
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -55,13 +60,9 @@ class ImageNetSource(SourceDefaults):
         return {"test_ids": f"{used}, {known}, sha256 {digest}"}
 
     def entries(self) -> list[Entry]:
-        found: list[Entry] = []
-        if self.has_train:
-            for label, wnid in enumerate(self.classes):
-                place = f"train/{wnid}"
-                found += class_entries(
-                    self.root, place, source=self.name, label=label, split="train"
-                )
+        if self.train is None:
+            return self._test_entries()
+        found = train_entries(self.train, self.classes, source=self.name)
         return found + self._test_entries()
 
     def _test_entries(self) -> list[Entry]:
@@ -74,42 +75,42 @@ class ImageNetSource(SourceDefaults):
             if name in wanted and wnid in label_of
         ]
         if not found:
-            raise CasemateError("data.path", self.root / "val", "holds no image of these classes")
+            raise CasemateError("data.path", self.val.place, "holds no image of these classes")
         return found
 
     def _val_images(self) -> dict[str, tuple[str, str, str]]:
         """File name -> wnid, place below root, version."""
-        folder = self.root / "val"
         if self.val_map is None:
             images: dict[str, tuple[str, str, str]] = {}
-            for wnid in sub_folders(folder):
-                for name, version in flat_images(folder / wnid):
+            for wnid, found in self.val.images_of(self.val.class_names()).items():
+                for name, locator, version in found:
                     if name in images:
-                        raise CasemateError("data.path", folder / wnid / name, "exists twice")
-                    images[name] = (wnid, f"val/{wnid}/{name}", version)
+                        place = self.val.place / wnid / name
+                        raise CasemateError("data.path", place, "exists twice")
+                    images[name] = (wnid, locator, version)
             return dict(sorted(images.items()))
         wnid_of = read_val_map(self.val_map, synset_order=self.synset_order)
-        files = flat_images(folder)
-        for name, _ in files:
+        files = self.val.images()
+        for name, _, _ in files:
             if name not in wnid_of:
                 remedy = f"has no class for {name}"
                 raise CasemateError("data.options.val_map", self.val_map, remedy)
-        return {name: (wnid_of[name], f"val/{name}", version) for name, version in files}
+        return {name: (wnid_of[name], locator, version) for name, locator, version in files}
 
     def _checked_ids(self, images: Mapping[str, object]) -> set[str]:
         assert self.test_ids is not None
         missing = [name for name in self.test_ids if name not in images]
         if missing:
             remedy = f"lacks {len(missing)} of the images that options.test_ids names: {missing[0]}"
-            raise CasemateError("data.path", self.root / "val", remedy)
+            raise CasemateError("data.path", self.val.place, remedy)
         return set(self.test_ids)
 
     def decode(self, entry: Entry) -> Pixels:
-        return decode_image_file(self.root / entry.locator)
+        return decode_part_item(self.root, entry)
 
 
 def open_imagenet(
-    root: Path,
+    root: Place,
     *,
     val_map: str | None = None,
     synset_order: str | None = None,
@@ -122,16 +123,17 @@ def open_imagenet(
     """
     every = {wnid: label for label, wnid in enumerate(imagenet_synsets())}
     classes = tuple(every)
-    if (root / "train").is_dir():
-        classes = tuple(known_folders(root / "train", every, subset=subset))
-    source = _open("imagenet", root, classes, val_map, synset_order, test_ids)
+    train = find_part(root, "train")
+    if train is not None:
+        classes = tuple(known_classes(train.place, train.class_names(), every, subset=subset))
+    source = _open("imagenet", root, classes, train, val_map, synset_order, test_ids)
     if val_map is None:
-        known_folders(root / "val", every, subset=subset)
+        known_classes(source.val.place, source.val.class_names(), every, subset=subset)
     return source
 
 
 def open_imagenet100(
-    root: Path,
+    root: Place,
     *,
     val_map: str | None = None,
     synset_order: str | None = None,
@@ -139,25 +141,29 @@ def open_imagenet100(
 ) -> ImageNetSource:
     """The 100 classes of Debenedetti et al. 2023; folders of other classes are ignored."""
     classes = imagenet100_synsets()
-    if (root / "train").is_dir():
-        _check_present(root / "train", classes)
-    source = _open("imagenet100", root, classes, val_map, synset_order, test_ids)
+    train = find_part(root, "train")
+    if train is not None:
+        _check_present(train.place, train.class_names(), classes)
+    source = _open("imagenet100", root, classes, train, val_map, synset_order, test_ids)
     if val_map is None:
-        _check_present(root / "val", classes)
+        _check_present(source.val.place, source.val.class_names(), classes)
     return source
 
 
 def _open(
     name: str,
-    root: Path,
+    root: Place,
     classes: tuple[str, ...],
+    train: Part | None,
     val_map: str | None,
     synset_order: str | None,
     test_ids: str | None,
 ) -> ImageNetSource:
-    if not (root / "val").is_dir():
-        raise CasemateError("data.path", root, "lacks the folder val")
-    sorted_into_classes = bool(sub_folders(root / "val"))
+    val = find_part(root, "val")
+    if val is None:
+        remedy = f"lacks the folder val (or the archive {ARCHIVES['val'][0]})"
+        raise CasemateError("data.path", root, remedy)
+    sorted_into_classes = bool(val.class_names())
     if val_map is None and not sorted_into_classes:
         remedy = (
             "must be set: val is a flat folder; name a file of lines `<image> <wnid>`, "
@@ -174,29 +180,32 @@ def _open(
         name,
         root,
         classes,
-        has_train=(root / "train").is_dir(),
-        val_map=None if val_map is None else _place(val_map),
-        synset_order=None if synset_order is None else _place(synset_order),
+        train=train,
+        val=val,
+        val_map=None if val_map is None else place_of(val_map),
+        synset_order=None if synset_order is None else place_of(synset_order),
         test_ids=None if test_ids is None else read_test_ids(test_ids),
     )
 
 
-def _place(path: str) -> Path:
-    return Path(path).expanduser().absolute()
-
-
-def known_folders(folder: Path, labels: Mapping[str, int], *, subset: bool) -> list[str]:
+def known_folders(folder: Place, labels: Mapping[str, int], *, subset: bool) -> list[str]:
     """Class folders in label order; rejects unknown ones, and missing ones unless `subset`."""
-    present = sub_folders(folder)
+    return known_classes(folder, sub_folders(folder), labels, subset=subset)
+
+
+def known_classes(
+    folder: Place, present: Sequence[str], labels: Mapping[str, int], *, subset: bool
+) -> list[str]:
+    """The classes that a folder has, in label order, checked like `known_folders`."""
     _check_known(folder, [name for name in present if name not in labels])
     if not present:
         raise CasemateError("data.path", folder, "has no class folder")
     if not subset:
-        _check_present(folder, labels)
+        _check_present(folder, present, labels)
     return sorted(present, key=labels.__getitem__)
 
 
-def _check_known(folder: Path, unknown: Sequence[str]) -> None:
+def _check_known(folder: Place, unknown: Sequence[str]) -> None:
     if len(unknown) == 1:
         raise CasemateError("data.path", folder / unknown[0], "is not a class of this dataset")
     if unknown:
@@ -206,8 +215,8 @@ def _check_known(folder: Path, unknown: Sequence[str]) -> None:
         raise CasemateError("data.path", folder, remedy)
 
 
-def _check_present(folder: Path, names: Iterable[str]) -> None:
-    wanted, present = list(names), set(sub_folders(folder))
+def _check_present(folder: Place, there: Iterable[str], names: Iterable[str]) -> None:
+    wanted, present = list(names), set(there)
     missing = [name for name in wanted if name not in present]
     if missing:
         found = f"has {len(wanted) - len(missing)} of {len(wanted)} class folders"
@@ -219,9 +228,10 @@ def read_test_ids(value: str) -> tuple[str, ...]:
     """File names of the test images: one per line, perhaps after `<wnid>/`; or the bundled list."""
     if value == ROBUSTBENCH:
         return _bundled_ids()
-    path, key = _place(value), "data.options.test_ids"
+    path, key = place_of(value), "data.options.test_ids"
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        with at_key(key):
+            lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise CasemateError(key, path, f"is not a readable list of names ({error})") from error
     names = [PurePosixPath(line).name for line in lines]

@@ -1,9 +1,9 @@
 """Classes of the 50,000 ImageNet validation images in a flat folder."""
 
 import re
-from pathlib import Path
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, at_key
+from components.data.places import Place
 from components.data.sources.names import imagenet_synsets
 
 _KEY = "data.options.val_map"
@@ -12,7 +12,7 @@ _LINE = re.compile(r"(ILSVRC2012_val_\d{8})(?:\.JPEG)?[\s,]+(n\d{8})\b")
 _WNID = re.compile(r"n\d{8}")
 
 
-def read_val_map(path: Path, *, synset_order: Path | None) -> dict[str, str]:
+def read_val_map(path: Place, *, synset_order: Place | None) -> dict[str, str]:
     """File name -> wnid.
 
     Lines `ILSVRC2012_val_00000001.JPEG n01751748` (a comma, a missing suffix and boxes after the
@@ -39,7 +39,7 @@ def read_val_map(path: Path, *, synset_order: Path | None) -> dict[str, str]:
     return wnid_of
 
 
-def _from_numbers(path: Path, lines: list[str], synset_order: Path | None) -> dict[str, str]:
+def _from_numbers(path: Place, lines: list[str], synset_order: Place | None) -> dict[str, str]:
     if synset_order is None:
         remedy = (
             f"must be set: {path.name} holds the devkit's class numbers, whose order is not "
@@ -55,7 +55,7 @@ def _from_numbers(path: Path, lines: list[str], synset_order: Path | None) -> di
     return wnid_of
 
 
-def _read_order(path: Path) -> list[str]:
+def _read_order(path: Place) -> list[str]:
     """The 1000 wnids by the devkit's numbers, from meta.mat or from a text with one per line."""
     key = "data.options.synset_order"
     order = _from_meta(path) if path.suffix == ".mat" else _from_text(path)
@@ -67,26 +67,30 @@ def _read_order(path: Path) -> list[str]:
     return order
 
 
-def _from_text(path: Path) -> list[str]:
+def _from_text(path: Place) -> list[str]:
     found = [_WNID.search(line) for line in _read_lines(path, key="data.options.synset_order")]
     return [match[0] for match in found if match]
 
 
-def _from_meta(path: Path) -> list[str]:
+def _from_meta(path: Place) -> list[str]:
     from scipy.io import loadmat
 
     try:
-        rows = loadmat(path, squeeze_me=True)["synsets"]
+        with at_key("data.options.synset_order"), path.open("rb") as file:
+            rows = loadmat(file, squeeze_me=True)["synsets"]
         leaves = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in rows}
+    except CasemateError:
+        raise
     except Exception as error:  # a damaged .mat fails in many ways
         remedy = f"is not the meta.mat of the ILSVRC-2012 devkit ({error})"
         raise CasemateError("data.options.synset_order", path, remedy) from error
     return [leaves[number] for number in sorted(leaves) if number <= 1000]  # above: inner nodes
 
 
-def _read_lines(path: Path, *, key: str) -> list[str]:
+def _read_lines(path: Place, *, key: str) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with at_key(key):
+            text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CasemateError(key, path, f"is not a readable text ({error})") from error
     lines = [line.strip() for line in text.splitlines() if line.strip()]

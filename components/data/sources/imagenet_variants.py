@@ -6,8 +6,8 @@ R and A hold 200 of the 1000 classes; labels stay those of the 1000.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from components.data.places import Place
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.corrupted import Variant, check_variants, chosen_variants
 from components.data.sources.files import class_entries, decode_image_file, sub_folders
@@ -26,7 +26,7 @@ class ImageNetTestSource(SourceDefaults):
     """Folders of test images below `root`, each with the label of all its images."""
 
     name: str
-    root: Path
+    root: Place
     classes: tuple[str, ...]  # the 1000 wnids
     folders: tuple[tuple[str, int], ...]  # (place below root, label)
 
@@ -47,28 +47,28 @@ class ImageNetTestSource(SourceDefaults):
         return decode_image_file(self.root / entry.locator)
 
 
-def open_imagenet_r(root: Path, *, subset: bool = False) -> ImageNetTestSource:
+def open_imagenet_r(root: Place, *, subset: bool = False) -> ImageNetTestSource:
     """ImageNet-R: renditions of 200 classes (Hendrycks et al. 2021)."""
     return _open("imagenet_r", root, _labels_of(imagenet_r_synsets()), subset)
 
 
-def open_imagenet_a(root: Path, *, subset: bool = False) -> ImageNetTestSource:
+def open_imagenet_a(root: Place, *, subset: bool = False) -> ImageNetTestSource:
     """ImageNet-A: natural adversarial examples of 200 classes (Hendrycks et al. 2021)."""
     return _open("imagenet_a", root, _labels_of(imagenet_a_synsets()), subset)
 
 
-def open_imagenet_sketch(root: Path, *, subset: bool = False) -> ImageNetTestSource:
+def open_imagenet_sketch(root: Place, *, subset: bool = False) -> ImageNetTestSource:
     """ImageNet-Sketch: drawings of all classes (Wang et al. 2019)."""
     return _open("imagenet_sketch", root, _labels_of(imagenet_synsets()), subset)
 
 
-def open_imagenet_v2(root: Path, *, subset: bool = False) -> ImageNetTestSource:
+def open_imagenet_v2(root: Place, *, subset: bool = False) -> ImageNetTestSource:
     """ImageNet-V2, one of its three variants: the folder's name is the class number."""
     return _open("imagenet_v2", root, {str(label): label for label in range(1000)}, subset)
 
 
 def open_imagenet_c(
-    root: Path, *, corruption: str | list[str], severity: int | str, subset: bool = False
+    root: Place, *, corruption: str | list[str], severity: int | str, subset: bool = False
 ) -> ImageNetTestSource:
     """ImageNet-C: `<corruption>/<severity>/<wnid>`, perhaps below a folder per group."""
     variants = chosen_variants(corruption, severity)
@@ -83,7 +83,7 @@ def open_imagenet_c(
     return ImageNetTestSource("imagenet_c", root, imagenet_synsets(), folders)
 
 
-def imagenet_c_places(root: Path) -> dict[Variant, str]:
+def imagenet_c_places(root: Place) -> dict[Variant, str]:
     """The variants of an ImageNet-C folder that are there, each with its place below root."""
     homes = _corruption_homes(root)
     return {
@@ -94,7 +94,7 @@ def imagenet_c_places(root: Path) -> dict[Variant, str]:
     }
 
 
-def _open(name: str, root: Path, labels: Mapping[str, int], subset: bool) -> ImageNetTestSource:
+def _open(name: str, root: Place, labels: Mapping[str, int], subset: bool) -> ImageNetTestSource:
     folders = tuple((wnid, labels[wnid]) for wnid in known_folders(root, labels, subset=subset))
     return ImageNetTestSource(name, root, imagenet_synsets(), folders)
 
@@ -104,7 +104,7 @@ def _labels_of(wnids: tuple[str, ...]) -> dict[str, int]:
     return {wnid: place[wnid] for wnid in wnids}
 
 
-def _corruption_homes(root: Path) -> dict[str, str]:
+def _corruption_homes(root: Place) -> dict[str, str]:
     """Corruption -> its place below root: at the top, or inside a group such as `noise`."""
     homes: dict[str, str] = {}
     for name in sub_folders(root):

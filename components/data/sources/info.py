@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.core.errors import CasemateError
+from components.core.object_stores import is_uri, uri_problem
 
 if TYPE_CHECKING:
     from components.data.sources.base import Source
@@ -60,6 +61,7 @@ class SourceInfo:
     by_name: bool = False  # one entry for many names: its opener gets the name
     checks: str | None = None  # "module:function" that checks options which are not listed here
     is_cheap: bool = False  # opening reads nothing, so that the gate does it
+    remote: bool = True  # data.path may be a URI
 
     def opener(self) -> "Callable[..., Source]":
         """The function that opens it."""
@@ -99,6 +101,21 @@ class SourceInfo:
             "options": {option.name: option.help for option in self.options},
             "used_by": list(self.used_by),
         }
+
+
+def path_problem(info: SourceInfo, path: str | None) -> str | None:
+    """What is wrong with the form of a path or URI, as a remedy."""
+    if path is None:
+        return None
+    if is_uri(path) and not info.remote:
+        return f"is a URI; source {info.name} needs a folder of the machines"
+    return uri_problem(path)
+
+
+def check_place(info: SourceInfo, path: str | None) -> None:
+    """Raise an error for a path or URI that cannot be one of this source."""
+    if problem := path_problem(info, path):
+        raise CasemateError("data.path", path, problem)
 
 
 def check_options(info: SourceInfo, options: Mapping[str, Any]) -> None:

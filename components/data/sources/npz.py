@@ -3,7 +3,8 @@
 The first form may also have x_val and y_val. The last form is that of the published archives of
 generated images (Gowal et al. 2021, Rebuffi et al. 2021). Images are uint8, (N, H, W) or (N, H, W,
 C); `classes` may name the classes. Listing reads labels and array headers only; large uncompressed
-arrays are memory-mapped.
+arrays are memory-mapped. Of an object, a worker holds at most three arrays of less than `MAP_FROM`
+bytes; the rows of larger ones are read one by one, or from a temporary file if they are packed.
 """
 
 import struct
@@ -18,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
+from components.data.places import Place, RemotePath
+from components.data.sources.arrays import NpyHeader, RangedRows, npy_header, unpacked_array
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.labels import (
     check_class_names,
@@ -35,7 +38,12 @@ _LAYOUTS: tuple[dict[str | None, tuple[str, str]], ...] = (
     {None: ("image", "label")},
 )
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, ValueError)
+READ_AHEAD = 2**22  # bytes of a request where a whole array is read
+HEADER = 2**12  # bytes of a request where its header is read
 MAP_FROM = 2**28  # bytes; smaller arrays are read whole, which also checks the archive's CRC
+
+
+Images = Pixels | RangedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class NpzSource(SourceDefaults):
     """Arrays of one file; each worker opens it once."""
 
     name: str
-    path: Path
+    path: Place
     version: str
     classes: tuple[str, ...]
     parts: tuple[Part, ...]
@@ -74,14 +82,17 @@ class NpzSource(SourceDefaults):
 
 
 def open_npz(
-    path: Path, *, name: str = "npz", default_classes: tuple[str, ...] | None = None
+    path: Place, *, name: str = "npz", default_classes: tuple[str, ...] | None = None
 ) -> NpzSource:
     """Open a file; checks keys, shapes, types and label range without reading pixels."""
     if not path.is_file():
         raise CasemateError("data.path", path, "is not a file")
     version = file_version(path)
     try:
-        with zipfile.ZipFile(path) as archive, np.load(path, allow_pickle=False) as arrays:
+        with (
+            zipfile.ZipFile(_readable(path)) as archive,
+            np.load(_readable(path), allow_pickle=False) as arrays,
+        ):
             keys = _choose_keys(path, set(arrays.files))
             parts = tuple(_part(path, archive, arrays, *item) for item in keys.items())
             if "classes" in arrays.files:
@@ -98,7 +109,7 @@ def open_npz(
 
 
 def _part(
-    path: Path,
+    path: Place,
     archive: zipfile.ZipFile,
     arrays: "np.lib.npyio.NpzFile",
     split: str | None,
@@ -111,7 +122,7 @@ def _part(
     return Part(split, image_key, tuple(image_shape), labels)
 
 
-def _choose_keys(path: Path, present: set[str]) -> dict[str | None, tuple[str, str]]:
+def _choose_keys(path: Place, present: set[str]) -> dict[str | None, tuple[str, str]]:
     if len(present.intersection(_VAL)) == 1:
         (alone,) = present.intersection(_VAL)
         raise CasemateError(
@@ -127,9 +138,9 @@ def _choose_keys(path: Path, present: set[str]) -> dict[str | None, tuple[str, s
     raise CasemateError("data.path", path, remedy)
 
 
-def _checked_shape(path: Path, archive: zipfile.ZipFile, key: str) -> tuple[int, ...]:
+def _checked_shape(path: Place, archive: zipfile.ZipFile, key: str) -> tuple[int, ...]:
     with archive.open(f"{key}.npy") as file:
-        shape, _, dtype = _npy_header(file)
+        shape, _, dtype = npy_header(file)
     plain = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
     if dtype != np.uint8 or not plain or 0 in shape[1:]:
         remedy = f"is {dtype} {shape}; expected uint8 (N, H, W) or (N, H, W, C) with C 1 or 3"
@@ -137,14 +148,7 @@ def _checked_shape(path: Path, archive: zipfile.ZipFile, key: str) -> tuple[int,
     return shape
 
 
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and type of one array without unpacking it."""
-    if np.lib.format.read_magic(file) == (1, 0):
-        return np.lib.format.read_array_header_1_0(file)
-    return np.lib.format.read_array_header_2_0(file)
-
-
-def _class_names(path: Path, names: NDArray[Any]) -> tuple[str, ...]:
+def _class_names(path: Place, names: NDArray[Any]) -> tuple[str, ...]:
     where = f"{path} [classes]"
     if names.ndim != 1 or names.dtype.kind not in "US":
         raise CasemateError("data.path", where, "must be a row of strings")
@@ -154,14 +158,17 @@ def _class_names(path: Path, names: NDArray[Any]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=3)  # train, val and test of one file
-def _read_images(path: Path, version: str, key: str) -> Pixels:
+def _read_images(path: Place, version: str, key: str) -> Images:
     check_unchanged(path, version)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(_readable(path)) as archive:
             member = archive.getinfo(f"{key}.npy")
-        if member.compress_type == zipfile.ZIP_STORED and member.file_size >= MAP_FROM:
+        if member.file_size >= MAP_FROM and isinstance(path, RemotePath):
+            return _remote_images(path, version, member)
+        if member.file_size >= MAP_FROM and member.compress_type == zipfile.ZIP_STORED:
+            assert isinstance(path, Path)
             return _mapped(path, member)
-        with np.load(path, allow_pickle=False) as arrays:
+        with np.load(_readable(path), allow_pickle=False) as arrays:
             images: Pixels = arrays[key]
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
@@ -169,18 +176,39 @@ def _read_images(path: Path, version: str, key: str) -> Pixels:
 
 
 def _mapped(path: Path, member: zipfile.ZipInfo) -> Pixels:
-    """The array memory-mapped inside the archive: numpy maps .npy files but not zip members.
-
-    A zip member starts with 30 bytes that end in the lengths of its name and its extra field.
-    """
+    """The array memory-mapped inside the archive: numpy maps .npy files but not zip members."""
     with path.open("rb") as file:
-        file.seek(member.header_offset)
-        name_length, extra_length = struct.unpack("<26x2H", file.read(30))
-        file.seek(name_length + extra_length, 1)
-        shape, fortran, dtype = _npy_header(file)
+        shape, fortran, dtype = _seek_rows(file, member)
         order: Any = "F" if fortran else "C"
         return np.memmap(path, dtype, mode="r", offset=file.tell(), shape=shape, order=order)
 
 
-def _unreadable(path: Path, error: Exception) -> CasemateError:
+def _seek_rows(file: IO[bytes], member: zipfile.ZipInfo) -> NpyHeader:
+    """The header of an array that is not packed; the file is then at its first row.
+
+    A zip member starts with 30 bytes that end in the lengths of its name and its extra field.
+    """
+    file.seek(member.header_offset)
+    name_length, extra_length = struct.unpack("<26x2H", file.read(30))
+    file.seek(name_length + extra_length, 1)
+    return npy_header(file)
+
+
+def _remote_images(path: RemotePath, version: str, member: zipfile.ZipInfo) -> Images:
+    """A large array of an object, of which one row is held."""
+    if member.compress_type == zipfile.ZIP_STORED:
+        with path.open(window=HEADER) as file:
+            shape, fortran, dtype = _seek_rows(file, member)
+            if not fortran:
+                return RangedRows(path, version, file.tell(), shape, dtype)
+    with zipfile.ZipFile(path.open()) as archive, archive.open(member) as content:
+        return unpacked_array(content, member.file_size, where=path)
+
+
+def _readable(path: Place) -> Any:
+    """What zipfile and numpy open: a path, or a file that reads ranges."""
+    return path.open(window=READ_AHEAD) if isinstance(path, RemotePath) else path
+
+
+def _unreadable(path: Place, error: Exception) -> CasemateError:
     return CasemateError("data.path", path, f"is not a readable .npz of plain arrays ({error})")

@@ -3,7 +3,8 @@
 Images are bytes, or the struct `{bytes, path}` that Hugging Face writes; labels are integers, or
 strings that name their class. Splits are read from the words of file names, such as
 `train-00000-of-00002.parquet` or `cifar10_Test.parquet`, or of the folder a file is in; listing
-reads the labels only.
+reads the labels only. A worker reads row groups and keeps at most `GROUPS_KEPT` bytes of them, or
+one group if it is larger.
 """
 
 import json
@@ -19,8 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.core.errors import CasemateError
+from components.data.places import Place, RemotePath, below
 from components.data.sources.base import Entry, Pixels, SourceDefaults, UndecodableItemError
 from components.data.sources.files import decode_image_bytes
+from components.data.sources.kept import Kept
 from components.data.sources.labels import (
     check_class_names,
     check_label_range,
@@ -31,6 +34,8 @@ from components.data.sources.splitting import not_understood, split_hints, usual
 from components.data.sources.versions import check_unchanged, file_version
 
 _DAMAGED = (OSError, pa.ArrowException)
+GROUPS_KEPT = 2**28  # bytes; shuffled shards jump between row groups
+_groups = Kept(GROUPS_KEPT)
 _HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: an error instead of a guess
 
 
@@ -38,7 +43,7 @@ _HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: an error instead 
 class ParquetSource(SourceDefaults):
     """Files below `root`, each with its split."""
 
-    root: Path
+    root: Place
     files: tuple[tuple[str, str | None], ...]  # (place below root, split)
     image_column: str
     label_column: str
@@ -73,7 +78,7 @@ class ParquetSource(SourceDefaults):
 
 
 def open_parquet(
-    path: Path,
+    path: Place,
     *,
     image_column: str = "image",
     label_column: str = "label",
@@ -89,12 +94,13 @@ def open_parquet(
     return ParquetSource(root, files, image_column, label_column, names)
 
 
-def _list_files(path: Path) -> tuple[Path, list[str]]:
+def _list_files(path: Place) -> tuple[Place, list[str]]:
     if path.is_file():
         return path.parent, [path.name]
-    places = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.parquet"))
+    places = sorted(below(file, path).as_posix() for file in path.rglob("*.parquet"))
     if not places:
-        raise CasemateError("data.path", path, "is neither a Parquet file nor a folder of them")
+        remedy = "is neither a Parquet file nor a folder of them"
+        raise CasemateError("data.path", path, remedy)
     return path, places
 
 
@@ -134,7 +140,7 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[\W\d_]+", name.casefold()) if word]
 
 
-def _check_columns(path: Path, *, image_column: str, label_column: str) -> None:
+def _check_columns(path: Place, *, image_column: str, label_column: str) -> None:
     schema = _opened(path).schema_arrow
     for key, column in (("image_column", image_column), ("label_column", label_column)):
         if column not in schema.names:
@@ -148,7 +154,7 @@ def _check_columns(path: Path, *, image_column: str, label_column: str) -> None:
         raise CasemateError("data.options.image_column", image_column, remedy)
 
 
-def _class_names(paths: list[Path], label_column: str, given: list[str] | None) -> tuple[str, ...]:
+def _class_names(paths: list[Place], label_column: str, given: list[str] | None) -> tuple[str, ...]:
     """Given by the user, else stored by Hugging Face, else the values of the column itself."""
     stored = {path: _stored_names(path, label_column) for path in paths}
     _check_agreement({path: names for path, names in stored.items() if names or not given})
@@ -160,13 +166,13 @@ def _class_names(paths: list[Path], label_column: str, given: list[str] | None) 
     texts = {path for path, column in values.items() if column and isinstance(column[0], str)}
     numbers = {path for path, column in values.items() if column} - texts
     if texts and numbers:
-        remedy = f"has named labels, {min(numbers)} has numbers; set data.options.classes"
-        raise CasemateError("data.path", min(texts), remedy)
+        remedy = f"has named labels, {min(numbers, key=str)} has numbers; set data.options.classes"
+        raise CasemateError("data.path", min(texts, key=str), remedy)
     found = [value for column in values.values() for value in column]
     return tuple(sorted(set(found))) if texts else numbered_classes(found)
 
 
-def _check_agreement(stored: dict[Path, tuple[str, ...]]) -> None:
+def _check_agreement(stored: dict[Place, tuple[str, ...]]) -> None:
     """Raise an error if a label means different classes in two files."""
     for (first, theirs), (path, ours) in pairwise(stored.items()):
         columns = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))
@@ -178,7 +184,7 @@ def _check_agreement(stored: dict[Path, tuple[str, ...]]) -> None:
                 )
 
 
-def _stored_names(path: Path, label_column: str) -> tuple[str, ...]:
+def _stored_names(path: Place, label_column: str) -> tuple[str, ...]:
     metadata = _opened(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
@@ -187,10 +193,10 @@ def _stored_names(path: Path, label_column: str) -> tuple[str, ...]:
         return ()
 
 
-def _label_values(path: Path, column: str) -> list[Any]:
+def _label_values(path: Place, column: str) -> list[Any]:
     """Values of the label column: all integers or all strings."""
     try:
-        labels = pq.read_table(path, columns=[column]).column(column)
+        labels = pq.read_table(_readable(path), columns=[column]).column(column)
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
     whole = pa.types.is_integer(labels.type)
@@ -202,7 +208,7 @@ def _label_values(path: Path, column: str) -> list[Any]:
     return values
 
 
-def _as_numbers(path: Path, values: list[Any], classes: tuple[str, ...]) -> list[int]:
+def _as_numbers(path: Place, values: list[Any], classes: tuple[str, ...]) -> list[int]:
     number = {name: index for index, name in enumerate(classes)}
     for index, value in enumerate(values):
         if isinstance(value, str) and value not in number:
@@ -214,27 +220,45 @@ def _as_numbers(path: Path, values: list[Any], classes: tuple[str, ...]) -> list
     return labels
 
 
-def _group_sizes(path: Path) -> list[int]:
+def _group_sizes(path: Place) -> list[int]:
     metadata = _opened(path).metadata
     return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
 
-@lru_cache(maxsize=16)  # shuffled shards jump between row groups
-def _read_group(path: Path, version: str, group: int, column: str) -> Any:
+def _read_group(path: Place, version: str, group: int, column: str) -> Any:
+    size = _footer(path, version).row_group(group).total_byte_size
+    return _groups.get(
+        (path, version, group, column), size, lambda: _group(path, version, group, column)
+    )
+
+
+def _group(path: Place, version: str, group: int, column: str) -> Any:
     check_unchanged(path, version)
     try:
-        return _opened(path).read_row_group(group, columns=[column]).column(column)
+        file = pq.ParquetFile(_readable(path), metadata=_footer(path, version))
+        return file.read_row_group(group, columns=[column]).column(column)
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
 
 
-def _opened(path: Path) -> Any:
+@lru_cache(maxsize=64)  # else it is read again with every group
+def _footer(path: Place, version: str) -> Any:
+    check_unchanged(path, version)
+    return _opened(path).metadata
+
+
+def _opened(path: Place) -> Any:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(_readable(path))
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> CasemateError:
+def _readable(path: Place) -> Any:
+    """What pyarrow opens: a path, or a file that reads ranges."""
+    return path.open() if isinstance(path, RemotePath) else path
+
+
+def _unreadable(path: Place, error: Exception) -> CasemateError:
     reason = str(error).splitlines()[0]
     return CasemateError("data.path", path, f"is not a readable Parquet file ({reason})")

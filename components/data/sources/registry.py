@@ -73,7 +73,10 @@ _MADE = (
     _made("test", "test items", 20, "test"),
     _made("seed", "other items of the same classes", 0),
 )
-_IMAGENET_TREE = "folder with train/<wnid>/*.JPEG and val, in class folders or flat"
+_IMAGENET_TREE = (
+    "folder with train/<wnid>/*.JPEG and val, in class folders or flat, or with the two archives "
+    "ILSVRC2012_img_*.tar"
+)
 _WNID_TREE = "folder with <wnid>/*"
 
 
@@ -207,6 +210,7 @@ _SOURCES = (
         ),
         path="optional",
         by_name=True,
+        remote=False,
     ),
     _idx_files("mnist", "MNIST"),
     _idx_files("fashion_mnist", "Fashion-MNIST"),

@@ -1,8 +1,10 @@
-"""Detection of files that changed after they were listed."""
+"""Reading of files as they were listed: a file that has changed since is an error."""
 
+import io
 from pathlib import Path
 
 from components.core.errors import CasemateError
+from components.data.places import WINDOW, Place, RemotePath, buffered, changed, missing
 
 
 def unreachable(path: Path, error: OSError) -> CasemateError:
@@ -11,8 +13,13 @@ def unreachable(path: Path, error: OSError) -> CasemateError:
     return CasemateError("data.path", path, remedy)
 
 
-def file_version(path: Path) -> str:
-    """Size and modification time: enough to notice that a file was replaced."""
+def file_version(path: Place) -> str:
+    """Size and modification time, of objects size and tag: enough to notice a replaced file."""
+    if isinstance(path, RemotePath):
+        facts = path.stat_object()
+        if facts is None:
+            raise missing(path)
+        return facts.version
     try:
         stat = path.stat()
     except OSError as error:
@@ -20,7 +27,48 @@ def file_version(path: Path) -> str:
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
-def check_unchanged(path: Path, version: str) -> None:
+def check_unchanged(path: Place, version: str) -> None:
     """Raise an error if a file has changed since the driver listed it."""
     if file_version(path) != version:
-        raise CasemateError("data.path", path, "changed while it was read; start again")
+        raise changed(path)
+
+
+def file_bytes(path: Place) -> bytes:
+    """The bytes of a small file, such as an image."""
+    if isinstance(path, RemotePath):
+        return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreachable(path, error) from error
+
+
+def read_range(path: Place, start: int, length: int, version: str) -> bytes:
+    """`length` bytes from `start` of a file, which must be as it was listed."""
+    if isinstance(path, RemotePath):
+        return path.read_range(start, length, version)
+    check_unchanged(path, version)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            content = file.read(length)
+    except OSError as error:
+        raise unreachable(path, error) from error
+    if len(content) != length:
+        remedy = f"ends {length - len(content)} bytes too early; copy it again"
+        raise CasemateError("data.path", path, remedy)
+    return content
+
+
+def part_file(
+    path: Place, start: int, length: int, version: str, *, window: int = WINDOW
+) -> io.BufferedReader:
+    """A part of a file as a file of its own, of which `window` bytes are held."""
+    return buffered(
+        lambda at, size: read_range(path, at, size, version), start, length, window=window
+    )
+
+
+def file_size(version: str) -> int:
+    """The size that a version begins with."""
+    return int(version.partition("-")[0])

@@ -1,5 +1,8 @@
 """Shape against texture on conflict stimuli, overall and by class."""
 
+from collections.abc import Mapping, Sequence
+
+from components.evaluate.metrics import MetricRow
 from components.evaluate.shape_bias import CLASSES
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
@@ -57,30 +60,16 @@ def _accuracies(suite: SuiteRows) -> Chart:
             Column("Note", "note"),
         ),
     )
-    every = [row for found in rows.values() for row in found]
-    return Chart(
-        name,
-        suite.title("Decisions for shape and for texture"),
-        dots(
-            labels,
-            [
-                Series([look.share(row) for row in rows[model]], sign_of(number))
-                for number, model in enumerate(shown)
-            ],
-            x_label="accuracy, % of images",
-            name=name,
-            alt=f"Accuracy on conflict stimuli: {said}.",
-        ),
-        (
-            *(sign_of(number).legend(model) for number, model in enumerate(shown)),
-            LegendEntry("lines: 95% intervals", "ink", "line"),
-        ),
-        (
-            f"{look.num_items(every)}.",
-            *look.flag_sentence(every),
-            *hidden_models(len(suite.models)),
-        ),
-        Table(name, columns, tuple(cells)),
+    return _dot_chart(
+        suite,
+        rows,
+        title="Decisions for shape and for texture",
+        labels=labels,
+        x_label="accuracy, % of images",
+        alt=f"Accuracy on conflict stimuli: {said}.",
+        key="{}",
+        note=f"{look.num_items(_every(rows))}.",
+        table=Table(name, columns, tuple(cells)),
     )
 
 
@@ -110,32 +99,54 @@ def _biases(suite: SuiteRows) -> Chart:
         *(Column("n", "number", model) for model in suite.models),
         Column("Note", "note"),
     )
-    every = [row for found in rows.values() for row in found]
+    return _dot_chart(
+        suite,
+        rows,
+        title="Shape bias by class",
+        labels=CLASSES,
+        means=[look.value(rows[model][0]) for model in shown],
+        x_label="shape bias, % of decided images",
+        alt=f"Shape bias over all classes: {said}. The table has every class.",
+        key="{}; dashed: all classes",
+        note=f"All classes: {said}. {look.num_items(_every(rows))} decided for shape or texture.",
+        table=Table(name, columns, tuple(cells)),
+    )
+
+
+def _every(rows: Mapping[str, Sequence[MetricRow | None]]) -> list[MetricRow | None]:
+    return [row for found in rows.values() for row in found]
+
+
+def _dot_chart(
+    suite: SuiteRows,
+    rows: Mapping[str, Sequence[MetricRow | None]],
+    *,
+    title: str,
+    labels: Sequence[str],
+    means: Sequence[float | None] = (),
+    x_label: str,
+    alt: str,
+    key: str,
+    note: str,
+    table: Table,
+) -> Chart:
+    """One dot per label of the first models, from their last rows.
+
+    `key` formats the name of a model in the legend.
+    """
+    shown = suite.models[:MAX_MODELS]
+    series = [
+        Series([look.share(row) for row in rows[model][-len(labels) :]], sign_of(number))
+        for number, model in enumerate(shown)
+    ]
     return Chart(
-        name,
-        suite.title("Shape bias by class"),
-        dots(
-            CLASSES,
-            [
-                Series([look.share(row) for row in rows[model][1:]], sign_of(number))
-                for number, model in enumerate(shown)
-            ],
-            means=[look.value(rows[model][0]) for model in shown],
-            x_label="shape bias, % of decided images",
-            name=name,
-            alt=f"Shape bias over all classes: {said}. The table has every class.",
-        ),
+        table.name,
+        suite.title(title),
+        dots(labels, series, means=means, x_label=x_label, name=table.name, alt=alt),
         (
-            *(
-                sign_of(number).legend(f"{m}; dashed: all classes")
-                for number, m in enumerate(shown)
-            ),
+            *(sign_of(number).legend(key.format(model)) for number, model in enumerate(shown)),
             LegendEntry("lines: 95% intervals", "ink", "line"),
         ),
-        (
-            f"All classes: {said}. {look.num_items(every)} decided for shape or texture.",
-            *look.flag_sentence(every),
-            *hidden_models(len(suite.models)),
-        ),
-        Table(name, columns, tuple(cells)),
+        (note, *look.flag_sentence(_every(rows)), *hidden_models(len(suite.models))),
+        table,
     )

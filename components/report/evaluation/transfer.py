@@ -81,22 +81,15 @@ def _accuracy_map(suite: SuiteRows, attack: Attack, number: int) -> Chart:
             line.append(_shaded(found, len(models), below=drop, is_error=False))
         cells.append(line)
     name = suite.name(f"matrix-{number}")
-    return Chart(
-        name,
-        suite.title(f"{attack.title}: accuracy of targets"),
-        heat_map(
-            cells,
-            _layout(suite, models),
-            kind="attacked",
-            name=name,
-            alt=f"Accuracy of {len(models)} targets under perturbations of {len(models)} sources. "
-            f"{_white_box(suite, attack, models)}",
-        ),
-        (
-            LegendEntry("the darker, the more errors of the target", "attacked", "bar"),
-            *_keys(models),
-        ),
-        (
+    return _heat_chart(
+        suite,
+        models,
+        cells,
+        title=f"{attack.title}: accuracy of targets",
+        alt=f"Accuracy of {len(models)} targets under perturbations of {len(models)} sources. "
+        f"{_white_box(suite, attack, models)}",
+        darker="the more errors of the target",
+        notes=(
             "Rows are sources, columns targets; numbers are accuracy in percent"
             + (
                 ", below them the drop from clean accuracy in points. "
@@ -109,7 +102,7 @@ def _accuracy_map(suite: SuiteRows, attack: Attack, number: int) -> Chart:
                 cell(suite, attack, s, t, "accuracy") for s in models for t in models
             ),
         ),
-        _matrix_table(suite, attack, models, name),
+        table=_matrix_table(suite, attack, models, name),
     )
 
 
@@ -130,26 +123,42 @@ def _rate_map(suite: SuiteRows, attack: Attack, number: int) -> Chart:
         *(Column("n", "number", "fooled source, correct target"), Column("Note", "note")),
     )
     every = [row for line in found for row in line]
-    return Chart(
-        name,
-        suite.title(f"{attack.title}: transfer rate"),
-        heat_map(
-            cells,
-            _layout(suite, models),
-            kind="attacked",
-            name=name,
-            alt=f"Share of perturbations that also fool the target, for {len(models)} models; the "
-            "table has every number.",
-        ),
-        (
-            LegendEntry("the darker, the more perturbations transfer", "attacked", "bar"),
-            *_keys(models),
-        ),
-        (
+    return _heat_chart(
+        suite,
+        models,
+        cells,
+        title=f"{attack.title}: transfer rate",
+        alt=f"Share of perturbations that also fool the target, for {len(models)} models; the "
+        "table has every number.",
+        darker="the more perturbations transfer",
+        notes=(
             f"Rows are sources, columns targets, in percent of {look.num_items(every)} that were "
             "correct and whose perturbation fooled the source.",
         ),
-        Table(name, columns, tuple(rows)),
+        table=Table(name, columns, tuple(rows)),
+    )
+
+
+def _heat_chart(
+    suite: SuiteRows,
+    models: Sequence[str],
+    cells: Sequence[Sequence[HeatCell | None]],
+    *,
+    title: str,
+    alt: str,
+    darker: str,
+    notes: tuple[str, ...],
+    table: Table,
+) -> Chart:
+    """A map of all models by all models, named like its table."""
+    layout = _layout(suite, models)
+    return Chart(
+        table.name,
+        suite.title(title),
+        heat_map(cells, layout, kind="attacked", name=table.name, alt=alt),
+        (LegendEntry(f"the darker, {darker}", "attacked", "bar"), *_keys(models)),
+        notes,
+        table,
     )
 
 

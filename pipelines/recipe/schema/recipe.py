@@ -1,7 +1,6 @@
 """The recipe: one file that describes a result completely."""
 
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import yaml
@@ -10,6 +9,7 @@ from pydantic import Field
 from components.certify.registry import FAMILIES
 from components.certify.settings import CertificateEntry, CertificateSettings
 from components.core.digests import digest_json
+from components.core.folders import Folder, folder_at
 from components.core.settings import RUN_SEED, Name
 from components.data.settings import DataSettings
 from components.denoising.settings import is_on_disk
@@ -35,6 +35,9 @@ else:
 
 EXTENDS = "extends"  # a recipe whose values are used where this one has none
 MAIN = "main"  # the model of `train.objective`; variants have their own names
+
+
+_opened = lru_cache(maxsize=16)(folder_at)  # the folder at a URI is looked up once
 
 
 class Recipe(Section):
@@ -72,10 +75,10 @@ class Recipe(Section):
             return [MAIN, *self.train.variants]
         return [MAIN] if self.given_model() else []
 
-    def given_model(self) -> Path | None:
+    def given_model(self) -> Folder | None:
         """The folder of a given model: pretrained, and not trained by this recipe."""
         start = self.model.pretrained
-        return None if self.train or start in (None, TIMM) else Path(start).expanduser()
+        return None if self.train or start in (None, TIMM) else _opened(start)
 
     def certificates(self) -> dict[str, CertificateEntry]:
         """All certificates: one per section, or one per entry of a sweep."""

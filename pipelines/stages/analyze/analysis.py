@@ -47,6 +47,14 @@ class Analysis(ModelsOnItems):
         return network_of(self.models[model])
 
 
+@dataclass(frozen=True, slots=True)
+class ItemsTask:
+    """What a unit computes of one model on these test items."""
+
+    model: str
+    places: tuple[int, ...]
+
+
 def network_of(model: EvaluatedModel) -> nn.Module:
     """The network of a model, by shapes where that is possible."""
     if isinstance(model.place, PixelModel):

@@ -98,7 +98,7 @@ class AttackWorker:
 
     def __init__(self, config: AttackConfig, device: str) -> None:
         self.config, self.device = config, device
-        self.split = PreparedDataset.open(config.dataset).open_split("test")
+        self.split = PreparedDataset.open(config.dataset).on_demand("test")
         self.model = cache(self.load)
 
     @torch.no_grad()

@@ -58,7 +58,7 @@ class EvaluateWorker:
         self.config, self.device = config, device
         given = config.dataset
         self.dataset = given if isinstance(given, MemoryDataset) else PreparedDataset.open(given)
-        self.split: Split = self.dataset.open_split("test")
+        self.split: Split = self.dataset.on_demand("test")
         self.model = cache(self._load)
         self._opened: dict[str, Any] = {}
 

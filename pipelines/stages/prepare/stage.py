@@ -15,7 +15,7 @@ import ray
 import ray.data
 
 from components.core.digests import canonical_json
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, below_key
 from components.core.files import leftovers
 from components.core.folders import Folder
 from components.data.fitting import Fitting
@@ -93,9 +93,9 @@ def open_sources(data: "DataSettings") -> tuple[Source, Source | None]:
         raise CasemateError(key, data.train_size or "", remedy)
     if data.synthetic is None:
         return source, None
-    generated = open_source(
-        data.synthetic.source, path=data.synthetic.path, options=data.synthetic.options
-    )
+    made = data.synthetic
+    with below_key("data.synthetic", instead_of="data"):
+        generated = open_source(made.source, path=made.path, options=made.options)
     if len(generated.classes) > len(source.classes):
         remedy = f"has {len(generated.classes)} classes, {data.source} has {len(source.classes)}"
         raise CasemateError("data.synthetic.source", data.synthetic.source, remedy)

@@ -1,8 +1,9 @@
 """Plan of the prepare stage: one step, identified by the content of the data files."""
 
-from pathlib import Path
 from typing import Any
 
+from components.core.errors import below_key
+from components.core.folders import Folder
 from components.core.settings import plain
 from components.data.settings import DataSettings
 from pipelines.stages.registry import DATASET, Planning, Step
@@ -15,7 +16,7 @@ def steps(planning: Planning) -> list[Step]:
     return [Step(DATASET, identity={"data": data}, given=prepared)]
 
 
-def _dataset_identity(prepared: Path) -> dict[str, object]:
+def _dataset_identity(prepared: Folder) -> dict[str, object]:
     from components.data.stream import read_document
 
     return {"digest": read_document(prepared / "dataset.json")["digest"]}
@@ -24,9 +25,10 @@ def _dataset_identity(prepared: Path) -> dict[str, object]:
 def _data_identity(section: DataSettings) -> dict[str, object]:
     """The data section with the content of its files instead of their paths."""
     values: dict[str, Any] = plain(section)  # shard_size too: it orders streamed training
-    parts = [values, values["synthetic"]] if values["synthetic"] else [values]
-    for part in parts:
-        part |= _content(part["source"], part.pop("path"), part.pop("options"))
+    for key, part in (("data", values), ("data.synthetic", values["synthetic"])):
+        if part:
+            with below_key(key, instead_of="data"):
+                part |= _content(part["source"], part.pop("path"), part.pop("options"))
     return values
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from components.certify import PublishedSettings
 from components.core.errors import CasemateError
-from components.core.folders import Folder, is_uri
+from components.core.folders import Folder
+from components.core.object_stores import is_uri
 from components.core.registry import load_reference
 from components.data.prepared import PreparedDataset
 from components.report import attacked, chapters, results

@@ -1,8 +1,7 @@
 """Plan of the train stage: one step per model, or the given model."""
 
-from pathlib import Path
-
 from components.core.errors import CasemateError
+from components.core.folders import Folder, absolute, folder_at
 from components.core.settings import plain
 from components.denoising.settings import is_on_disk
 from components.models.settings import ModelSettings
@@ -16,7 +15,7 @@ def steps(planning: Planning) -> list[Step]:
     """Every model of the recipe; what is trained behind a denoiser comes after the others."""
     recipe = planning.recipe
     if given := recipe.given_model():
-        place = given.absolute()  # workers start in other folders
+        place = folder_at(absolute(given))  # workers start in other folders
         return [Step("model", MAIN, identity={"digest": _model_digest(given)}, given=place)]
     if recipe.train is None:
         return []
@@ -43,7 +42,7 @@ def model_identity(section: ModelSettings) -> dict[str, object]:
     if start and is_on_disk(start):
         values["pretrained"] = _source_digest(start)
     elif start and start != "timm":
-        values["pretrained"] = _model_digest(Path(start).expanduser())
+        values["pretrained"] = _model_digest(folder_at(start))
     return values
 
 
@@ -62,7 +61,7 @@ def _source_digest(source: str) -> str:
     return source_digest(source)
 
 
-def _model_digest(folder: Path) -> str:
+def _model_digest(folder: Folder) -> str:
     """The digest of the model folder that the recipe names."""
     from components.models.checkpoint import read_header
 

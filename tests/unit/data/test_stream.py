@@ -124,6 +124,23 @@ def test_only_asked_rows_are_decoded_and_only_their_shards_read(dataset, spy):
     assert spy.read[4:] == ["train-00002.parquet"]
 
 
+@pytest.mark.parametrize("index", [[], [5], [21, 0, 0, 13], list(range(22))[::-1]])
+def test_items_on_demand_are_read_and_decoded_once(dataset, spy, index):
+    whole = dataset.load("train")
+    del spy.read[:]
+    spy.decoded = 0
+    split = dataset.on_demand("train")
+    asked = torch.tensor(index, dtype=torch.int64)
+    for _ in range(2):
+        assert equal(split.rows(asked), whole.rows(asked))
+    assert spy.decoded == len(set(index))
+    assert len(spy.read) == len({place // 4 for place in index})  # four items in a shard
+    assert equal(split.span(3, 9), whole.span(3, 9))
+    assert equal(split.take(99), whole.take(99))
+    assert len(split.span(9, 9)) == 0
+    assert spy.decoded == len(split) == NUM_ITEMS
+
+
 def test_the_least_recent_shard_leaves_and_is_checked_once(dataset, spy):
     lazy = dataset.lazy("train", cache_shards=2)
     for item in (0, 4, 1, 8, 2, 5):  # shards 0, 1, 0, 2 (1 leaves), 0, 1 (2 leaves)

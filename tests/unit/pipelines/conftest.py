@@ -44,13 +44,15 @@ def prepared(tmp_path_factory) -> Path:
     return folder
 
 
-def write_prepared(folder: Path, source: Source, fitting: Fitting, **splitting: Any) -> None:
+def write_prepared(
+    folder: Path, source: Source, fitting: Fitting, *, shard_size: int = 1024, **splitting: Any
+) -> None:
     """A dataset in the prepared format."""
     splits = assign_splits(
         source.entries(), classes=source.classes, seed=3, val_fraction=0.1, test_fraction=0.2,
         **{"limits": {}, "test_only": source.test_only, **splitting},
     )  # fmt: skip
-    plans = plan_shards(splits, shard_size=1024)
+    plans = plan_shards(splits, shard_size=shard_size)
     entries = [entry for plan in plans for entry in plan.entries]
     job = open_job(source, entries, folder=folder, fitting=fitting, on_error="fail")
     text = describe_dataset(

@@ -114,7 +114,7 @@ def test_certificates_verify_and_votes_repeat(finished, model, prepared, kind):
     out = finished[kind]
     assert verify(out.path).problems == []
     places = {"model": model / "model", "data": prepared}
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         assert resample(out.path, count=3, **places) == []
         voter = voting.PairVoter if kind == "double_masking" else voting.AblationVoter
         honest = voter.votes
@@ -231,7 +231,7 @@ def test_stopping_early_gives_the_claims_of_all_votes(run, model, prepared, kind
     assert early.run.logged["certify/p/votes_asked"] < 1
     assert whole.run.logged["certify/p/ablation_accuracy"] > 0.1
     assert verify(early.path).problems == []
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         assert resample(early.path, count=3, model=model / "model", data=prepared) == []
     with pytest.raises(CasemateError, match="stopped early"):
         recertify(early.path, early.path.parent / f"{early.path.name}-new", patch_sizes=[3])
@@ -272,7 +272,7 @@ def test_a_coarser_stride_takes_finer_votes_and_repeats_them(run, model, prepare
         "votes",
         lambda s, *args: asked.append(len(s.ablations)) or honest(s, *args),
     )
-    with mock.patch.object(PreparedDataset, "open_split", first_items), spy:
+    with mock.patch.object(PreparedDataset, "on_demand", first_items), spy:
         assert resample(coarse.path, count=2, model=model / "model", data=prepared) == []
     assert asked == [SIDE, SIDE]
 
@@ -320,7 +320,7 @@ def test_a_model_that_the_fast_path_misreads_votes_the_plain_way(
     places = {"model": model / "model", "data": prepared}
     with mock.patch.object(AblationPredictor, "agrees_with_plain", only_plain):
         out = run({"kind": "rows", **KINDS["rows"]})
-        with mock.patch.object(PreparedDataset, "open_split", first_items):
+        with mock.patch.object(PreparedDataset, "on_demand", first_items):
             assert resample(out.path, count=2, **places) == []
             with pytest.raises(RuntimeError, match="different logits than the plain path"):
                 resample(finished["rows"].path, count=1, **places)
@@ -347,7 +347,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
         run(section)
     with (
         mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=True),
-        mock.patch.object(PreparedDataset, "open_split", first_items),
+        mock.patch.object(PreparedDataset, "on_demand", first_items),
     ):
         out = run(section)
         with mock.patch.object(
@@ -404,7 +404,7 @@ def test_votes_are_repeated_with_the_switches_that_they_record(finished, model, 
         return honest(*args)
 
     with (
-        mock.patch.object(PreparedDataset, "open_split", first_items),
+        mock.patch.object(PreparedDataset, "on_demand", first_items),
         mock.patch.object(voting.AblationVoter, "votes", votes),
     ):
         assert resample(tmp_path, count=1, model=model / "model", data=prepared) == []
@@ -416,7 +416,7 @@ def test_votes_from_before_there_was_a_choice_can_be_repeated(finished, model, p
     header, rows = written_votes(finished["rows"].path)
     del header["settings"]["way"]
     write_votes(tmp_path / "votes.parquet", rows, header)
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         assert resample(tmp_path, count=2, model=model / "model", data=prepared) == []
         header["settings"]["way"] = {"path": "scenic"}
         write_votes(tmp_path / "votes.parquet", rows, header)

@@ -154,7 +154,7 @@ def test_certificates_verify_and_votes_repeat(sequential, fixed, model, prepared
     places = {"model": model / "model", "data": prepared}
     for out in (sequential[0], fixed):
         assert verify(out.path).problems == []
-        with mock.patch.object(PreparedDataset, "open_split", first_items):
+        with mock.patch.object(PreparedDataset, "on_demand", first_items):
             assert resample(out.path, count=3, **places) == []
             shifted = mock.patch(
                 "components.certify.l2.voters.predict_block",
@@ -224,7 +224,7 @@ def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
 ):
     folder = forged(fixed, tmp_path / "forged", method=method)
     assert verify(folder).problems == []  # consistent in itself
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         found = resample(folder, count=NUM_ITEMS, model=model / "model", data=prepared)
     assert found == [
         f"votes.parquet: its draws are those of method fixed, not of {method}: choosing a "
@@ -234,7 +234,7 @@ def test_a_method_chosen_after_the_draws_shows_when_they_are_drawn_again(
 
 def test_randomised_votes_cannot_pass_for_fixed_ones(randomized, model, prepared, tmp_path):
     honest, places = randomized.path, {"model": model / "model", "data": prepared}
-    with mock.patch.object(PreparedDataset, "open_split", first_items):
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
         assert resample(honest, count=3, **places) == []
         folder = forged(randomized, tmp_path / "forged", method="fixed")
         (found,) = resample(folder, count=NUM_ITEMS, **places)

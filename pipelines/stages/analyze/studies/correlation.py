@@ -21,7 +21,7 @@ from components.core.errors import at_key
 from components.core.types import Array, FloatArray
 from components.core.units import Unit
 from components.evaluate.metrics import Measurement, MetricRow, null, rows_of
-from pipelines.stages.analyze.analysis import Analysis
+from pipelines.stages.analyze.analysis import Analysis, ItemsTask
 from pipelines.stages.analyze.results import StudyResult
 from pipelines.stages.analyze.worker import AnalyzeWorker
 from pipelines.stages.evaluate.evaluation import blocks as pieces
@@ -47,11 +47,9 @@ class ExactMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class CorrelationTask:
+class CorrelationTask(ItemsTask):
     """States of these test items in one model, by stream."""
 
-    model: str
-    places: tuple[int, ...]
     method: str  # pearson, cka_minibatch, cka_exact
     how: CorrelationSettings
     blocks: BlockSettings

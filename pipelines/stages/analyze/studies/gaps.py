@@ -19,7 +19,7 @@ from components.analyze.states import State, merge_all, read_arrays, to_table
 from components.attacks.scales import Scales
 from components.core.units import Unit
 from components.evaluate.metrics import MetricRow, rows_of
-from pipelines.stages.analyze.analysis import Analysis
+from pipelines.stages.analyze.analysis import Analysis, ItemsTask
 from pipelines.stages.analyze.results import StudyResult
 from pipelines.stages.analyze.worker import AnalyzeWorker
 from pipelines.stages.evaluate.evaluation import blocks as pieces
@@ -31,11 +31,9 @@ FACTORS = pa.schema([("factor", pa.float64())])
 
 
 @dataclass(frozen=True, slots=True)
-class ScalesTask:
+class ScalesTask(ItemsTask):
     """Factors of the scaled network, searched on these test items."""
 
-    model: str
-    places: tuple[int, ...]
     how: GapSettings
 
     def run(self, worker: AnalyzeWorker) -> pa.Table:
@@ -47,11 +45,9 @@ class ScalesTask:
 
 
 @dataclass(frozen=True, slots=True)
-class GapTask:
+class GapTask(ItemsTask):
     """Histograms of one model on these test items."""
 
-    model: str
-    places: tuple[int, ...]
     scales: Scales | None
     how: GapSettings
 

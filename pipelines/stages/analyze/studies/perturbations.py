@@ -24,7 +24,7 @@ from components.analyze.states import State, merge_all, read_arrays, to_table
 from components.core.types import Array
 from components.core.units import Unit
 from components.evaluate.metrics import Measurement, MetricRow, null, rows_of
-from pipelines.stages.analyze.analysis import Analysis
+from pipelines.stages.analyze.analysis import Analysis, ItemsTask
 from pipelines.stages.analyze.results import StudyResult
 from pipelines.stages.analyze.worker import AnalyzeWorker
 from pipelines.stages.evaluate.evaluation import blocks as pieces
@@ -51,11 +51,9 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class PerturbationTask:
+class PerturbationTask(ItemsTask):
     """Perturbations of one model on these test items; the first `num_shown` are kept."""
 
-    model: str
-    places: tuple[int, ...]
     judges: tuple[str, ...]
     num_shown: int
     how: PerturbationSettings
@@ -95,7 +93,7 @@ def analyze(analysis: Analysis) -> StudyResult:
     units = {model: _units(analysis, model, how) for model in analysis.analyzed}
     tables = iter(analysis.tables([unit for group in units.values() for unit in group]))
     shown = analysis.items.first(how.num_pictures)
-    split = analysis.dataset.open_split("test")
+    split = analysis.dataset.on_demand("test")
     originals = split.rows(torch.tensor(shown.places, dtype=torch.int64)).images
     arrays: dict[str, Array] = {"pictures/originals.npy": originals.numpy()}
     rows: list[MetricRow] = []

@@ -30,6 +30,7 @@ from components.data.corruptions.stored import (
     stored_variants,
 )
 from components.data.fitting import Fitting, to_channels
+from components.data.places import Place, place_of
 from components.data.sources.base import Entry, Source
 from components.data.sources.corrupted import Variant
 from components.evaluate.corruptions import (
@@ -90,7 +91,7 @@ class StoredTask:
     """All models on images of a published dataset: numbers `start` to `stop` of those chosen."""
 
     source: str
-    root: Path
+    root: Place
     variant: Variant
     subset: SubsetSettings
     shape: Shape
@@ -176,7 +177,7 @@ class Published:
     """A published dataset: the variants that are there, the size of images, missing classes."""
 
     settings: CorruptionSuiteSettings
-    root: Path
+    root: Place
     subset: SubsetSettings
     seed: int
     num_chosen: Mapping[Variant, int]
@@ -187,7 +188,7 @@ class Published:
     def of(cls, evaluation: Evaluation, settings: CorruptionSuiteSettings) -> "Published":
         """Lists the images; missing variants are told."""
         assert settings.path is not None
-        root = Path(settings.path).expanduser().absolute()
+        root = place_of(settings.path)
         subset, seed = evaluation.section.subset, evaluation.seed
         num_chosen: dict[Variant, int] = {}
         fewest, shape = len(evaluation.dataset.classes), None
@@ -232,7 +233,7 @@ class Published:
 
 
 @lru_cache(maxsize=2)
-def _listed(name: str, root: Path, variant: Variant, subset: SubsetSettings, seed: int) -> Listing:
+def _listed(name: str, root: Place, variant: Variant, subset: SubsetSettings, seed: int) -> Listing:
     source = open_variant(name, root, variant, subset=True)
     entries = source.entries()
     by_id = dict(zip(image_ids(variant, entries), entries, strict=True))

@@ -1,7 +1,6 @@
 """Conflict stimuli: is an image decided by its shape or by its texture?"""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
 from components.data.fitting import Fitting
+from components.data.places import Place, place_of
 from components.data.sources.files import decode_image_file
 from components.data.sources.names import imagenet_synsets
 from components.evaluate.metrics import ALL, MetricRow, rows_of
@@ -38,7 +38,7 @@ from pipelines.stages.evaluate.worker import EvaluateWorker
 class ShapeTask:
     """The decisions of all models on these stimuli."""
 
-    root: Path
+    root: Place
     stimuli: tuple[Stimulus, ...]
     pooling: Pooling
 
@@ -72,7 +72,7 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
     if tuple(evaluation.dataset.classes) != imagenet_synsets():
         remedy = "needs models whose classes are the 1000 of ImageNet, in the order of their wnids"
         raise CasemateError("evaluate.shape_bias", evaluation.origin.name, remedy)
-    root = Path(settings.path).expanduser().absolute()
+    root = place_of(settings.path)
     tasks = [
         (f"{len(block)} stimuli", ShapeTask(root, block, settings.pooling))
         for block in blocks(list_stimuli(root))

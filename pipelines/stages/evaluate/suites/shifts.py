@@ -48,7 +48,7 @@ class ShiftedItems:
             dataset = PreparedDataset.open(Path(settings.path).expanduser().absolute())
             self.shape = (dataset.channels, dataset.height, dataset.width)
             self.classes: Sequence[str] = dataset.classes
-            self.split = dataset.open_split("test")
+            self.split = dataset.on_demand("test")
             self.item_ids, self.labels = dataset.listing("test")
             return
         self.source = open_source(settings.source, path=settings.path, options=settings.options)

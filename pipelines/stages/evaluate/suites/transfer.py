@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from components.core.tables import schema_of
 from components.data.fitting import Fitting
 from components.evaluate.metrics import NULL, Measurement, MetricRow, rows_of
 from components.evaluate.settings import TransferSuiteSettings
@@ -30,21 +31,10 @@ from pipelines.stages.evaluate.worker import EvaluateWorker
 
 ITEMS_PER_UNIT = 50  # each with the attacks of all models
 MATRIX_NAME = "matrix.parquet"
-MATRIX = pa.schema(
-    [
-        ("attack", pa.string()),
-        ("eps", pa.float64()),
-        ("source", pa.string()),
-        ("target", pa.string()),
-        ("accuracy", pa.float64()),
-        ("lo95", pa.float64()),
-        ("hi95", pa.float64()),
-        ("clean", pa.float64()),
-        ("drop", pa.float64()),
-        ("transfer_rate", pa.float64()),
-        ("n", pa.int64()),
-        ("reason", pa.string()),  # of nulls
-    ]
+MATRIX = schema_of(  # reason: of nulls
+    "attack: string, eps: float64, source: string, target: string, accuracy: float64, "
+    "lo95: float64, hi95: float64, clean: float64, drop: float64, transfer_rate: float64, "
+    "n: int64, reason: string"
 )
 
 
