@@ -89,12 +89,10 @@ def read_listing(folder: Folder, shards: Sequence[StoredShard]) -> tuple[list[st
     item_ids: list[str] = []
     labels: list[int] = []
     for shard in shards:
-        try:
-            file = pq.ParquetFile(pa.BufferReader(read_bytes(folder, shard.file)))
-        except (FileNotFoundError, KeyError) as error:
-            remedy = "is missing; prepare again"
-            raise CasemateError("dataset", f"{folder}/{shard.file}", remedy) from error
-        table = file.read(columns=["item_id", "label"], use_threads=False)
+        path = folder / shard.file
+        if not path.is_file():
+            raise CasemateError("dataset", path, "is missing; prepare again")
+        table = pq.ParquetFile(path).read(columns=["item_id", "label"], use_threads=False)
         item_ids += table.column("item_id").to_pylist()
         labels += table.column("label").to_pylist()
     return item_ids, labels
