@@ -246,7 +246,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     # Challenge ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def challenger(self, task: ChallengeTask[VotesT, ChallengeT, ClaimT]) -> WorkFn:
+    def challenger(self, task: ChallengeTask[VotesT, ChallengeT, ClaimT], /) -> WorkFn:
         """The function that attacks one item; loads the model."""
 
     def challenged_votes(self, votes: Votes, item_ids: Collection[str]) -> Mapping[str, Array]:

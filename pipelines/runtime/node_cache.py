@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import uuid4
 
 from components.core.digests import digest_file
@@ -34,15 +34,15 @@ GB = 10**9
 CONTENT, PARTIAL = "content", "partial"
 
 
-class FileRef(Protocol):
-    """A file by content; readers see the last part of its key as its name."""
+class Ref(NamedTuple):
+    """A stored file by content: what manifests list, workers get and `Store.local` takes.
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
+    Readers see the last part of its key as its name.
+    """
+
+    key: str
+    sha256: str
+    bytes: int
 
 
 class Stamp(NamedTuple):
@@ -68,7 +68,7 @@ class CheckedFiles:
     def __init__(self) -> None:
         self._good: dict[Path, tuple[Stamp, str]] = {}
 
-    def holds(self, path: Path, ref: FileRef) -> bool:
+    def holds(self, path: Path, ref: Ref) -> bool:
         """Whether a file has the content of `ref`."""
         now = stamp(path)
         if now is None or now.bytes != ref.bytes:
@@ -110,7 +110,7 @@ class NodeCache:
         self._pinned_here: set[str] = set()  # what it says
         self._lock = threading.Lock()
 
-    def path(self, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], *, where: str) -> Path:
+    def path(self, ref: Ref, fetch: Callable[[str], Iterable[bytes]], *, where: str) -> Path:
         """The path of a file, downloaded by `fetch(key)` if this node does not have it.
 
         The file stays until this process ends or calls `release` or `close`.
@@ -122,7 +122,7 @@ class NodeCache:
                 self._fill(home, ref, fetch, where)
             return _named(home, Path(ref.key).name)
 
-    def release(self, ref: FileRef) -> None:
+    def release(self, ref: Ref) -> None:
         """Let a file be evicted; its path may stop to exist at any time from now on."""
         with self._lock:
             if self._pins is not None and ref.sha256 in self._pinned_here:
@@ -159,7 +159,7 @@ class NodeCache:
         return handle
 
     def _fill(
-        self, home: Path, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], where: str
+        self, home: Path, ref: Ref, fetch: Callable[[str], Iterable[bytes]], where: str
     ) -> None:
         """Download a file, or wait for the process that does."""
         with self._filling(ref.sha256):
@@ -176,7 +176,7 @@ class NodeCache:
                 remedy = "lost what was written to it; check its disk"
                 raise CasemateError("cache", self.folder, remedy)
 
-    def _reserve(self, partial: Path, ref: FileRef) -> None:
+    def _reserve(self, partial: Path, ref: Ref) -> None:
         """Make room below the limit and on the disk before the download begins."""
         with self._guard(LOCK_EX):
             partial.unlink(missing_ok=True)  # of a process that was killed
@@ -195,7 +195,7 @@ class NodeCache:
                 else:
                     return
 
-    def _evict(self, ref: FileRef) -> None:
+    def _evict(self, ref: Ref) -> None:
         """Remove the longest unused files until this one fits below the limit."""
         used = sum(_bytes_of(home) for home in self._homes())
         while used + ref.bytes > self.limit:
@@ -280,7 +280,7 @@ def digest_chunks(chunks: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
-def _download(partial: Path, ref: FileRef, chunks: Iterable[bytes], where: str) -> None:
+def _download(partial: Path, ref: Ref, chunks: Iterable[bytes], where: str) -> None:
     """Write the content in place of the reserved one; refuse it if its digest is another."""
     found, size = hashlib.sha256(), 0
     with partial.open("r+b") as file:
