@@ -16,9 +16,10 @@ from uuid import uuid4
 from components.core.digests import digest_file
 from pipelines.runtime.bucket_backend import BucketBackend
 from pipelines.runtime.folder_backend import FolderBackend
-from pipelines.runtime.node_cache import CheckedFiles, NodeCache, Ref, digest_chunks
+from pipelines.runtime.node_cache import (
     CheckedFiles,
     NodeCache,
+    Ref,
     default_folder,
     default_limit,
     digest_chunks,
