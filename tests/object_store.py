@@ -46,7 +46,7 @@ class S3Server:
 def s3_server():
     """One moto server for all tests; started at the first use, in about a second."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-m", "tests.moto_server", str(port)]
     with serving(command, port):
         yield S3Server(f"http://127.0.0.1:{port}")
 
