@@ -30,7 +30,9 @@ class S3Server:
 
     def new_bucket(self) -> str:
         """The name of a bucket that is empty."""
-        name = f"bucket-{os.getpid()}-{next(_numbers)}"
+        return self.make_bucket(f"bucket-{os.getpid()}-{next(_numbers)}")
+
+    def make_bucket(self, name: str) -> str:
         _request("PUT", f"{self.endpoint}/{name}")
         return name
 
