@@ -40,10 +40,11 @@ def runs(
 
 def _plain(table: "pd.DataFrame") -> list[dict[str, object]]:
     """Rows of a table as JSON has them."""
-    whole = table.assign(changed=[when.isoformat() for when in table["changed"]])
-    rows: list[dict[str, object]] = json.loads(whole.to_json(orient="records"))
-    if "folder" in table:
-        rows = [{**r, "folder": str(f)} for r, f in zip(rows, table["folder"], strict=True)]
+    rows: list[dict[str, object]] = []
+    for row in table.to_dict("records"):
+        row |= {"changed": row["changed"].isoformat()}
+        row |= {"folder": str(row["folder"])} if "folder" in row else {}
+        rows.append({str(name): value for name, value in row.items()})
     return rows
 
 
@@ -59,11 +60,15 @@ def _flow_rows(table: "pd.DataFrame") -> list[Sequence[str]]:
 def _step_rows(table: "pd.DataFrame") -> list[Sequence[str]]:
     rows: list[Sequence[str]] = [("step", "state", "forced", "size", "unfinished", "old", "age")]
     for row in table.to_dict("records"):
-        amounts = [size(row[k]) for k in ("bytes", "unfinished_bytes", "earlier_bytes")]
+        amounts = [_given(row[k]) for k in ("bytes", "unfinished_bytes", "earlier_bytes")]
         place = f"{row['flow']}/{row['step']}-{row['fingerprint']}"
         passed = age(time.time() - row["changed"].timestamp())
-        rows.append((place, row["state"], str(row["generation"]), *amounts, passed))
+        rows.append((place, row["state"], str(row["generation"] or "-"), *amounts, passed))
     return rows
+
+
+def _given(number: int) -> str:
+    return size(number) if number else "-"
 
 
 def _show(rows: Sequence[Sequence[str]]) -> None:

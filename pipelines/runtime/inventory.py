@@ -109,8 +109,9 @@ class StoredStep:
 
     @property
     def modified(self) -> float:
-        """When the step, or its lock, last changed, by the clock of the storage."""
-        return max(listed.modified for listed in [*self.names.values(), *self._newest_lock])
+        """When the step last changed, by the clock of the storage; a lock is a sign of work."""
+        signs = [] if self.finished or self.lock is None else [self.lock.modified]
+        return max([*signs, *(listed.modified for listed in self.names.values())])
 
     @property
     def published(self) -> float:
@@ -159,10 +160,6 @@ class StoredStep:
             if name.startswith(f"{FILES}/") and name.count("/") > 1
         }
         return {name for name in plain if (name, self.names[name].bytes) in stored}
-
-    @property
-    def _newest_lock(self) -> Sequence[Listed]:
-        return self.lock.entries[-1:] if self.lock else ()
 
 
 @dataclass(frozen=True, slots=True)
