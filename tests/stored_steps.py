@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 from components.core.files import write_atomic
+from components.core.folders import Folder
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.step_locks import hold
 from pipelines.runtime.storage import SCRATCH, StepPlace, Storage
@@ -20,20 +21,20 @@ def place_of(storage: Storage, recipe: str, step: str) -> StepPlace:
     return storage.step(recipe, f"{step}-{PRINT[:12]}")
 
 
-def stage_of(place: StepPlace) -> StageDir:
+def stage_of(place: StepPlace, inputs: Mapping[str, Folder] | None = None) -> StageDir:
     place.path.mkdir(parents=True, exist_ok=True)
     step, run = place.name.rpartition("-")[0], SimpleNamespace(run_id="mlflow-1")
-    return StageDir(place.path, step, PRINT, run, {}, place.storage)
+    return StageDir(place.path, step, PRINT, run, inputs or {}, place.storage)
 
 
-def finish(place: StepPlace, files: Mapping[str, bytes]) -> None:
+def finish(place: StepPlace, files: Mapping[str, bytes], **inputs: Folder) -> None:
     """Finish a step under its lock."""
     with hold(place.store, [place.key]):
-        write_and_publish(place, files)
+        write_and_publish(place, files, **inputs)
 
 
-def write_and_publish(place: StepPlace, files: Mapping[str, bytes]) -> None:
-    stage = stage_of(place)
+def write_and_publish(place: StepPlace, files: Mapping[str, bytes], **inputs: Folder) -> None:
+    stage = stage_of(place, inputs)
     for name, content in files.items():
         stage.write_bytes(name, content)
     stage.finish()

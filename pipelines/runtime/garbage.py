@@ -1,9 +1,10 @@
 """What may be removed from a storage, and its removal: all that no current manifest names.
 
-Kept: finished steps, steps in use, unfinished steps that changed lately, and every key that is not
-of a flow. A step is changed under its lock, after another look at it. The manifest of an earlier
-generation goes before its files, and the claim of a generation last: a removal that is killed
-leaves no manifest without files, and no earlier generation that counts again.
+Kept: finished steps and the generations that finished steps were made from, steps in use,
+unfinished steps that changed lately, and every key that is not of a flow. A step is changed under
+its lock, after another look at it. The manifest of an earlier generation goes before its files,
+and the claim of a generation last: a removal that is killed leaves no manifest without files, and
+no earlier generation that counts again.
 """
 
 import re
@@ -32,7 +33,9 @@ GIVEN_UP = "unfinished"
 OLD_LOCK = "old lock entries"
 PROBE = "left by a probe"
 TORN = "left by a killed write"
+NO_STEP = "of a step that is gone"
 CONTENT = re.compile(rf"{FILES}/[0-9a-f]{{20}}/.+")
+ANNOUNCED = re.compile(r"shared/[0-9a-f]{64}/[0-9a-f]{16}")
 PROBE_KEY = re.compile(r"(?:probes/[0-9a-f]{32}|doctor/[0-9a-f]{12}/.+)")
 AT_ONCE = 1000  # keys that are deleted between two looks at the lock
 
@@ -69,6 +72,7 @@ class Limits:
     now: float  # by the clock of the storage
     older_than: float  # seconds
     is_read: bool  # flows run, which may read earlier generations
+    inputs: frozenset[str]  # contents that finished steps were made from
 
     def passed(self, modified: float) -> bool:
         return self.now - modified >= self.older_than
@@ -85,6 +89,7 @@ def find_garbage(found: Inventory, *, older_than: float) -> Findings:
         if log.name not in places:  # a step's own is removed with the rest
             garbage += _old_entries(log, found, limits)
     garbage += _leftovers(found, limits.now)
+    garbage += _announcements(found, limits.now)
     return Findings(tuple(garbage), tuple(_kept(found, limits)))
 
 
@@ -112,7 +117,9 @@ def remove_garbage(found: Inventory, *, older_than: float) -> Findings:
 
 def _limits(found: Inventory, older_than: float, *, skew: float) -> Limits:
     is_read = any(log.newest.is_held for log in found.locks.values())
-    return Limits(time.time() + skew, older_than, is_read)
+    manifests = [step.manifest for step in found.steps.values() if step.manifest]
+    inputs = frozenset(one["content"] for m in manifests for one in m.inputs.values())
+    return Limits(time.time() + skew, older_than, is_read, inputs)
 
 
 def _kept(found: Inventory, limits: Limits) -> Iterable[str]:
@@ -123,6 +130,9 @@ def _kept(found: Inventory, limits: Limits) -> Iterable[str]:
             yield f"{step.place.key}: its manifest is damaged"
         elif limits.is_read and _earlier_manifests(step):
             yield f"{step.place.key}: earlier generations, which running flows may read"
+        elif needed := _needed(step, limits):
+            numbers = ", ".join(str(int(name.partition(".")[0])) for name in needed)
+            yield f"{step.place.key}: generation {numbers}, an input of finished steps"
 
 
 # -- steps
@@ -137,8 +147,10 @@ def step_garbage(step: StoredStep, limits: Limits) -> list[Garbage]:
 
 def _beside_finished(step: StoredStep, limits: Limits) -> list[Garbage]:
     """All that is not of the current generation; files of a folder that people see stay."""
-    others = [name for name in step.names if name not in step.current]
-    manifests = _earlier_manifests(step)
+    needed = _needed(step, limits)
+    stays = step.current.union(needed, *(step.files_of(step.earlier[name]) for name in needed))
+    others = [name for name in step.names if name not in stays]
+    manifests = [name for name in _earlier_manifests(step) if name not in needed]
     claims = [n for n in others if n.startswith(f"{GENERATIONS}/")]
     contents = [n for n in others if CONTENT.fullmatch(n)]
     scratch = [n for n in others if n.startswith(f"{SCRATCH}/")]
@@ -154,7 +166,7 @@ def _given_up(step: StoredStep, limits: Limits) -> list[Garbage]:
     """All of an unfinished step that did not change lately; its lock shows that a flow began it."""
     if step.lock is None or not limits.passed(step.modified):
         return []
-    if limits.is_read and _earlier_manifests(step):
+    if _needed(step, limits) or (limits.is_read and _earlier_manifests(step)):
         return []
     return _named(step, GIVEN_UP, sorted(step.names, key=_turn))
 
@@ -170,6 +182,11 @@ def _named(step: StoredStep, reason: str, names: Iterable[str]) -> list[Garbage]
 
 def _earlier_manifests(step: StoredStep) -> list[str]:
     return sorted(name for name in step.names if is_earlier(name, step.generation))
+
+
+def _needed(step: StoredStep, limits: Limits) -> list[str]:
+    """Manifests of earlier generations that finished steps were made from."""
+    return sorted(name for name, m in step.earlier.items() if m.content in limits.inputs)
 
 
 def _remove_from_step(step: StoredStep, limits: Limits) -> list[Garbage]:
@@ -259,3 +276,19 @@ def _leftovers(found: Inventory, now: float) -> list[Garbage]:
             [one for one in listed if now - one.modified > ABANDONED],
         )
     ]
+
+
+def _announcements(found: Inventory, now: float) -> list[Garbage]:
+    """Announcements, a day old, of steps for other recipes that are not in the storage any more."""
+    store = found.storage.store
+    old = [
+        one
+        for one in found.others
+        if ANNOUNCED.fullmatch(one.key) and now - one.modified > ABANDONED
+    ]
+    gone = [
+        one
+        for one in old
+        if (store.find(one.key) or b"").decode(errors="replace") not in found.steps
+    ]
+    return Garbage.of("shared", NO_STEP, gone)

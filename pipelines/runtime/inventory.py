@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -76,10 +76,12 @@ class StoredStep:
     manifest: Manifest | None = None
     damage: CasemateError | None = None
     """Why the manifest cannot be read; the step is finished all the same."""
+    earlier: Mapping[str, Manifest] = field(default_factory=dict)
+    """Manifests of earlier generations by their names; those that cannot be read are left out."""
 
     @property
     def recipe(self) -> str:
-        return self.place.key.partition("/")[0]
+        return self.place.recipe
 
     @property
     def step(self) -> str:
@@ -127,10 +129,14 @@ class StoredStep:
         name = _manifest_name(self.place, self.names)
         if self.manifest is None or name is None:
             return frozenset()
-        refs = self.place.refs(self.manifest).values()
         claim = f"{GENERATIONS}/{self.generation:06d}"
-        found = {ref.key.removeprefix(f"{self.place.key}/") for ref in refs} | {name, claim}
+        found = {name, claim, *self.files_of(self.manifest)}
         return frozenset(found & self.names.keys())
+
+    def files_of(self, manifest: Manifest) -> set[str]:
+        """Names of the keys with the files of a manifest."""
+        refs = self.place.refs(manifest).values()
+        return {ref.key.removeprefix(f"{self.place.key}/") for ref in refs}
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -259,18 +265,28 @@ def relisted(step: StoredStep) -> StoredStep:
 
 
 def stored_step(place: StepPlace, names: Mapping[str, Listed], lock: LockLog | None) -> StoredStep:
-    """A step with its manifest, if it has one."""
+    """A step with its manifests."""
     name = _manifest_name(place, names)
-    content = place.store.find(f"{place.key}/{name}") if name else None
+    number = _generation(names)
+    old = (_read(place, other) for other in names if is_earlier(other, number))
+    earlier = {name: manifest for name, manifest, _ in old if manifest is not None}
+    if name is None:
+        return StoredStep(place, names, lock, earlier=earlier)
+    _, manifest, damage = _read(place, name)
+    if name == MANIFEST and manifest is not None and manifest.generation is not None:
+        manifest = None  # without its number, only a manifest of version 0.1 counts
+    return StoredStep(place, names, lock, manifest, damage, earlier)
+
+
+def _read(place: StepPlace, name: str) -> tuple[str, Manifest | None, CasemateError | None]:
+    """A manifest, or why it cannot be read; neither if it was removed meanwhile."""
+    content = place.store.find(f"{place.key}/{name}")
     if content is None:
-        return StoredStep(place, names, lock)
+        return name, None, None
     try:
-        manifest = parse_manifest(content, source=f"{place}/{name}")
+        return name, parse_manifest(content, source=f"{place}/{name}"), None
     except CasemateError as error:
-        return StoredStep(place, names, lock, damage=error)
-    # Without its number, only a manifest of version 0.1 counts.
-    counts = name != MANIFEST or manifest.generation is None
-    return StoredStep(place, names, lock, manifest if counts else None)
+        return name, None, error
 
 
 def _is_step(names: Iterable[str], has_lock: bool) -> bool:

@@ -143,6 +143,41 @@ def test_earlier_generations_stay_for_running_flows(tmp_path):
     assert (place.open() / "a.bin").read_bytes() == b"new"
 
 
+def test_a_generation_that_a_finished_step_was_made_from_stays(storage):
+    place, other = place_of(storage, "demo", "train.main"), place_of(storage, "other", "certify.l2")
+    finish(place, {"w.bin": b"first", "same.bin": b"same"})
+    finish(other, {"votes.bin": b"votes"}, train=place.open())
+    first = place.open()
+    for content in (b"second", b"third"):
+        force(place)
+        finish(place, {"w.bin": content, "same.bin": b"same"})
+    found = clean(storage)
+    assert f"{place.key}: generation 0, an input of finished steps" in found.kept
+    stored = {key.split("/")[-1] for key in keys(storage) if key.startswith(place.key)}
+    assert {"000000.manifest.json", "000002.manifest.json"} <= stored
+    assert "000001.manifest.json" not in stored
+    assert (first / "w.bin").read_bytes() == b"first"
+    assert (place.open() / "w.bin").read_bytes() == b"third"
+    assert not find_garbage(inventory(storage), older_than=AT_ONCE).garbage
+    force(place)  # unfinished for long, and still the source of the other one
+    assert clean(storage).garbage == ()
+    force(other)
+    finish(other, {"votes.bin": b"votes"})
+    assert reasons(clean(storage))[place.key] == garbage.GIVEN_UP
+
+
+def test_announcements_of_steps_that_are_gone_go(tmp_path):
+    storage = Storage.at(tmp_path)
+    place = place_of(storage, "demo", "prepare")
+    finish(place, {"a.bin": b"1"})
+    for number, key in enumerate((place.key, "gone/prepare-0123456789ab")):
+        storage.store.put_new(f"shared/{PRINT}/{number:016x}", key.encode())
+    assert not clean(storage, older_than=DAY).garbage
+    make_older(tmp_path, 2 * DAY)
+    assert garbage.NO_STEP in reasons(clean(storage, older_than=DAY)).values()
+    assert [one.key for one in storage.store.listing("shared")] == [f"shared/{PRINT}/{0:016x}"]
+
+
 def test_a_step_with_a_damaged_manifest_is_left_alone(tmp_path):
     place = place_of(Storage.at(tmp_path), "demo", "prepare")
     finish(place, {"a.bin": b"1"})
