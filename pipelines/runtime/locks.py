@@ -88,7 +88,7 @@ def newest_entry(store: Store, name: str, *, clock_skew: float | None = None) ->
         if content is not None:  # else removed meanwhile: there is a newer one
             skew = store.clock_skew if clock_skew is None else clock_skew
             age = max(0.0, time.time() + skew - newest.modified)
-            return _parse(store.where(newest.key), _number_of(newest.key), content, age)
+            return parse_entry(store.where(newest.key), _number_of(newest.key), content, age)
     return None
 
 
@@ -99,7 +99,8 @@ def _entries(store: Store, name: str) -> list[Listed]:
     return sorted(direct, key=lambda one: _number_of(one.key))
 
 
-def _parse(where: str, number: int, content: bytes, age: float) -> Entry:
+def parse_entry(where: str, number: int, content: bytes, age: float) -> Entry:
+    """An entry from its content; `where` is for the message about a damaged one."""
     try:
         found = json.loads(content)
         holder = Holder(**found["holder"])

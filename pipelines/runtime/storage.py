@@ -142,7 +142,7 @@ class StepPlace:
         if self.storage.is_local and not self.path.is_dir():
             return None
         number = self.generation()
-        key = self._manifest_key(number)
+        key = self.manifest_key(number)
         content = self.store.find(key)
         if content is not None:
             return parse_manifest(content, source=f"{self.storage.root}/{key}")
@@ -155,15 +155,18 @@ class StepPlace:
         manifest = self.manifest()
         if manifest is None:
             raise CasemateError("storage", self, "is not finished; run its recipe first")
-        files = self._refs(manifest)
-        return StoredFolder(self.storage.root, self.key, files, str(self), manifest)
+        return self.contents(manifest)
+
+    def contents(self, manifest: Manifest) -> StoredFolder:
+        """The files of a manifest of this step."""
+        return StoredFolder(self.storage.root, self.key, self.refs(manifest), str(self), manifest)
 
     def is_finished(self, fingerprint: str) -> bool:
         """Whether its manifest names this fingerprint; a file that is missing is an error."""
         manifest = self.manifest()
         if manifest is None or manifest.fingerprint != fingerprint:
             return False
-        refs = self._refs(manifest)
+        refs = self.refs(manifest)
         stored = {} if self.storage.is_local else self._sizes()
         for name, ref in refs.items():
             if self.storage.is_local:
@@ -185,7 +188,8 @@ class StepPlace:
     def _sizes(self) -> dict[str, int]:
         return {e.key: e.bytes for e in self.store.listing(f"{self.key}/{FILES}")}
 
-    def _refs(self, manifest: Manifest) -> dict[str, Ref]:
+    def refs(self, manifest: Manifest) -> dict[str, Ref]:
+        """The files of a manifest by their names."""
         plain = manifest.generation is None
         return {
             name: Ref(
@@ -199,7 +203,7 @@ class StepPlace:
     def _file_key(self, name: str, sha256: str) -> str:
         return f"{self.key}/{FILES}/{sha256[:20]}/{name}"
 
-    def _manifest_key(self, generation: int) -> str:
+    def manifest_key(self, generation: int) -> str:
         return f"{self.key}/{generation:06d}.{MANIFEST}"
 
     # Writing --------------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ class StepPlace:
         }
         number = self.generation()
         values = {**facts, "files": listing, "generation": number, "fence": fence}
-        key = self._manifest_key(number)
+        key = self.manifest_key(number)
         text = manifest_text(values).encode()
         if not self.store.put_new(key, text):
             text = self.store.get(key)  # another run was faster: its files count
@@ -242,7 +246,7 @@ class StepPlace:
         if not self.storage.is_local:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        for name, ref in self._refs(manifest).items():
+        for name, ref in self.refs(manifest).items():
             shown, kept = self.path / name, Path(self.storage.root) / ref.key
             if not (shown.exists() and shown.samefile(kept)):
                 shown.parent.mkdir(parents=True, exist_ok=True)
@@ -258,7 +262,7 @@ class StepPlace:
             number += 1
         self.clear_scratch()
         for path in sorted(self.path.glob("*")):
-            if path.name != FILES and path.name != GENERATIONS and not _is_numbered(path.name):
+            if path.name != FILES and path.name != GENERATIONS and not is_numbered(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def clear_scratch(self) -> None:
@@ -269,7 +273,7 @@ class StepPlace:
             self.store.delete([entry.key for entry in left])
 
 
-def _is_numbered(name: str) -> bool:
+def is_numbered(name: str) -> bool:
     """Whether it is the manifest of a generation."""
     return name.endswith(f".{MANIFEST}") and name.partition(".")[0].isdigit()
 
@@ -277,7 +281,7 @@ def _is_numbered(name: str) -> bool:
 def belongs_to_storage(name: str) -> bool:
     """Whether a path in a step's folder belongs to the storage and not to the step."""
     first = name.partition("/")[0]
-    return first in (FILES, GENERATIONS, SCRATCH, MANIFEST) or _is_numbered(name)
+    return first in (FILES, GENERATIONS, SCRATCH, MANIFEST) or is_numbered(name)
 
 
 def _is_intact(path: Path, ref: Ref) -> bool:
@@ -304,6 +308,6 @@ def input_of(folder: Folder, relative: str) -> Folder:
         return folder / relative
     key = posixpath.normpath(f"{folder.key}/{relative}")
     if key.startswith(("..", "/")):  # a given folder of the machine that made the step
-        return Path(relative)
+        return Path(folder.root, folder.key, relative)
     recipe, _, step = key.partition("/")
     return Storage.at(folder.root).step(recipe, step).open()
