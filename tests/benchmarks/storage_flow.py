@@ -32,6 +32,7 @@ def run_flow(words: Sequence[str], storage: str, scratch: Path) -> tuple[float, 
     env = {
         **os.environ,
         "CASEMATE_CACHE": str(scratch / "cache"),
+        "RAY_worker_niceness": "0",  # other work of the machine slows both storages alike
         "MLFLOW_TRACKING_URI": f"sqlite:///{scratch}/mlflow.db",
     }
     command = [sys.executable, "-m", "pipelines.cli", "run", *words, "--storage", storage]
