@@ -21,7 +21,7 @@ from typing import Self
 from uuid import uuid4
 
 from components.core.digests import canonical_json
-from pipelines.runtime.store import Store
+from pipelines.runtime.store import Listed, Store
 from pipelines.runtime.store_errors import DamagedError, StoreError, UnavailableError
 
 LOCKS = "locks"
@@ -78,16 +78,20 @@ class Entry:
 
 def newest_entry(store: Store, name: str) -> Entry | None:
     """The newest entry of a lock; None for a lock that was never used."""
-    folder = f"{LOCKS}/{name}"
     while True:
-        listed = [one for one in store.listing(folder) if Path(one.key).parent == Path(folder)]
-        if not listed:
+        newest = _newest_listed(store, name)
+        if newest is None:
             return None
-        newest = max(listed, key=lambda one: one.key)
         content = store.find(newest.key)
         if content is not None:  # else removed meanwhile: there is a newer one
             age = time.time() + store.clock_skew - newest.modified
             return _parse(store.where(newest.key), int(Path(newest.key).stem), content, age)
+
+
+def _newest_listed(store: Store, name: str) -> Listed | None:
+    folder = f"{LOCKS}/{name}"
+    listed = [one for one in store.listing(folder) if Path(one.key).parent == Path(folder)]
+    return max(listed, key=lambda one: one.key, default=None)
 
 
 def _parse(where: str, number: int, content: bytes, age: float) -> Entry:
@@ -198,8 +202,8 @@ class Lock:
         entry = {"state": state, "ttl": self.ttl, "holder": asdict(self._holder)}
         if not self.store.put_new(key, canonical_json(entry).encode()):
             return False
-        newest = newest_entry(self.store, self.name)
-        if newest is not None and newest.number > number:
+        newest = _newest_listed(self.store, self.name)
+        if newest is not None and _number_of(newest.key) > number:
             self.store.delete([key])
             return False
         self.fence = self.fence or number
@@ -207,6 +211,8 @@ class Lock:
         return True
 
     def _remove_old(self) -> None:
+        if self._number <= KEPT:
+            return
         keys = [listed.key for listed in self.store.listing(f"{LOCKS}/{self.name}")]
         self.store.delete([key for key in keys if _number_of(key) <= self._number - KEPT])
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.runtime.locks import newest_entry
 from pipelines.runtime.storage import Storage, step_at
 from tests.e2e.cli import Result, call, mistake_of, step_folder, tiny_recipe, wait_until
 from tests.object_store import Fault, FaultyProxy, S3Server
@@ -87,9 +88,9 @@ def units_of(keys: list[str]) -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def place(s3_server, finished_flow, tmp_path_factory) -> Iterator[Place]:
-    """A bucket with one training in it: a step is copied file by file from a folder."""
-    home, proxy, bucket = tmp_path_factory.mktemp("s3"), FaultyProxy(s3_server.endpoint), None
+def place(s3_server, tmp_path_factory) -> Iterator[Place]:
+    """An empty bucket behind a proxy."""
+    home, proxy = tmp_path_factory.mktemp("s3"), FaultyProxy(s3_server.endpoint)
     with proxy.running() as endpoint, pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION"):
             patch.delenv(name, raising=False)
@@ -97,13 +98,14 @@ def place(s3_server, finished_flow, tmp_path_factory) -> Iterator[Place]:
             patch.setenv(name, value)
         patch.setenv("CASEMATE_CACHE", str(home / "cache"))
         bucket, recipe = s3_server.new_bucket(), tiny_recipe(home / "tiny.yaml")
-        made = Place(s3_server, proxy, bucket, recipe, f"sqlite:///{home}/mlflow.db")
-        trained = step_folder(finished_flow, "train.columns")
-        for path in [*trained.glob("files/**/*"), *trained.glob("*.manifest.json")]:
-            if path.is_file():
-                key = f"tiny/{trained.name}/{path.relative_to(trained)}"
-                made.overwrite(key, path.read_bytes())
-        yield made
+        yield Place(s3_server, proxy, bucket, recipe, f"sqlite:///{home}/mlflow.db")
+
+
+def copy_step(folder: Path, place: Place) -> None:
+    """Copy a finished step to the bucket: the keys are those of the folder."""
+    for path in [*folder.glob("files/**/*"), *folder.glob("*.manifest.json")]:
+        if path.is_file():
+            place.overwrite(f"tiny/{folder.name}/{path.relative_to(folder)}", path.read_bytes())
 
 
 @contextmanager
@@ -143,12 +145,15 @@ class Resumed:
 
 
 @pytest.fixture(scope="module")
-def resumed(place, cli) -> Resumed:
+def resumed(place, finished_flow, cli) -> Resumed:
     small = cli(*place.words(), env={"CASEMATE_CACHE_GB": "0.00002"})
+    certified = f"tiny/{step_folder(finished_flow, 'certify.l2').name}"
+    copy_step(step_folder(finished_flow, "train.columns"), place)
 
     process = cli.start(*place.words())
     try:
-        wait_until(lambda: any("locks/tiny/certify.l2" in key for key in place.listed()))
+        wait_until(lambda: is_locked(place, certified) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
         second = mistake_of(*place.words())
         wait_until(lambda: len(place.parts()) >= 2 or process.poll() is not None)
         assert process.poll() is None, process.communicate()
@@ -168,6 +173,11 @@ def resumed(place, cli) -> Resumed:
     result = ended(process)
     written = [path for method, path in place.proxy.requests if method == "PUT"]
     return Resumed(small, second, finished, kept, written, result)
+
+
+def is_locked(place: Place, step: str) -> bool:
+    entry = newest_entry(place.storage.store, step)
+    return entry is not None and entry.is_held
 
 
 def written_parts(place: Place) -> list[str]:
