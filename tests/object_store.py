@@ -106,7 +106,8 @@ def serving(command, port):
 def _request(method, url, content=None):
     scope = f"{KEYS['AWS_ACCESS_KEY_ID']}/20260101/us-east-1/s3/aws4_request"
     signed = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=unchecked"
-    headers = {"Authorization": signed}
+    # Without a type, urllib calls the content a form, which moto would take apart.
+    headers = {"Authorization": signed, "Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, data=content, method=method, headers=headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.read()

@@ -37,7 +37,7 @@ from pipelines.runtime.locks import Lock
 from pipelines.runtime.shards import release_workers
 from pipelines.runtime.step_locks import in_turn
 from pipelines.runtime.storage import SCRATCH, Storage
-from pipelines.runtime.tracking_uri import flow_outbox
+from pipelines.runtime.tracking_uri import flow_outbox, tracking_uri
 from pipelines.stages.registry import DATASET, STAGES
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def execute(
     """
     if place := address or recipe.cluster.address:
         check_joinable(place)  # before a tracking store is made for a flow that cannot start
+    tracking_uri(recipe.tracking, root)  # refused before Ray starts, if there is none
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_check_and_track, recipe, root)
         own_code = digests(recipe.resolved())

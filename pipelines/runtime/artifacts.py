@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from components.core import files
@@ -64,7 +65,8 @@ class StageDir:
         """Where Ray keeps the checkpoints of the step."""
         if self.place.storage.is_local:
             return str(self.scratch)
-        return f"{self.place}/{SCRATCH}"
+        # pyarrow refuses spaces and umlauts in a URI; obstore reads both forms alike.
+        return quote(unquote(f"{self.place}/{SCRATCH}"), safe=":/")
 
     @property
     def notes(self) -> Notes:

@@ -6,7 +6,8 @@
     <recipe>/<step>-<fingerprint>/unfinished/...          what only a resumed step needs
 
 A storage that is a folder also shows each step as plain files beside these, for people: hard links
-of the files of its manifest. infra/decisions/object-stores.md says why nothing is overwritten.
+of the files of its manifest. infra/decisions/0007-create-only-storage.md says why nothing is
+overwritten.
 """
 
 import posixpath

@@ -69,8 +69,10 @@ class Store:
 
     def __reduce__(self) -> tuple[object, ...]:
         answered = isinstance(self._backend, BucketBackend) and self._backend.answered
-        arguments = (self.root, self.cache.folder, self.cache.limit, answered, self._clock_skew)
-        return _reopen, arguments
+        # The defaults of a machine are its own: another one may have its cache elsewhere.
+        folder = None if self.cache.folder == default_folder() else self.cache.folder
+        limit = None if self.cache.limit == default_limit() else self.cache.limit
+        return _reopen, (self.root, folder, limit, answered, self._clock_skew)
 
     def where(self, key: str) -> str:
         """The key as a path or URL, for messages."""
@@ -202,10 +204,14 @@ def _opened(root: str, cache_folder: Path, cache_bytes: int) -> Store:
 
 
 def _reopen(
-    root: str, cache_folder: Path, cache_bytes: int, answered: bool, clock_skew: float | None
+    root: str,
+    cache_folder: Path | None,
+    cache_bytes: int | None,
+    answered: bool,
+    clock_skew: float | None,
 ) -> Store:
     """The store of this process for one that was pickled in another."""
-    store = _opened(root, cache_folder, cache_bytes)
+    store = open_store(root, cache_folder=cache_folder, cache_bytes=cache_bytes)
     if isinstance(store._backend, BucketBackend):
         store._backend.answered |= answered
     if store._clock_skew is None:
