@@ -25,6 +25,7 @@ from uuid import uuid4
 
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
+from components.core.files import put_in_place
 from pipelines.runtime.store_errors import DamagedError
 
 FOLDER_ENV = "CASEMATE_CACHE"
@@ -169,7 +170,7 @@ class NodeCache:
             try:
                 self._reserve(partial, ref)
                 _download(partial, ref, fetch(ref.key), where)
-                partial.replace(home / CONTENT)
+                put_in_place(partial, home / CONTENT)
             finally:
                 partial.unlink(missing_ok=True)
             if not self._checked.holds(home / CONTENT, ref):
@@ -303,7 +304,7 @@ def _named(home: Path, name: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     temporary = home / f".{uuid4().hex}"
     os.link(content, temporary)
-    temporary.replace(path)
+    put_in_place(temporary, path)
     temporary.unlink(missing_ok=True)  # a rename between two links of one file does nothing
     return path
 
