@@ -107,6 +107,7 @@ class NodeCache:
         self.limit = default_limit() if limit is None else limit
         self._checked = CheckedFiles()
         self._pins: int | None = None  # descriptor of the own file in `.pins`
+        self._pinned_here: set[str] = set()  # what it says
         self._lock = threading.Lock()
 
     def path(self, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], *, where: str) -> Path:
@@ -124,7 +125,8 @@ class NodeCache:
     def release(self, ref: FileRef) -> None:
         """Let a file be evicted; its path may stop to exist at any time from now on."""
         with self._lock:
-            if self._pins is not None:
+            if self._pins is not None and ref.sha256 in self._pinned_here:
+                self._pinned_here.discard(ref.sha256)
                 os.write(self._pins, f"-{ref.sha256}\n".encode())
 
     def close(self) -> None:
@@ -132,20 +134,29 @@ class NodeCache:
         with self._lock:
             if self._pins is not None:
                 os.close(self._pins)
-                self._pins = None
+            self._pins, self._pinned_here = None, set()
 
     def _pin(self, sha256: str) -> None:
         """Keep a file, or the place of one that is about to be downloaded."""
-        with self._lock, self._guard(LOCK_SH):
-            if self._pins is None:
-                place = self.folder / ".pins"
-                place.mkdir(exist_ok=True)
-                self._pins = _open(place / f"{os.getpid()}-{uuid4().hex[:8]}")
-                flock(self._pins, LOCK_EX)
-            os.write(self._pins, f"+{sha256}\n".encode())
-            home = self.folder / sha256
-            home.mkdir(exist_ok=True)
-            os.utime(home)  # used now: evicted last
+        with self._lock:
+            if sha256 in self._pinned_here:
+                return
+            with self._guard(LOCK_SH):
+                if self._pins is None:
+                    self._pins = self._new_pins()
+                os.write(self._pins, f"+{sha256}\n".encode())
+                home = self.folder / sha256
+                home.mkdir(exist_ok=True)
+                os.utime(home)  # used now: evicted last
+            self._pinned_here.add(sha256)
+
+    def _new_pins(self) -> int:
+        """The open, locked file of this process in `.pins`."""
+        place = self.folder / ".pins"
+        place.mkdir(exist_ok=True)
+        handle = _open(place / f"{os.getpid()}-{uuid4().hex[:8]}")
+        flock(handle, LOCK_EX)
+        return handle
 
     def _fill(
         self, home: Path, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], where: str
@@ -206,6 +217,7 @@ class NodeCache:
             size = _bytes_of(home)
             if home.name not in pinned:
                 shutil.rmtree(home)
+                (self.folder / ".fills" / home.name).unlink(missing_ok=True)
                 if size:
                     return size
         return 0
@@ -230,7 +242,10 @@ class NodeCache:
 
     @contextmanager
     def _guard(self, kind: int) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_uid != os.getuid():  # its owner could exchange checked files
+            remedy = f"belongs to another user; set {FOLDER_ENV} to a folder of your own"
+            raise CasemateError("cache", self.folder, remedy)
         with _locked(self.folder / ".guard", kind):
             yield
 
