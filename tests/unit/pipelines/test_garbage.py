@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -265,7 +265,12 @@ def dying(patch, num_deletions):
     patch.setattr(Store, "delete", delete_some)
 
 
-@settings(max_examples=120, deadline=None)
+FORCED = [(0, ("finish", {"a.bin": b"1"})), (0, ("force", {}))]
+
+
+@settings(max_examples=60, deadline=None)
+@example(FORCED, set(), 1, True)
+@example([*FORCED, (0, ("finish", {"a.bin": b"2"}))], set(), 1, True)
 @given(HISTORY, st.sets(st.integers(0, 2), max_size=1), st.integers(0, 12), st.booleans())
 def test_whatever_happened_finished_steps_stay_whole(history, in_use, num_deletions, is_old):
     older_than = AT_ONCE if is_old else DAY
@@ -284,6 +289,9 @@ def test_whatever_happened_finished_steps_stay_whole(history, in_use, num_deleti
                 clean(storage, older_than)
             except Killed:
                 assert [contents(place) for place in places] == before
+                for step in inventory(storage).steps.values():
+                    for manifest in step.earlier.values():
+                        assert step.files_of(manifest) <= step.names.keys()
         used = {number: keys_of(places[number]) for number in in_use}
         clean(storage, older_than)
         assert [contents(place) for place in places] == before
