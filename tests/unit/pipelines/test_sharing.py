@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from components.core.errors import CasemateError
 from pipelines.flow.plan import PlannedStep, plan
 from pipelines.flow.run import _placed
 from pipelines.flow.sharing import announce, is_own
 from pipelines.recipe.load import loads
+from pipelines.recipe.schema.recipe import RESERVED_NAMES
 from pipelines.runtime.artifacts import StageDir
 
 TEXT = "{name: NAME, data: {source: digits}, train: {epochs: EPOCHS}}"
@@ -83,3 +85,9 @@ def test_what_is_gone_or_damaged_is_made_again(first, tmp_path, loss):
     else:
         next(folder.glob("files/*/content")).write_text("x")
     assert is_own(planned(tmp_path, "second")["prepare"])
+
+
+def test_names_that_storages_keep_for_themselves_are_refused():
+    for name in RESERVED_NAMES:
+        with pytest.raises(CasemateError, match=f"name: {name} is a folder that storages keep"):
+            loads(TEXT.replace("NAME", name).replace("EPOCHS", "1"), source="x")
