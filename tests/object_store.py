@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "testers-own-words"}
+PER_HOP = {"transfer-encoding", "content-length", "connection", "expect"}  # headers
 _numbers = itertools.count()
 
 
@@ -164,14 +165,15 @@ def _handler(proxy: FaultyProxy):
                 super().handle_one_request()
 
         def answer(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.body()
             proxy.requests.append((self.command, self.path))
             fault = proxy.next_fault(self.command)
             if fault and fault.status:
                 content = f"<Error><Code>{fault.code}</Code></Error>".encode()
                 return self.send(fault.status, {}, content)
             upstream = http.client.HTTPConnection(proxy.target, timeout=30)
-            upstream.request(self.command, self.path, body, dict(self.headers))
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in PER_HOP}
+            upstream.request(self.command, self.path, body, headers)
             reply = upstream.getresponse()
             content = reply.read()
             upstream.close()
@@ -180,6 +182,17 @@ def _handler(proxy: FaultyProxy):
             if fault and fault.change:
                 content = fault.change(content)
             return self.send(reply.status, dict(reply.headers), content, fault and fault.cut)
+
+        def body(self):
+            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            while self.rfile.readline().strip():  # trailers
+                pass
+            return b"".join(parts)
 
         def send(self, status, headers, content, cut=None):
             skipped = {"content-length", "transfer-encoding", "connection", "date", "server"}
