@@ -47,8 +47,7 @@ class S3Server:
 def s3_server():
     """One moto server for all tests; started at the first use, in about a second."""
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with serving(command, port):
+    with serving(moto_command(port), port):
         yield S3Server(f"http://127.0.0.1:{port}")
 
 
@@ -78,6 +77,12 @@ def rclone_root(monkeypatch, tmp_path):
     monkeypatch.setenv("CASEMATE_CACHE", str(tmp_path / "node-cache"))
     with serving(words, port):
         yield "s3://bucket/runs"
+
+
+def moto_command(port: int) -> list[str]:
+    """The command that starts a moto server."""
+    program = Path(__file__).with_name("moto_server.py")
+    return [sys.executable, str(program), "-H", "127.0.0.1", "-p", str(port)]
 
 
 def free_port() -> int:

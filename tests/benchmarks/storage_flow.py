@@ -25,7 +25,7 @@ from typing import NamedTuple
 import psutil
 
 from tests.e2e.cli import ROOT, tiny_recipe
-from tests.object_store import FaultyProxy, S3Server, free_port, serving
+from tests.object_store import FaultyProxy, S3Server, free_port, moto_command, serving
 
 LIMIT = 1.25  # times as long as on a folder
 STEP = re.compile(r"^(\S+) +([\d.]+) s  ", re.MULTILINE)
@@ -141,8 +141,7 @@ def main() -> int:
     options.add_argument("--flow", choices=["tiny", "demo"], action="append")
     asked = options.parse_args()
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with tempfile.TemporaryDirectory() as folder, serving(command, port) as moto:
+    with tempfile.TemporaryDirectory() as folder, serving(moto_command(port), port) as moto:
         server = S3Server(f"http://127.0.0.1:{port}")
         os.environ.update(server.env)
         flows = {
