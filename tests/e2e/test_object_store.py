@@ -51,8 +51,9 @@ class Place:
         own = ("--set", f"tracking.uri={self.tracking}", "--set", "cluster.num_actors=1")
         return (command, str(self.recipe), "--storage", self.root, *own)
 
-    def listed(self, inside: str = "") -> list[str]:
-        return [entry.key for entry in self.storage.store.listing(inside)]
+    def listed(self, inside: str) -> list[str]:
+        """Keys of objects; Ray also leaves empty ones in place of folders."""
+        return [entry.key for entry in self.storage.store.listing(inside) if entry.bytes]
 
     def step(self, name: str) -> str:
         """The key of a step."""
