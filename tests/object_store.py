@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "testers-own-words"}
+PER_HOP = {"transfer-encoding", "content-length", "connection", "expect"}  # headers
 _numbers = itertools.count()
 
 
@@ -48,8 +49,7 @@ class S3Server:
 def s3_server():
     """One moto server for all tests; started at the first use, in about a second."""
     port = free_port()
-    command = [sys.executable, "-m", "tests.moto_server", str(port)]
-    with serving(command, port):
+    with serving(moto_command(port), port):
         yield S3Server(f"http://127.0.0.1:{port}")
 
 
@@ -79,6 +79,11 @@ def rclone_root(monkeypatch, tmp_path):
     monkeypatch.setenv("CASEMATE_CACHE", str(tmp_path / "node-cache"))
     with serving(words, port):
         yield "s3://bucket/runs"
+
+
+def moto_command(port: int) -> list[str]:
+    """Starts a moto server; in the folder of the checkout."""
+    return [sys.executable, "-m", "tests.moto_server", str(port)]
 
 
 def free_port() -> int:
@@ -166,14 +171,15 @@ def _handler(proxy: FaultyProxy):
                 super().handle_one_request()
 
         def answer(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = self.body()
             proxy.requests.append((self.command, self.path))
             fault = proxy.next_fault(self.command)
             if fault and fault.status:
                 content = f"<Error><Code>{fault.code}</Code></Error>".encode()
                 return self.send(fault.status, {}, content)
             upstream = http.client.HTTPConnection(proxy.target, timeout=30)
-            upstream.request(self.command, self.path, body, dict(self.headers))
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in PER_HOP}
+            upstream.request(self.command, self.path, body, headers)
             reply = upstream.getresponse()
             content = reply.read()
             upstream.close()
@@ -182,6 +188,17 @@ def _handler(proxy: FaultyProxy):
             if fault and fault.change:
                 content = fault.change(content)
             return self.send(reply.status, dict(reply.headers), content, fault and fault.cut)
+
+        def body(self):
+            if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            while self.rfile.readline().strip():  # trailers
+                pass
+            return b"".join(parts)
 
         def send(self, status, headers, content, cut=None):
             skipped = {"content-length", "transfer-encoding", "connection", "date", "server"}

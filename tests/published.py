@@ -1,28 +1,38 @@
 """What the steps of a storage have published, in a form that two runs of one flow share."""
 
+import csv
+import io
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 from pipelines.runtime.storage import Storage
 
-TIMED = re.compile(r"seconds|per_second|_at$|mlflow_run_id|git_revision")
+TIMED = re.compile(r"seconds|per_second|mlflow_run_id|git_revision")
+SHOWS_TIMES = {"report.html"}  # its tables are compared as CSV
 
 
-def published(storage: Storage, recipe: str | None = None) -> dict[str, str]:
-    """Digests of all published files by step and name; JSON without times and run ids."""
+def published(storage: Storage) -> dict[str, str]:
+    """Published files by step and name: digests, or documents without times and run ids."""
     found: dict[str, str] = {}
-    keys = [entry.key for entry in storage.store.listing(recipe or "")]
+    keys = [entry.key for entry in storage.store.listing("")]
     steps = {tuple(key.split("/")[:2]) for key in keys if key.endswith(".manifest.json")}
-    for name, step in sorted(steps):
-        manifest = storage.step(name, step).manifest()
-        opened = storage.step(name, step).open()
-        for file, entry in manifest.files.items():
-            found[f"{name}/{step}/{file}"] = entry["sha256"]
-            if file.endswith(".json"):
-                document = json.loads((opened / file).read_text())
-                found[f"{name}/{step}/{file}"] = json.dumps(untimed(document), sort_keys=True)
+    for recipe, step in sorted(steps):
+        opened = storage.step(recipe, step).open()
+        for file, ref in opened.files.items():
+            if file not in SHOWS_TIMES:
+                found[f"{recipe}/{step}/{file}"] = _content(opened / file) or ref.sha256
     return found
+
+
+def _content(path: Path) -> str | None:
+    if path.suffix == ".json":
+        return json.dumps(untimed(json.loads(path.read_text())), sort_keys=True)
+    if path.suffix == ".csv":
+        rows = csv.DictReader(io.StringIO(path.read_text()))
+        return json.dumps([untimed(row) for row in rows])
+    return None
 
 
 def untimed(value: Any) -> Any:

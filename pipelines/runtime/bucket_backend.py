@@ -131,7 +131,12 @@ class BucketBackend:
     def listing(self, prefix: str) -> list[Entry]:
         """Keys below a folder-like prefix, in any order."""
         found = self._ask(lambda: [m for page in self.raw.list(prefix or None) for m in page])
-        return [Entry(m["path"], m["size"], m["last_modified"].timestamp()) for m in found]
+        # Ray marks folders by empty keys with a slash at the end, `prefix/` among them.
+        return [
+            Entry(m["path"], m["size"], m["last_modified"].timestamp())
+            for m in found
+            if m["path"] != prefix
+        ]
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys; missing ones are fine."""

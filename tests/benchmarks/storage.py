@@ -18,7 +18,7 @@ from pathlib import Path
 
 from components.core.files import write_atomic
 from pipelines.runtime.store import Store
-from tests.object_store import S3Server, free_port, serving
+from tests.object_store import S3Server, free_port, moto_command, serving
 
 LIMIT = 3.0  # times as long as plain files, writing to a folder
 PART_BYTES = 18_000  # a group of 26 units
@@ -81,8 +81,7 @@ def report(found: dict[str, list[tuple[float, float]]]) -> float:
 
 def main() -> int:
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with tempfile.TemporaryDirectory() as name, serving(command, port):
+    with tempfile.TemporaryDirectory() as name, serving(moto_command(port), port):
         server = S3Server(f"http://127.0.0.1:{port}")
         os.environ.update(server.env)
         folder, bucket = Store(Path(name) / "store"), Store(f"s3://{server.new_bucket()}/runs")

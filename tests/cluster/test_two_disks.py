@@ -72,8 +72,9 @@ def flow(cli, s3_server) -> Iterator[Flow]:
             for name in ("a", "b")
         }
         root = f"s3://{s3_server.new_bucket()}/two disks"
-        tracking = f"tracking.uri=sqlite:///{disk}/mlflow.db"
-        result = cli(*DEMO, "--set", tracking, "--storage", root, "--address", cluster.address)
+        tracking = {"MLFLOW_TRACKING_URI": f"sqlite:///{disk}/mlflow.db"}
+        words = (*DEMO, "--storage", root, "--address", cluster.address)
+        result = cli(*words, env=tracking)
         places = {"driver": Path("/"), **{n: seen_by(p) for n, p in nodes.items()}}
         caches = {name: cached(place / disk.relative_to("/")) for name, place in places.items()}
         downloads = Counter(

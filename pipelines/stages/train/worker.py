@@ -31,6 +31,7 @@ STATE = "state.pt"
 LIVE = "live.json"
 STOPPED = "stopped.json"  # why training cannot continue; exists only then
 STORED = "stored.json"  # files that the worker has stored; exists only without a shared disk
+UPLOAD_SECONDS = 20.0  # between checkpoints on an object store: an epoch may take less than one
 REGISTER = "checkpoint_manager_snapshot.json"  # Ray's list of checkpoints to resume from
 
 
@@ -101,8 +102,19 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
             session.restore(torch.load(Path(folder) / STATE, weights_only=True, map_location="cpu"))
     live = LiveFile(job.notes, session, device_name(kind)) if worker.rank == 0 else None
 
+    saved_at = time.monotonic()
+
+    def is_due() -> bool:
+        """Whether the end of an epoch is worth a checkpoint; rank 0 decides for all workers."""
+        if job.place.storage.is_local:
+            return True
+        waited = time.monotonic() - saved_at > UPLOAD_SECONDS
+        decision = torch.tensor([float(waited and worker.rank == 0)])
+        return bool(all_reduce(decision, device=device).item())
+
     def report() -> None:
         """Checkpoint on all workers, which wait for each other; rank 0 writes it."""
+        nonlocal saved_at
         state = session.state()
         with tempfile.TemporaryDirectory() as folder:
             saved = None
@@ -110,6 +122,7 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
                 torch.save(state, Path(folder) / STATE)
                 saved = Checkpoint.from_directory(folder)
             ray.train.report({"epoch": session.next_epoch}, checkpoint=saved)
+        saved_at = time.monotonic()
 
     while not session.finished:
         try:
@@ -123,7 +136,8 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
                 write_text(job.notes.path(STOPPED), json.dumps(error.args))
                 job.notes.send(STOPPED)
             return  # not a failure: a restart would stop at the same step
-        report()
+        if is_due():
+            report()
         if live:
             live.update()
     final = session.final_model()

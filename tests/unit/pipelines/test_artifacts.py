@@ -17,7 +17,7 @@ from components.core.folders import Folder, within
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.manifests import FIRST_FORMAT, MANIFEST, changed_files, read_manifest
 from pipelines.runtime.step_locks import hold, in_turn
-from pipelines.runtime.storage import open_storage
+from pipelines.runtime.storage import Storage, open_storage
 from pipelines.runtime.store import open_store
 
 PRINT = "f" * 64
@@ -254,3 +254,12 @@ def test_read_only_storage_is_the_users_to_mend(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(CasemateError, match=r"storage\.root: .* cannot be written"):
         open_storage(tmp_path)
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/my rüns", "s3://bucket/my%20r%C3%BCns"])
+def test_ray_gets_the_uri_of_its_checkpoints_as_pyarrow_reads_it(tmp_path, root):
+    folder = tmp_path / "tiny" / "train.main-0123456789ab"
+    run = SimpleNamespace(run_id="mlflow-1")
+    out = StageDir(folder, "train.main", PRINT, run, storage=Storage.at(root))
+    expected = "s3://bucket/my%20r%C3%BCns/tiny/train.main-0123456789ab/unfinished"
+    assert out.ray_storage == expected

@@ -156,6 +156,15 @@ def test_a_store_is_pickled_by_its_root(root):
     assert str(error) == "storage: x is missing"
 
 
+def test_a_pickled_store_uses_the_cache_of_the_machine_that_opens_it(root, monkeypatch, tmp_path):
+    pickled = pickle.dumps(open_store(root)), pickle.dumps(open_store(root, cache_bytes=10**6))
+    monkeypatch.setenv("CASEMATE_CACHE", str(tmp_path / "another disk"))
+    monkeypatch.setenv("CASEMATE_CACHE_GB", "3")
+    default, limited = (pickle.loads(store).cache for store in pickled)
+    assert (default.folder, default.limit) == (tmp_path / "another disk", 3 * 10**9)
+    assert (limited.folder, limited.limit) == (tmp_path / "another disk", 10**6)
+
+
 def test_a_fork_is_refused_instead_of_hanging(s3_root):
     store = Store(s3_root)
     store.put_new("a", b"1")
