@@ -128,8 +128,8 @@ def test_a_run_asks_before_it_trains(monkeypatch):
             height=8, width=16, channels=1, classes=["a", "b"], splits={"train": 3, "val": 3}
         ),
     )
-    steps = {"prepare": SimpleNamespace(folder=None)}
-    work = runner._Runner(recipe, tracker=None, parent=None, steps=steps)
+    steps = {"prepare": SimpleNamespace(contents=lambda: None)}
+    work = runner._Runner(recipe, tracker=None, parent=None, steps=steps, held={})
     monkeypatch.setattr(work, "run_step", lambda _: pytest.fail("trained"))
     training = SimpleNamespace(step=SimpleNamespace(stage="train"))
     with pytest.raises(CasemateError, match=r"^x: train.objective.band: 400 is larger"):

@@ -28,6 +28,7 @@ model: {options: {patch_size: 4, embed_dim: 32, depth: 1, num_heads: 2}}
 train: {}
 """
 TWO_CLASSES = "data={source: made, options: {classes: 2, image_size: 8}}"
+MANY_DRAWS = "kind: gaussian, sigma: 0.25, num_estimate: 1000000"
 DLR = "attack={l: {eps: 0.1, attacks: [{kind: pgd, loss: dlr}]}}"
 PHOTOS = "data={source: imagenet, path: somewhere, image_size: 224, fit: resize}"
 
@@ -58,8 +59,12 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
         ),
         ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
-            [PHOTOS, "model.options={}", "certify={l2: {kind: gaussian, sigma: 0.25}}"],
-            "certify.l2.num_items: 50000 would make 5,005,000,000 predictions; ",
+            [
+                PHOTOS,
+                "model.options={}",
+                "certify={l2: {kind: gaussian, sigma: 0.25, num_estimate: 1000000}}",
+            ],
+            "certify.l2.num_items: 50000 would make 50,005,000,000 predictions; ",
         ),
         (["data.image_size=6"], "data.image_size: 6 is smaller than the images (8), and padding "),
         (["data.options={size: 3}"], "data.options.size: 3 is "),

@@ -29,6 +29,8 @@ from components.train.session import Session, initial_model
 from components.train.settings import AdamWSettings, EmaSettings, SgdSettings, TrainSettings
 from components.train.sharding import check_shardable, shard
 from pipelines.recipe.load import loads
+from pipelines.runtime.notes import Notes
+from pipelines.runtime.storage import Storage
 from pipelines.stages.train.session import make_session
 from pipelines.stages.train.worker import JOB, TrainJob, train_loop
 
@@ -258,9 +260,9 @@ def test_what_a_worker_runs_saves_whole_models_and_goes_on(tmp_path, train_split
             recipe_digest="",
             model="main",
             dataset=Path(),
-            live=tmp_path / "live",
-            stopped=tmp_path / "stopped",
+            notes=Notes(tmp_path),
             out=tmp_path / out,
+            place=Storage.at(tmp_path).step("test", out),
             num_threads=1,
         )
         train_loop({JOB: job})
