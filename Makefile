@@ -84,8 +84,8 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-bench: setup ## measure what we promise: executor overhead, leases, input, memory, attacks, training steps, votes, draws, corruptions, poses, lesions, storage, flows on S3
-	@for what in executor leases input memory attacks training sampling patches workers sequential corruptions spatial lesions storage storage_flow; do \
+bench: setup ## measure what we promise: executor overhead, leases, input, memory, attacks, training steps, votes, draws, votes files, corruptions, poses, lesions, storage, flows on S3
+	@for what in executor leases input memory attacks training sampling patches workers sequential votes corruptions spatial lesions storage storage_flow; do \
 	  $(BIN)/python -m tests.benchmarks.$$what || failed=1; done; exit $${failed:-0}
 
 ui: setup ## open the MLflow pages of $(STORAGE)

@@ -1,25 +1,33 @@
-"""moto's S3 server, with writes one at a time: run as a file, with the options of `moto_server`.
+"""moto's S3 server: `python -m tests.moto_server PORT`. Conditional writes come one at a time.
 
-moto looks whether a key exists and stores it in two steps; of several threads that create one key,
-two may win.
+moto looks whether a key exists and creates it in two steps; between them another thread may do the
+same, which S3 rules out.
 """
 
+import sys
 import threading
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from moto.s3.responses import S3Response
-from moto.server import main
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
 
-_writing = threading.Lock()
-_put_object = S3Response.put_object
-
-
-def put_object(self):
-    """Create or replace an object while no other request does."""
-    with _writing:
-        return _put_object(self)
+App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
-S3Response.put_object = put_object
+def one_at_a_time(app: App) -> App:
+    """The application with a lock around writes that must create their key."""
+    lock = threading.Lock()
+
+    def locked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        if "HTTP_IF_NONE_MATCH" not in environ:
+            return app(environ, start_response)
+        with lock:
+            return list(app(environ, start_response))
+
+    return locked
+
 
 if __name__ == "__main__":
-    main()
+    s3 = one_at_a_time(DomainDispatcherApplication(create_backend_app))
+    run_simple("127.0.0.1", int(sys.argv[1]), s3, threaded=True)

@@ -1,20 +1,17 @@
 """An S3 server of its own process (moto), for tests that read or write objects."""
 
 import os
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import obstore
 import pytest
+
+from tests.object_store import S3Server, free_port, serving
 
 BUCKET = "raw"
 
@@ -55,36 +52,15 @@ class ObjectServer:
 @contextmanager
 def object_server() -> Iterator[ObjectServer]:
     """Start the server, with its variables in the environment, and end it afterwards."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    quiet: Mapping[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, **quiet)
+    port = free_port()
     server = ObjectServer(f"http://127.0.0.1:{port}")
-    try:
-        _wait_for(server.url, process)
-        with pytest.MonkeyPatch.context() as patch:
-            for name in [name for name in os.environ if name.startswith("AWS_")]:
-                patch.delenv(name)
-            for name, value in server.env.items():
-                patch.setenv(name, value)
-            import boto3
-
-            boto3.client("s3").create_bucket(Bucket=BUCKET)
-            yield server
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
-        assert process.poll() is None, "the S3 server ended"
-        try:
-            urlopen(url, timeout=5).close()
-        except (URLError, OSError):
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError("the S3 server does not answer")
+    with (
+        serving([sys.executable, "-m", "tests.moto_server", str(port)], port),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        for name, value in server.env.items():
+            patch.setenv(name, value)
+        S3Server(server.url).make_bucket(BUCKET)
+        yield server

@@ -31,7 +31,9 @@ class S3Server:
 
     def new_bucket(self) -> str:
         """The name of a bucket that is empty."""
-        name = f"bucket-{os.getpid()}-{next(_numbers)}"
+        return self.make_bucket(f"bucket-{os.getpid()}-{next(_numbers)}")
+
+    def make_bucket(self, name: str) -> str:
         _request("PUT", f"{self.endpoint}/{name}")
         return name
 
@@ -81,8 +83,7 @@ def rclone_root(monkeypatch, tmp_path):
 
 def moto_command(port: int) -> list[str]:
     """The command that starts a moto server."""
-    program = Path(__file__).with_name("moto_server.py")
-    return [sys.executable, str(program), "-H", "127.0.0.1", "-p", str(port)]
+    return [sys.executable, "-m", "tests.moto_server", str(port)]
 
 
 def free_port() -> int:

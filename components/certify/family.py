@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.threats import Threat
 from components.core.types import Array
-from components.core.units import LoadPart, Unit, UnitSource, WorkFn
+from components.core.units import Unit, UnitSource, WorkFn
 from components.data.prepared import PreparedDataset
 
 SettingsT = TypeVar("SettingsT", bound=CertificateSettings)
@@ -63,8 +64,9 @@ class VotePlan:
     """The work behind a votes file: the initial units, a source of further ones, the rows."""
 
     units: Sequence[Unit]
-    rows: Callable[[LoadPart], Iterator[VoteRow]]
     source: UnitSource | None = None
+    votes: Callable[[Iterable[pa.Table]], Iterable[pa.Table | VoteRow]] = iter
+    """From the results of all units, in any order, to the rows of the file: by default all."""
 
 
 class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
@@ -244,11 +246,11 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     # Challenge ------------------------------------------------------------------------------------
 
     @abstractmethod
-    def challenger(self, task: ChallengeTask[VotesT, ChallengeT, ClaimT]) -> WorkFn:
+    def challenger(self, task: ChallengeTask[VotesT, ChallengeT, ClaimT], /) -> WorkFn:
         """The function that attacks one item; loads the model."""
 
-    def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
-        """Clean votes by item that the attack starts from."""
+    def challenged_votes(self, votes: Votes, item_ids: Collection[str]) -> Mapping[str, Array]:
+        """Clean votes of these items that the attack starts from."""
         return {}
 
     @abstractmethod

@@ -60,6 +60,11 @@ def rename(path: Path, name: str) -> Path:
     return path.replace(path.with_name(name))
 
 
+def put_in_place(written: Path, target: Path) -> None:
+    """Give a complete file its final name, in place of a file that has it."""
+    written.replace(target)
+
+
 def move_folder(folder: Path, target: Path) -> None:
     """Give a complete folder its final name; `OSError` if that name exists."""
     folder.rename(target)

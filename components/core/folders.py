@@ -33,6 +33,9 @@ class RemoteFolder(Folder, Protocol):
     def fetched(self) -> Path:
         """The whole folder on this machine."""
 
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+
 
 _OPENERS: list[Callable[[str], Folder]] = []
 
@@ -60,6 +63,11 @@ def absolute(folder: Folder) -> str:
 def fetched(folder: Folder) -> Path:
     """The whole folder as a path on this machine."""
     return folder if isinstance(folder, Path) else folder.fetched()  # type: ignore[attr-defined]
+
+
+def read_bytes(folder: Folder, name: str) -> bytes:
+    """The content of a file; nothing of it stays on this machine's disk longer than needed."""
+    return folder.read(name) if isinstance(folder, RemoteFolder) else (folder / name).read_bytes()
 
 
 def folder_at(place: str) -> Folder:

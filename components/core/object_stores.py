@@ -29,6 +29,7 @@ CAUSES = (
     ("/latest/api/token", "has no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     ("/latest/meta-data", "has no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     ("metadata.google.internal", "has no credentials; set GOOGLE_APPLICATION_CREDENTIALS"),
+    ("/computeMetadata", "has no credentials; set GOOGLE_APPLICATION_CREDENTIALS"),
     ("/metadata/identity", "has no credentials; set AZURE_STORAGE_ACCOUNT_KEY"),
     ("169.254.169.254", "has no credentials; set those of the cloud in the environment"),
     ("Account must be specified", "names no account; set AZURE_STORAGE_ACCOUNT_NAME"),

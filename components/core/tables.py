@@ -1,12 +1,18 @@
 """Parquet files: equal tables give equal bytes, and damaged files are named."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from components.core.errors import CasemateError
 from components.core.files import atomic
+
+ROW_GROUP_ROWS = 65_536
+OPTIONS: dict[str, Any] = {"version": "2.6", "compression": "zstd", "write_page_checksum": True}
 
 
 def schema_of(columns: str) -> pa.Schema:
@@ -15,24 +21,39 @@ def schema_of(columns: str) -> pa.Schema:
     return pa.schema([(name.strip(), pa.type_for_alias(kind.strip())) for name, kind in pairs])
 
 
-def read_table(path: Path) -> pa.Table:
-    """A Parquet table, or an error that names the file: missing, truncated, bad checksum."""
+@contextmanager
+def named_damage(path: Path) -> Iterator[None]:
+    """Errors of a reader become one that names the file: missing, truncated, bad checksum."""
     if not path.is_file():
         raise CasemateError("file", path, "does not exist")
     try:
-        return pq.ParquetFile(path, page_checksum_verification=True).read()
+        yield
     except (pa.ArrowException, OSError) as error:
         raise CasemateError("file", path, f"is truncated or damaged: {error}") from error
+
+
+def open_table(path: Path) -> pq.ParquetFile:
+    """A Parquet file to read; call it, and what reads from it, inside `named_damage`."""
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+def read_table(path: Path) -> pa.Table:
+    """A Parquet table, or an error that names the file: missing, truncated, bad checksum."""
+    with named_damage(path):
+        return open_table(path).read()
 
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Write a Parquet file; all options that affect the bytes are fixed here."""
     with atomic(path) as temporary:
-        pq.write_table(
-            table,
-            temporary,
-            version="2.6",
-            compression="zstd",
-            row_group_size=65536,
-            write_page_checksum=True,
-        )
+        pq.write_table(table, temporary, row_group_size=ROW_GROUP_ROWS, **OPTIONS)
+
+
+@contextmanager
+def table_writer(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Write a Parquet file table by table: each is a row group, or several of ROW_GROUP_ROWS.
+
+    The file appears when the block ends without an error.
+    """
+    with atomic(path) as temporary, pq.ParquetWriter(temporary, schema, **OPTIONS) as writer:
+        yield writer

@@ -12,7 +12,6 @@ import pyarrow as pa
 from components.core.confidence_sequences import ShareSoFar
 
 WorkFn = Callable[[Any], pa.Table]  # payload -> result
-LoadPart = Callable[[str], pa.Table]  # name of a finished unit -> its result
 BriefFn = Callable[[pa.Table], Any]  # result -> what its source needs of it, a JSON value
 
 

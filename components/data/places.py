@@ -166,10 +166,9 @@ class RemotePath:
             pages = store.list(self.key or None, chunk_size=1)
             if any(page for page in pages):
                 return
-            try:
-                store.head(self.key)
-            except FileNotFoundError as error:
-                raise missing(self) from error
+            if not self.key:
+                raise missing(self)
+            store.head(self.key)  # the error of a missing object is that of an empty prefix
 
     def _below(self) -> Iterator["RemotePath"]:
         """All objects below; only a page of them is held."""

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
-from components.core.folders import Folder
+from components.core.folders import Folder, read_bytes
 from components.data.shards import FORMAT, decode_image
 from components.data.sources.base import Pixels
 
@@ -65,10 +65,11 @@ def stored_shards(document: dict[str, Any], split: str) -> tuple[StoredShard, ..
 
 def read_shard(folder: Folder, shard: StoredShard, *, verified: bool = False) -> pa.Table:
     """Ids, encoded images and labels of one file; `verified` skips the checksum."""
-    path = folder / shard.file
-    if not path.is_file():
-        raise CasemateError("dataset", path, "is missing; prepare again")
-    content = path.read_bytes()
+    path = f"{folder}/{shard.file}"
+    try:
+        content = read_bytes(folder, shard.file)
+    except (FileNotFoundError, KeyError) as error:
+        raise CasemateError("dataset", path, "is missing; prepare again") from error
     found = shard.sha256 if verified else hashlib.sha256(content).hexdigest()
     if found != shard.sha256:
         remedy = (

@@ -61,10 +61,8 @@ def _first_block(lines: Lines) -> Experiment:
         key=f"first block, {lines.data}",
         claim="Any single block but the first can be removed from a trained ViT without "
         "a substantial loss of accuracy.",
-        table=lines.table(
-            lines.vits,
-            {"whole network": whole}
-            | {f"without block {i}": without("block", i) for i in range(lines.depth)},
+        table=lines.changed(
+            {f"without block {i}": without("block", i) for i in range(lines.depth)}
         ),
         contrasts=[
             *lines.contrasts(
@@ -90,7 +88,7 @@ def _first_block(lines: Lines) -> Experiment:
 def _attention_and_mlp(lines: Lines) -> Experiment:
     """Bhojanapalli et al. 2021, Figure 8, bottom."""
     first, several = lines.vits[0], range(2, lines.depth)
-    measures: dict[str, Measure] = {"whole network": whole}
+    measures: dict[str, Measure] = {}
     for part, name in PARTS.items():
         measures[f"{name}, 1 removed"] = without_later(part)
         measures |= {f"{name}, {n} removed": without_several(part, n) for n in several}
@@ -100,7 +98,7 @@ def _attention_and_mlp(lines: Lines) -> Experiment:
         key=f"parts of blocks, {lines.data}",
         claim="Removing attention from several blocks hurts more than removing their MLPs; "
         "removing whole blocks hurts more than either.",
-        table=lines.table(lines.vits, measures),
+        table=lines.changed(measures),
         contrasts=[
             *lines.contrasts(f"{what} in 2 blocks", attn[2], mlp[2], sign=-1),
             *(
@@ -182,10 +180,8 @@ def _near_patches(lines: Lines) -> Experiment:
         key=f"near patches, {lines.data}",
         claim="Attention between near patches only costs less accuracy than attention between "
         "equally many pairs chosen at random.",
-        table=lines.table(
-            lines.vits,
-            {"whole network": whole}
-            | {name.format(d): within(kind, d) for d in distances for kind, name in names.items()},
+        table=lines.changed(
+            {name.format(d): within(kind, d) for d in distances for kind, name in names.items()}
         ),
         contrasts=lines.contrasts(
             "accuracy, near minus random patches, mean over distances",
@@ -216,15 +212,13 @@ def _class_token_only(lines: Lines) -> Experiment:
         key=f"no attention between patches, {lines.data}",
         claim="Without attention between patches in the last blocks accuracy hardly falls, in the first "
         "blocks it falls much.",
-        table=lines.table(
-            lines.vits,
-            {"whole network": whole}
-            | {
+        table=lines.changed(
+            {
                 f"{where} {k}": cls_only(where, k)
                 for where in ("first", "last")
                 for k in counts
                 if (where, k) != ("last", lines.depth)
-            },
+            }
         ),
         contrasts=[
             *lines.contrasts(

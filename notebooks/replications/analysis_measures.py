@@ -83,6 +83,10 @@ class Lines(runs.Lines):
             for model in models
         }
 
+    def changed(self, measures: Mapping[str, Measure]) -> Table:
+        """The ViTs, whole and changed."""
+        return self.table(self.vits, {"whole network": whole, **measures})
+
     def contrast(
         self, model: str, what: str, first: Measure, second: Measure, *, sign: int
     ) -> Contrast:

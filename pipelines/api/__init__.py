@@ -38,6 +38,7 @@ from pipelines.api.runs import (
     run,
     steps,
 )
+from pipelines.api.storages import Cleanup, flow_steps, flows, gc
 from pipelines.api.tables import Accuracy
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "AnalysisReport",
     "AttackReport",
     "Certificate",
+    "Cleanup",
     "EvaluationReport",
     "RunResult",
     "Scaling",
@@ -57,6 +59,9 @@ __all__ = [
     "estimate",
     "evaluate",
     "export_tsv",
+    "flow_steps",
+    "flows",
+    "gc",
     "lint",
     "load_certificate",
     "load_model",

@@ -1,11 +1,13 @@
 """Results of several runs against model size."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
+from components.core.object_stores import is_uri
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from components.evaluate.scaling import ScalingFit
 
 FORMATS = (".html", ".svg")
+STORED = re.compile(r"/files/[0-9a-f]{20}/")  # of all generations: the step shows the current one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ def scaling(
 ) -> Scaling:
     """Fit error against the number of parameters, from the evaluations of several runs.
 
-    `paths` are metrics.parquet files, or folders that hold some: steps, runs, whole storages.
+    `paths` are metrics.parquet files, or folders that hold some: steps, runs, whole storages; or
+    URIs of steps and storages.
     `suites` restricts the benchmarks; `out` is written as a page (.html) or as its chart (.svg).
     """
     from components.evaluate.across_runs import SUITES, benchmarks_of, merged
@@ -74,7 +78,7 @@ def scaling(
             raise CasemateError("suite", name, f"is unknown; choose from {', '.join(SUITES)}")
     target = _checked_output(out)
     files = _metrics_files(paths)
-    rows = merged({str(path): read_metrics(path) for path in files})
+    rows = merged({place: read_metrics(path) for place, path in files.items()})
     benchmarks = benchmarks_of(rows, suites=suites)
     panels = {
         b: fits
@@ -85,9 +89,9 @@ def scaling(
         what = f"of {', '.join(suites)} " if suites else ""
         remedy = f"has no accuracy {what}of models with known family and size"
         raise CasemateError("scaling", ", ".join(map(str, paths)), remedy)
-    found = Scaling(panels, rows, files, target)
+    found = Scaling(panels, rows, tuple(files.values()), target)
     if target is not None:
-        _write(found, target)
+        _write(found, target, files)
     return found
 
 
@@ -102,27 +106,47 @@ def _checked_output(out: str | Path | None) -> Path | None:
     return path
 
 
-def _metrics_files(paths: Sequence[str | Path]) -> tuple[Path, ...]:
-    """Every file once, sorted."""
+def _metrics_files(paths: Sequence[str | Path]) -> dict[str, Path]:
+    """Every file once, by its path or URI, sorted."""
     from components.evaluate.metrics import METRICS_NAME
 
     if not paths:
         raise CasemateError("scaling", "", "needs files or folders with metrics.parquet")
-    found: list[Path] = []
-    for path in (Path(given).expanduser() for given in paths):
-        if path.is_file():
-            found.append(path)
+    found: dict[str, Path] = {}
+    for given in paths:
+        path = Path(given).expanduser()
+        if is_uri(str(given)):
+            own = _stored_metrics(str(given))
+        elif path.is_file():
+            own = {str(path): path}
         elif not path.is_dir():
             raise CasemateError("scaling", path, "does not exist")
-        elif own := sorted(path.rglob(METRICS_NAME)):
-            found += own
         else:
+            shown = (p for p in path.rglob(METRICS_NAME) if not STORED.search(p.as_posix()))
+            own = {str(p): p for p in shown}
+        if not own:
             remedy = f"has no {METRICS_NAME}; casemate evaluate writes it"
-            raise CasemateError("scaling", path, remedy)
-    return tuple(sorted(set(found)))
+            raise CasemateError("scaling", given, remedy)
+        found |= own
+    return dict(sorted(found.items()))
 
 
-def _write(found: Scaling, path: Path) -> None:
+def _stored_metrics(uri: str) -> dict[str, Path]:
+    """Files of one step, or of all finished steps of a storage, by their URIs."""
+    from components.evaluate.metrics import METRICS_NAME
+    from pipelines.runtime.inventory import existing_storage, inventory
+    from pipelines.runtime.storage import STEP_URI, step_at
+
+    if STEP_URI.fullmatch(uri.rstrip("/")):
+        folders = [step_at(uri)]
+    else:
+        held = inventory(existing_storage(uri, key="scaling"))
+        folders = [step.place.contents(manifest) for step, manifest in held.finished()]
+    holding = [folder for folder in folders if METRICS_NAME in folder.files]
+    return {f"{folder}/{METRICS_NAME}": folder / METRICS_NAME for folder in holding}
+
+
+def _write(found: Scaling, path: Path, files: Mapping[str, Path]) -> None:
     """The page, or its chart as a file of its own."""
     from components.core.digests import digest_file
     from components.core.files import atomic
@@ -134,12 +158,12 @@ def _write(found: Scaling, path: Path) -> None:
         (chart,) = scaling_chapter(found.panels).charts
         text = chart.svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
     else:
-        files = [
-            Fact(f"{file.parent.name}/{file.name}", digest_file(file), code=True)
-            for file in found.files
+        sources = [
+            Fact("/".join(place.split("/")[-2:]), digest_file(file), code=True)
+            for place, file in files.items()
         ]
         content = scaling_page(
-            found.panels, found.rows, title="Error against size", provenance=files
+            found.panels, found.rows, title="Error against size", provenance=sources
         )
         text = render(content)
     with atomic(path) as temporary:

@@ -1,14 +1,16 @@
 """Recipes and runs: load, check and run recipes, read finished runs."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError, first_line
-from components.core.folders import Folder, fetched
+from components.core.folders import Folder, fetched, within
 from components.core.secrets import redact
+from pipelines.api.places import shown
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from pipelines.recipe.lint import LintWarning
     from pipelines.recipe.schema.recipe import Recipe
-    from pipelines.runtime.manifests import Manifest
+    from pipelines.runtime.stored_folder import StoredFolder
     from pipelines.stages.registry import Headline
 
     RecipeSource = str | Path | Mapping[str, Any] | Recipe
@@ -119,31 +121,34 @@ def run(
 
 
 def steps(storage: str | Path) -> "pd.DataFrame":
-    """Every finished step below a storage, oldest first; only stored files are opened.
+    """Every finished step of a storage (a folder or a URI), oldest first.
 
     >>> from pipelines import api
     >>> import tempfile
     >>> api.steps(tempfile.mkdtemp()).empty
     True
     """
+    from pipelines.runtime.inventory import existing_storage, inventory
+
     columns = ["recipe", "step", "fingerprint", "files", "kB", "reads", "folder"]
+    held = inventory(existing_storage(storage))
     rows = (
         {
-            "recipe": folder.parent.name,
+            "recipe": step.recipe,
             "step": manifest.step,
             "fingerprint": manifest.fingerprint[:12],
             "files": len(manifest.files),
             "kB": sum(file["bytes"] for file in manifest.files.values()) // 1000,
             "reads": ", ".join(manifest.inputs),
-            "folder": folder,
+            "folder": shown(step.place),
         }
-        for folder, manifest in _finished(Path(storage))
+        for step, manifest in held.finished()
     )
     return frame(rows).reindex(columns=columns)
 
 
 def results(storage: str | Path) -> "pd.DataFrame":
-    """The headline figures of all finished attacks and certificates below a storage.
+    """The headline figures of all finished attacks and certificates of a storage.
 
     Only stored files are opened; user code that a recipe names is not imported.
 
@@ -152,18 +157,20 @@ def results(storage: str | Path) -> "pd.DataFrame":
     >>> list(api.results(tempfile.mkdtemp()).columns)[:4]
     ['recipe', 'step', 'model', 'what']
     """
+    from pipelines.runtime.inventory import existing_storage, inventory
     from pipelines.stages.registry import STAGES, Step
 
     rows = []
-    for folder, manifest in _finished(Path(storage)):
+    for stored, manifest in inventory(existing_storage(storage)).finished():
         stage, _, part = manifest.step.partition(".")
         if stage not in STAGES or not STAGES[stage].headlines:
             continue
-        identity = {stage: {"model": _model_name(folder, manifest)}}
+        folder = stored.place.contents(manifest)
+        identity = {stage: {"model": _model_name(folder)}}
         known = Step(stage, part, identity=identity)
         for row in STAGES[stage].steps().headlines([(known, folder)]):
-            place = {"fingerprint": manifest.fingerprint[:12], "folder": folder}
-            rows.append({"recipe": folder.parent.name, "step": manifest.step, **row, **place})
+            place = {"fingerprint": manifest.fingerprint[:12], "folder": shown(stored.place)}
+            rows.append({"recipe": stored.recipe, "step": manifest.step, **row, **place})
     columns = [
         *("recipe", "step", "model", "what", "value", "low", "high", "num_items"),
         *("verdict", "reasons", "fingerprint", "folder"),
@@ -171,32 +178,22 @@ def results(storage: str | Path) -> "pd.DataFrame":
     return frame(rows).reindex(columns=columns)
 
 
-def _finished(storage: Path) -> "Iterator[tuple[Path, Manifest]]":
-    """Folders of finished steps with their manifests, oldest first."""
-    from pipelines.runtime.manifests import MANIFEST, read_manifest
-
-    if not storage.is_dir():
-        raise CasemateError("storage", storage, "is not a folder; run a recipe first")
-    found = storage.resolve().glob(f"*/*/{MANIFEST}")
-    for path in sorted(found, key=lambda path: (path.stat().st_mtime, path)):
-        if manifest := read_manifest(path.parent):
-            yield path.parent, manifest
-
-
-def _model_name(folder: Path, manifest: "Manifest") -> str:
+def _model_name(folder: "StoredFolder") -> str:
     """The certified model: the input of the step with the digest in the certificate."""
     from components.models.checkpoint import read_header
+    from pipelines.runtime.storage import input_of
 
-    document = folder / "certificate.json"
-    if not document.is_file():
+    if "certificate.json" not in folder.files:
         return ""
-    digest = json.loads(document.read_text())["evidence"]["model_digest"]
-    names = [name for name in manifest.input_folders if name.startswith(("train.", "model."))]
+    digest = json.loads((folder / "certificate.json").read_text())["evidence"]["model_digest"]
+    inputs = folder.manifest.input_folders
+    names = [name for name in inputs if name.startswith(("train.", "model."))]
     for name in names:
-        place = folder / manifest.input_folders[name]
-        place = place / "model" if name.startswith("train.") else place
-        if (place / "model.json").is_file() and read_header(place)["digest"] == digest:
-            return name.partition(".")[2]
+        with suppress(CasemateError):  # a model that is being made again
+            place = input_of(folder, inputs[name])
+            place = within(place, "model") if name.startswith("train.") else place
+            if (place / "model.json").is_file() and read_header(place)["digest"] == digest:
+                return name.partition(".")[2]
     return names[0].partition(".")[2] if len(names) == 1 else digest[:12]
 
 

@@ -8,6 +8,7 @@ import typer
 
 from pipelines import api
 from pipelines.api.runs import DTYPE
+from pipelines.cli.amounts import size
 from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt
 
 commands = typer.Typer()
@@ -73,7 +74,7 @@ def _show_suite(row: dict[str, Any]) -> None:
     print(
         f"{row['step']}: {row['num_items']:,} items, {row['num_models']} model(s), {passes} passes"
         f"{gradients}, {row['flops']:.3g} FLOPs{seconds}, "
-        f"memory of a worker {_size(row['device_bytes'])} at most"
+        f"memory of a worker {size(row['device_bytes'])} at most"
     )
 
 
@@ -81,17 +82,9 @@ def _show_certificate(row: dict[str, Any]) -> None:
     votes = {"draw": "draws", "pass": "passes"}[row["each"]]
     print(
         f"{row['step']}: {row['num_items']:,} items, {row['passes']:,} {votes}, "
-        f"{row['flops']:.3g} FLOPs, votes {_size(row['votes_bytes'])}, "
-        f"memory of a worker {_size(row['device_bytes'])} at most"
+        f"{row['flops']:.3g} FLOPs, votes {size(row['votes_bytes'])}, "
+        f"memory of a worker {size(row['device_bytes'])} at most"
     )
-
-
-def _size(number: int) -> str:
-    """Bytes in the largest unit that gives at least 1."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if number >= unit:
-            return f"{number / unit:.3g} {name}"
-    return f"{number} bytes"
 
 
 def _time(low: float, high: float) -> str:

@@ -24,6 +24,7 @@ from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
 from pipelines.cli import models as cli_models
 from pipelines.cli import scaling as cli_scaling
+from pipelines.cli import storages as cli_storages
 from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
 from pipelines.cli.streams import redacted_output
@@ -228,7 +229,10 @@ def _percent(share: Mapping[str, Any]) -> str:
     return f"{int(1000 * share['value']) / 10:5.1f} %"  # rounded down: never above the proven share
 
 
-for group in (cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_import, cli_scaling):
+for group in (
+    *(cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_import, cli_scaling),
+    cli_storages,
+):
     app.add_typer(group.commands)
 
 

@@ -34,7 +34,7 @@ SetOpt = Annotated[
     typer.Option("--set", metavar="K=V", help="Override a key, e.g. train.epochs=2."),
 ]
 StorageOpt = Annotated[
-    str | None, typer.Option("--storage", metavar="DIR", help="Where artifacts are kept.")
+    str | None, typer.Option("--storage", metavar="DIR|URI", help="Where artifacts are kept.")
 ]
 SmokeOpt = Annotated[bool, typer.Option("--smoke", help="Shrink the recipe to seconds.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Run finished steps again.")]

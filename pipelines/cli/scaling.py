@@ -16,9 +16,11 @@ commands = typer.Typer()
 @commands.command(epilog="Example: casemate scaling runs --suite clean,corruptions")
 def scaling(
     paths: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            metavar="PATH...", help="metrics.parquet files, or folders of steps or runs with some."
+            metavar="PATH...",
+            help="metrics.parquet files, or folders of steps or runs with some; URIs of steps or "
+            "storages.",
         ),
     ] = None,
     suite: Annotated[

@@ -20,6 +20,7 @@ from components.core.folders import Folder
 from components.core.problems import named
 from components.core.user_code import digests
 from pipelines.flow.plan import PlannedStep
+from pipelines.flow.sharing import announce
 from pipelines.recipe.gpus import unused_gpus
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
@@ -240,6 +241,7 @@ class _Runner:
             lock = self.held[planned.place.key]
             lock.check()
             out.finish(fence=lock.fence)
+            announce(planned)
         except BaseException as error:
             run.finish(_status(error))
             raise

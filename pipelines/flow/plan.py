@@ -20,6 +20,7 @@ class PlannedStep:
     step: Step
     fingerprint: str
     place: StepPlace
+    own: StepPlace  # in the recipe's own folder; `place` may be that of an equal step elsewhere
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ def plan(
             }
         )
         place = root.step(recipe.name, f"{step.name}-{prints[step.name][:12]}")
-        planned.append(PlannedStep(step, prints[step.name], place))
+        planned.append(PlannedStep(step, prints[step.name], place, place))
     return planned
 
 

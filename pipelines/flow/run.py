@@ -9,6 +9,7 @@ from pathlib import Path
 from components.core.digests import digest_json
 from components.core.folders import Folder
 from pipelines.flow.plan import PlannedStep, plan, select
+from pipelines.flow.sharing import is_own, own, shared
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.forwarding import in_job
@@ -33,18 +34,21 @@ def run_flow(
     root = open_storage(storage or recipe.storage.root)
     everything = plan(recipe, root, prepared=prepared)
     steps = select(everything, until)
-    made = [s for s in steps if not s.given]
-    forced = {s.name for s in made if until in (None, s.step.stage)} if force else set()
+    forced = {s.name for s in steps if until in (None, s.step.stage)} if force else set[str]()
     # A job follows others; one that was lost with its machine holds its locks until they expire.
     patience = AFTER_LOSS if in_job() else 0.0
     while True:
+        everything = _placed(everything, forced)
+        steps = [step for step in everything if step.name in {other.name for other in steps}]
+        made = [step for step in steps if not step.given]
         todo, again = _missing(made, forced)
         done = [step for step in made if step not in todo]
         with hold(root.store, [step.place.key for step in todo], wait=patience) as held:
             if todo and _missing(made, forced) != (todo, again):
                 continue  # another run has finished steps in between
             for step in done:
-                progress.say(f"{step.name:<16} done before  {step.place.name}")
+                elsewhere = "" if is_own(step) else f" of {step.place.recipe}"
+                progress.say(f"{step.name:<16} done before  {step.place.name}{elsewhere}")
             flow = digest_json({step.name: step.fingerprint for step in everything})
             if todo:
                 from pipelines.flow.execute import execute
@@ -64,6 +68,20 @@ def run_flow(
 
                 complete_flow(recipe, root, flow, unsent)
         return steps
+
+
+def _placed(steps: Sequence[PlannedStep], forced: set[str]) -> list[PlannedStep]:
+    """The steps with equal ones of other recipes in place of own ones that are to be made.
+
+    What is forced, or was made from other inputs than there are now, is made in the own folder.
+    """
+    placed = [own(step) if step.name in forced else shared(step) for step in steps]
+    known = {step.name: step for step in placed}
+    for step in placed:
+        needs = [known[need] for need in step.step.needs if not known[need].given]
+        if not is_own(step) and not _is_made_from(step, needs):
+            known[step.name] = own(step)
+    return list(known.values())
 
 
 def _missing(steps: Sequence[PlannedStep], forced: set[str]) -> tuple[list[PlannedStep], set[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+from components.core.files import put_in_place
 from pipelines.runtime.store_errors import folder_error, missing
 
 WRITING = ".writing"  # below the root
@@ -59,7 +60,7 @@ class FolderBackend:
         with self._written(key) as temporary:
             shutil.copyfile(source, temporary)
             sync(temporary)
-            temporary.replace(self.path(key))
+            put_in_place(temporary, self.path(key))
             sync(self.path(key).parent)
 
     def get(self, key: str) -> bytes | None:

@@ -24,7 +24,7 @@ LEASE_UNITS = 10_000  # at most: their names travel with them
 FORGETTING = 0.7  # weight of all earlier leases in the mean seconds per unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lease:
     """Units for one worker, in order; the number is never used again."""
 

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,25 +77,30 @@ class Entry:
         return f"host {self.holder.host}, pid {self.holder.pid}, last sign {self.age:.0f} s ago"
 
 
-def newest_entry(store: Store, name: str) -> Entry | None:
-    """The newest entry of a lock; None for a lock that was never used."""
-    while True:
-        newest = _newest_listed(store, name)
-        if newest is None:
-            return None
+def newest_entry(store: Store, name: str, *, clock_skew: float | None = None) -> Entry | None:
+    """The newest entry of a lock; None for a lock that was never used.
+
+    Without `clock_skew` the clock of the storage is measured, which writes to it.
+    """
+    while listed := _entries(store, name):
+        newest = listed[-1]
         content = store.find(newest.key)
         if content is not None:  # else removed meanwhile: there is a newer one
-            age = time.time() + store.clock_skew - newest.modified
-            return _parse(store.where(newest.key), int(Path(newest.key).stem), content, age)
+            skew = store.clock_skew if clock_skew is None else clock_skew
+            age = max(0.0, time.time() + skew - newest.modified)
+            return parse_entry(store.where(newest.key), _number_of(newest.key), content, age)
+    return None
 
 
-def _newest_listed(store: Store, name: str) -> Listed | None:
+def _entries(store: Store, name: str) -> list[Listed]:
+    """The entries of a lock, the newest one last."""
     folder = f"{LOCKS}/{name}"
-    listed = [one for one in store.listing(folder) if Path(one.key).parent == Path(folder)]
-    return max(listed, key=lambda one: one.key, default=None)
+    direct = [one for one in store.listing(folder) if one.key.rpartition("/")[0] == folder]
+    return sorted(direct, key=lambda one: _number_of(one.key))
 
 
-def _parse(where: str, number: int, content: bytes, age: float) -> Entry:
+def parse_entry(where: str, number: int, content: bytes, age: float) -> Entry:
+    """An entry from its content; `where` is for the message about a damaged one."""
     try:
         found = json.loads(content)
         holder = Holder(**found["holder"])
@@ -106,14 +112,24 @@ def _parse(where: str, number: int, content: bytes, age: float) -> Entry:
 class Lock:
     """A lock of a storage, held inside a `with` block and renewed by a thread.
 
-    `wait` is how many seconds to wait for another holder; 0 refuses at once.
+    `wait` is how many seconds to wait for another holder; 0 refuses at once. `tell` gets one line
+    when the waiting begins.
     """
 
-    def __init__(self, store: Store, name: str, *, ttl: float = TTL, wait: float = 0.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        *,
+        ttl: float = TTL,
+        wait: float = 0.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
         self.store = store
         self.name = name
         self.ttl = ttl
         self.wait = wait
+        self.tell = tell
         self.fence = 0
         """The fencing number; 0 while the lock is not held."""
         self._holder = Holder.here()
@@ -125,19 +141,22 @@ class Lock:
 
     def acquire(self) -> Self:
         """Hold the lock, or raise `LockedError` with one line on its holder."""
-        until = _now() + self.wait
+        until, told = _now() + self.wait, self.tell is None
         self._holder, self._lost, self.fence = Holder.here(), False, 0
         while True:
             newest = newest_entry(self.store, self.name)
             if newest is None or not newest.is_held:
                 if self._append(newest.number + 1 if newest else 1):
                     return self
-            elif _now() >= until:
+                continue  # another process was faster: see who
+            if _now() >= until:
                 left = max(0.0, newest.ttl - newest.age)
                 remedy = f"is held by {newest}; wait for it or stop it (it expires in {left:.0f} s)"
                 raise LockedError(self._where, remedy)
-            else:
-                time.sleep(min(1.0, self.ttl / 10))
+            if self.tell and not told:
+                self.tell(f"waiting for {self._where}, held by {newest}")
+                told = True
+            time.sleep(min(1.0, self.ttl / 10))
 
     def renew(self) -> bool:
         """Write the next entry; False if another process took over."""
@@ -202,8 +221,7 @@ class Lock:
         entry = {"state": state, "ttl": self.ttl, "holder": asdict(self._holder)}
         if not self.store.put_new(key, canonical_json(entry).encode()):
             return False
-        newest = _newest_listed(self.store, self.name)
-        if newest is not None and _number_of(newest.key) > number:
+        if any(_number_of(one.key) > number for one in _entries(self.store, self.name)):
             self.store.delete([key])
             return False
         self.fence = self.fence or number
@@ -211,9 +229,7 @@ class Lock:
         return True
 
     def _remove_old(self) -> None:
-        if self._number <= KEPT:
-            return
-        keys = [listed.key for listed in self.store.listing(f"{LOCKS}/{self.name}")]
+        keys = [one.key for one in _entries(self.store, self.name)]
         self.store.delete([key for key in keys if _number_of(key) <= self._number - KEPT])
 
     @property
@@ -222,7 +238,9 @@ class Lock:
 
 
 def _number_of(key: str) -> int:
-    return int(Path(key).stem)
+    """The number of an entry; 0 for a key that is not one."""
+    stem = key.rpartition("/")[2].removesuffix(".json")
+    return int(stem) if stem.isdecimal() else 0
 
 
 def _now() -> float:

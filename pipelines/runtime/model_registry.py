@@ -21,7 +21,6 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
-from components.models.checkpoint import load_model
 from pipelines.runtime.tracking_errors import EXISTS, MISSING, is_conflict
 from pipelines.runtime.tracking_uri import URI_ENV
 
@@ -157,6 +156,8 @@ class Registry:
         folder = Path(content["folder"])
         for path in sorted(folder.glob("model.*")):
             self.client.log_artifact(run_id, str(path), "model")
+        from components.models.checkpoint import load_model  # timm: not every step needs it
+
         model = load_model(folder)
         spec = model.spec
         example = torch.zeros(2, spec.channels, spec.image_size, spec.image_size)

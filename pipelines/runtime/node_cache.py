@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import uuid4
 
 from components.core.digests import digest_file
 from components.core.errors import CasemateError
+from components.core.files import put_in_place
 from pipelines.runtime.store_errors import DamagedError
 
 FOLDER_ENV = "CASEMATE_CACHE"
@@ -34,15 +35,15 @@ GB = 10**9
 CONTENT, PARTIAL = "content", "partial"
 
 
-class FileRef(Protocol):
-    """A file by content; readers see the last part of its key as its name."""
+class Ref(NamedTuple):
+    """A stored file by content: what manifests list, workers get and `Store.local` takes.
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
+    Readers see the last part of its key as its name.
+    """
+
+    key: str
+    sha256: str
+    bytes: int
 
 
 class Stamp(NamedTuple):
@@ -68,7 +69,7 @@ class CheckedFiles:
     def __init__(self) -> None:
         self._good: dict[Path, tuple[Stamp, str]] = {}
 
-    def holds(self, path: Path, ref: FileRef) -> bool:
+    def holds(self, path: Path, ref: Ref) -> bool:
         """Whether a file has the content of `ref`."""
         now = stamp(path)
         if now is None or now.bytes != ref.bytes:
@@ -107,9 +108,10 @@ class NodeCache:
         self.limit = default_limit() if limit is None else limit
         self._checked = CheckedFiles()
         self._pins: int | None = None  # descriptor of the own file in `.pins`
+        self._pinned_here: set[str] = set()  # what it says
         self._lock = threading.Lock()
 
-    def path(self, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], *, where: str) -> Path:
+    def path(self, ref: Ref, fetch: Callable[[str], Iterable[bytes]], *, where: str) -> Path:
         """The path of a file, downloaded by `fetch(key)` if this node does not have it.
 
         The file stays until this process ends or calls `release` or `close`.
@@ -121,10 +123,11 @@ class NodeCache:
                 self._fill(home, ref, fetch, where)
             return _named(home, Path(ref.key).name)
 
-    def release(self, ref: FileRef) -> None:
+    def release(self, ref: Ref) -> None:
         """Let a file be evicted; its path may stop to exist at any time from now on."""
         with self._lock:
-            if self._pins is not None:
+            if self._pins is not None and ref.sha256 in self._pinned_here:
+                self._pinned_here.discard(ref.sha256)
                 os.write(self._pins, f"-{ref.sha256}\n".encode())
 
     def close(self) -> None:
@@ -132,23 +135,32 @@ class NodeCache:
         with self._lock:
             if self._pins is not None:
                 os.close(self._pins)
-                self._pins = None
+            self._pins, self._pinned_here = None, set()
 
     def _pin(self, sha256: str) -> None:
         """Keep a file, or the place of one that is about to be downloaded."""
-        with self._lock, self._guard(LOCK_SH):
-            if self._pins is None:
-                place = self.folder / ".pins"
-                place.mkdir(exist_ok=True)
-                self._pins = _open(place / f"{os.getpid()}-{uuid4().hex[:8]}")
-                flock(self._pins, LOCK_EX)
-            os.write(self._pins, f"+{sha256}\n".encode())
-            home = self.folder / sha256
-            home.mkdir(exist_ok=True)
-            os.utime(home)  # used now: evicted last
+        with self._lock:
+            if sha256 in self._pinned_here:
+                return
+            with self._guard(LOCK_SH):
+                if self._pins is None:
+                    self._pins = self._new_pins()
+                os.write(self._pins, f"+{sha256}\n".encode())
+                home = self.folder / sha256
+                home.mkdir(exist_ok=True)
+                os.utime(home)  # used now: evicted last
+            self._pinned_here.add(sha256)
+
+    def _new_pins(self) -> int:
+        """The open, locked file of this process in `.pins`."""
+        place = self.folder / ".pins"
+        place.mkdir(exist_ok=True)
+        handle = _open(place / f"{os.getpid()}-{uuid4().hex[:8]}")
+        flock(handle, LOCK_EX)
+        return handle
 
     def _fill(
-        self, home: Path, ref: FileRef, fetch: Callable[[str], Iterable[bytes]], where: str
+        self, home: Path, ref: Ref, fetch: Callable[[str], Iterable[bytes]], where: str
     ) -> None:
         """Download a file, or wait for the process that does."""
         with self._filling(ref.sha256):
@@ -158,14 +170,14 @@ class NodeCache:
             try:
                 self._reserve(partial, ref)
                 _download(partial, ref, fetch(ref.key), where)
-                partial.replace(home / CONTENT)
+                put_in_place(partial, home / CONTENT)
             finally:
                 partial.unlink(missing_ok=True)
             if not self._checked.holds(home / CONTENT, ref):
                 remedy = "lost what was written to it; check its disk"
                 raise CasemateError("cache", self.folder, remedy)
 
-    def _reserve(self, partial: Path, ref: FileRef) -> None:
+    def _reserve(self, partial: Path, ref: Ref) -> None:
         """Make room below the limit and on the disk before the download begins."""
         with self._guard(LOCK_EX):
             partial.unlink(missing_ok=True)  # of a process that was killed
@@ -184,7 +196,7 @@ class NodeCache:
                 else:
                     return
 
-    def _evict(self, ref: FileRef) -> None:
+    def _evict(self, ref: Ref) -> None:
         """Remove the longest unused files until this one fits below the limit."""
         used = sum(_bytes_of(home) for home in self._homes())
         while used + ref.bytes > self.limit:
@@ -206,6 +218,7 @@ class NodeCache:
             size = _bytes_of(home)
             if home.name not in pinned:
                 shutil.rmtree(home)
+                (self.folder / ".fills" / home.name).unlink(missing_ok=True)
                 if size:
                     return size
         return 0
@@ -230,7 +243,10 @@ class NodeCache:
 
     @contextmanager
     def _guard(self, kind: int) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_uid != os.getuid():  # its owner could exchange checked files
+            remedy = f"belongs to another user; set {FOLDER_ENV} to a folder of your own"
+            raise CasemateError("cache", self.folder, remedy)
         with _locked(self.folder / ".guard", kind):
             yield
 
@@ -265,7 +281,7 @@ def digest_chunks(chunks: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
-def _download(partial: Path, ref: FileRef, chunks: Iterable[bytes], where: str) -> None:
+def _download(partial: Path, ref: Ref, chunks: Iterable[bytes], where: str) -> None:
     """Write the content in place of the reserved one; refuse it if its digest is another."""
     found, size = hashlib.sha256(), 0
     with partial.open("r+b") as file:
@@ -288,7 +304,7 @@ def _named(home: Path, name: str) -> Path:
     path.parent.mkdir(exist_ok=True)
     temporary = home / f".{uuid4().hex}"
     os.link(content, temporary)
-    temporary.replace(path)
+    put_in_place(temporary, path)
     temporary.unlink(missing_ok=True)  # a rename between two links of one file does nothing
     return path
 

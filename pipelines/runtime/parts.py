@@ -36,7 +36,7 @@ SUFFIX = ".arrow"
 RUN = re.compile(r"(\d{9})-(\d{9})-(\d{6})-([0-9a-f]{16})\.arrow")
 NAMED = re.compile(r"named-(\d{6})-([0-9a-f]{16})\.arrow")
 REMEDY = "delete this file to compute it again, or use --force"
-OPEN_GROUPS = 8  # in memory
+OPEN_GROUPS = 4  # in memory
 OPEN_ENDS = 64  # with decoded briefs
 THREADS = 16  # that read ends of objects
 PAUSES = (1.0, 3.0, 10.0, 30.0, 60.0)  # seconds, while the storage does not answer
@@ -140,8 +140,8 @@ class PartStore:
         """
         if not self.plans:
             self._scan()
-        for number in range(len(self.groups)):
-            for unit, table in self.group(number):
+        for number, stored in enumerate(self.groups):
+            for unit, table in self._read(stored):  # one group in memory at a time
                 home = self._home(unit)
                 if home == number:
                     yield unit, table

@@ -115,6 +115,10 @@ class StepPlace:
         return f"{self.storage.root}/{self.key}"
 
     @property
+    def recipe(self) -> str:
+        return self.key.partition("/")[0]
+
+    @property
     def name(self) -> str:
         return self.key.rpartition("/")[2]
 
@@ -139,7 +143,7 @@ class StepPlace:
         if self.storage.is_local and not self.path.is_dir():
             return None
         number = self.generation()
-        key = self._manifest_key(number)
+        key = self.manifest_key(number)
         content = self.store.find(key)
         if content is not None:
             return parse_manifest(content, source=f"{self.storage.root}/{key}")
@@ -152,15 +156,18 @@ class StepPlace:
         manifest = self.manifest()
         if manifest is None:
             raise CasemateError("storage", self, "is not finished; run its recipe first")
-        files = self._refs(manifest)
-        return StoredFolder(self.storage.root, self.key, files, str(self), manifest)
+        return self.contents(manifest)
+
+    def contents(self, manifest: Manifest) -> StoredFolder:
+        """The files of a manifest of this step."""
+        return StoredFolder(self.storage.root, self.key, self.refs(manifest), str(self), manifest)
 
     def is_finished(self, fingerprint: str) -> bool:
         """Whether its manifest names this fingerprint; a file that is missing is an error."""
         manifest = self.manifest()
         if manifest is None or manifest.fingerprint != fingerprint:
             return False
-        refs = self._refs(manifest)
+        refs = self.refs(manifest)
         stored = {} if self.storage.is_local else self._sizes()
         for name, ref in refs.items():
             if self.storage.is_local:
@@ -182,7 +189,8 @@ class StepPlace:
     def _sizes(self) -> dict[str, int]:
         return {e.key: e.bytes for e in self.store.listing(f"{self.key}/{FILES}")}
 
-    def _refs(self, manifest: Manifest) -> dict[str, Ref]:
+    def refs(self, manifest: Manifest) -> dict[str, Ref]:
+        """The files of a manifest by their names."""
         plain = manifest.generation is None
         return {
             name: Ref(
@@ -196,7 +204,7 @@ class StepPlace:
     def _file_key(self, name: str, sha256: str) -> str:
         return f"{self.key}/{FILES}/{sha256[:20]}/{name}"
 
-    def _manifest_key(self, generation: int) -> str:
+    def manifest_key(self, generation: int) -> str:
         return f"{self.key}/{generation:06d}.{MANIFEST}"
 
     # Writing --------------------------------------------------------------------------------------
@@ -212,14 +220,17 @@ class StepPlace:
 
         `stored` are files that workers have stored themselves.
         """
-        refs = {n: self.put_file(n, self.path / n) for n in self.written()}
-        refs |= {name: ref for name, ref in stored.items() if name not in refs}
+        refs = dict(stored)
+        for name in self.written():
+            path, there = self.path / name, stored.get(name)
+            if there is None or digest_file(path) != there.sha256:
+                refs[name] = self.put_file(name, path)
         listing: dict[str, FileEntry] = {
             name: {"sha256": refs[name].sha256, "bytes": refs[name].bytes} for name in sorted(refs)
         }
         number = self.generation()
         values = {**facts, "files": listing, "generation": number, "fence": fence}
-        key = self._manifest_key(number)
+        key = self.manifest_key(number)
         text = manifest_text(values).encode()
         if not self.store.put_new(key, text):
             text = self.store.get(key)  # another run was faster: its files count
@@ -239,7 +250,7 @@ class StepPlace:
         if not self.storage.is_local:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        for name, ref in self._refs(manifest).items():
+        for name, ref in self.refs(manifest).items():
             shown, kept = self.path / name, Path(self.storage.root) / ref.key
             if not (shown.exists() and shown.samefile(kept)):
                 shown.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +266,7 @@ class StepPlace:
             number += 1
         self.clear_scratch()
         for path in sorted(self.path.glob("*")):
-            if path.name != FILES and path.name != GENERATIONS and not _is_numbered(path.name):
+            if path.name != FILES and path.name != GENERATIONS and not is_numbered(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def clear_scratch(self) -> None:
@@ -266,7 +277,7 @@ class StepPlace:
             self.store.delete([entry.key for entry in left])
 
 
-def _is_numbered(name: str) -> bool:
+def is_numbered(name: str) -> bool:
     """Whether it is the manifest of a generation."""
     return name.endswith(f".{MANIFEST}") and name.partition(".")[0].isdigit()
 
@@ -274,7 +285,7 @@ def _is_numbered(name: str) -> bool:
 def belongs_to_storage(name: str) -> bool:
     """Whether a path in a step's folder belongs to the storage and not to the step."""
     first = name.partition("/")[0]
-    return first in (FILES, GENERATIONS, SCRATCH, MANIFEST) or _is_numbered(name)
+    return first in (FILES, GENERATIONS, SCRATCH, MANIFEST) or is_numbered(name)
 
 
 def _is_intact(path: Path, ref: Ref) -> bool:
@@ -301,6 +312,6 @@ def input_of(folder: Folder, relative: str) -> Folder:
         return folder / relative
     key = posixpath.normpath(f"{folder.key}/{relative}")
     if key.startswith(("..", "/")):  # a given folder of the machine that made the step
-        return Path(relative)
+        return Path(folder.root, folder.key, relative)
     recipe, _, step = key.partition("/")
     return Storage.at(folder.root).step(recipe, step).open()

@@ -19,6 +19,7 @@ from pipelines.runtime.folder_backend import FolderBackend
 from pipelines.runtime.node_cache import (
     CheckedFiles,
     NodeCache,
+    Ref,
     default_folder,
     default_limit,
     digest_chunks,
@@ -30,15 +31,6 @@ __all__ = ["DamagedError", "Listed", "MissingError", "Ref", "Store", "StoreError
 FILES = "files"  # of a step, below it by digest
 CONFLICT_PAUSES = (0.0, 0.1, 0.3, 1.0, 3.0)  # seconds until a conflicting write must be readable
 SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A stored file by content: what manifests list, workers get and `Store.local` takes."""
-
-    key: str
-    sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

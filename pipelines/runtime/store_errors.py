@@ -44,7 +44,7 @@ def folder_error(error: OSError, where: object) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "cannot be written: the disk is full; free some space, the same command continues"
         return StoreError(where, remedy)
-    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+    if error.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
         remedy = "is on a file system without hard links; use a local disk, NFS, or the bucket"
         return StoreError(where, f"{remedy} itself (s3://, gs://, az://)")
     cause = error.strerror or first_line(error)

@@ -7,14 +7,15 @@ that is a folder they are read in place. A later `--force` does not change what 
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from tempfile import mkdtemp
 
 from components.core.digests import digest_json
-from components.core.files import move_folder
 from pipelines.runtime.manifests import Manifest
-from pipelines.runtime.store import Ref, open_store
+from pipelines.runtime.store import MissingError, Ref, open_store
+
+TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -56,23 +57,27 @@ class StoredFolder:
         return replace(self, key=key, files=files, place=place)
 
     def fetched(self) -> Path:
-        """A folder on this machine with all files under their names, made once."""
+        """A folder on this machine with all files under their names: links into the cache."""
         target = self._gathered()
-        if target.is_dir():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        making = Path(mkdtemp(prefix=".making-", dir=target.parent))
-        try:
-            for name in self.files:
-                (making / name).parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(self / name, making / name)
-            move_folder(making, target)
-        except OSError:
-            if not target.is_dir():  # another process was faster
-                raise
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+        for name in self.files:
+            link, path = target / name, self / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):  # the same link: the folder is named by its content
+                link.symlink_to(path)
         return target
+
+    def read(self, name: str) -> bytes:
+        """The content of a file, which the cache need not keep for this process."""
+        ref, store = self.files[name], open_store(self.root)
+        for _ in range(TRIES):
+            try:
+                return store.local(ref).read_bytes()
+            except FileNotFoundError:  # another thread was done with it, and it was evicted
+                continue
+            finally:
+                if not store.is_local:
+                    store.cache.release(ref)
+        raise MissingError(f"{self}/{name}", "is evicted again and again; raise CASEMATE_CACHE_GB")
 
     def _gathered(self) -> Path:
         """Where the files of this folder are gathered: named by their content."""

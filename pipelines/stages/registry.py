@@ -96,6 +96,7 @@ class Stage:
     context: str = "testing"  # context of its dataset in MLflow
     in_lanes: bool = False  # whether its steps run in parallel, each on its own workers
     needs_cpus: bool = False  # whether idle actors of other stages must release their CPUs
+    shared: bool = False  # whether other recipes in the storage use its finished steps
     headlines: bool = False  # whether its steps have figures for the summary
     logged: tuple[str, ...] = ()  # files that the flow logs, for a stage that does not use tracking
 
@@ -109,9 +110,9 @@ class Stage:
         return import_module(f"pipelines.stages.{self.name}.{name}")
 
 
-def _training(name: str, version: int, context: str, help_: str) -> Stage:
+def _training(name: str, version: int, context: str, help_: str, *, shared: bool) -> Stage:
     """A stage that trains models: in parallel, on CPUs that idle actors have released."""
-    return Stage(name, name, version, help_, context, in_lanes=True, needs_cpus=True)
+    return Stage(name, name, version, help_, context, in_lanes=True, needs_cpus=True, shared=shared)
 
 
 STAGES = {
@@ -124,9 +125,18 @@ STAGES = {
             help="Prepare the recipe's dataset.",
             context="preparation",
             needs_cpus=True,
+            shared=True,
         ),
-        _training("train", 3, "training", "Train the recipe's models, preparing data first."),
-        _training("tune", 4, "tuning", "Tune the recipe; the best one is written as best.yaml."),
+        _training(
+            "train", 3, "training", "Train the recipe's models, preparing data first.", shared=True
+        ),
+        _training(
+            "tune",
+            4,
+            "tuning",
+            "Tune the recipe; the best one is written as best.yaml.",
+            shared=False,  # best.yaml names the recipe
+        ),
         Stage(
             "attack",
             section="attack",

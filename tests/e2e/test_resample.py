@@ -1,12 +1,12 @@
 """Votes that a forger made consistent: only voting again with model and data finds them out."""
 
 import shutil
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
 
 from components.certify.certificate import write_certificate
-from components.certify.vote_rows import VoteRow
 from components.certify.votes import read_votes, write_votes
 from tests.e2e.cli import call, step_folder
 
@@ -26,9 +26,9 @@ def forged(finished_flow, tmp_path):
             r["item_id"]: r for r in pq.read_table(folder / "certificates.parquet").to_pylist()
         }
         rows = [
-            VoteRow(**(row | {"predictions": item.streams["columns"]} | new))
-            for row, item in zip(votes.table.to_pylist(), votes.items(), strict=True)
-            if (new := change(claims[row["item_id"]])) is not None
+            replace(row, **new)
+            for row in votes.rows()
+            if (new := change(claims[row.item_id])) is not None
         ]
         header = votes.header.to_dict() | {"num_items": len(rows)}
         again = write_votes(folder / "votes.parquet", rows, header)

@@ -3,15 +3,11 @@
 Whoever moves modules changes the imports here and leaves the record alone.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from components.certify.certificate import check_claim, write_certificate
 from components.certify.verify import recertify, verify
-from components.certify.vote_rows import VoteRow, Votes
 from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
@@ -82,9 +78,4 @@ def derive_again(folder: Path, out: Path, changes: dict[str, Any]) -> dict[str, 
 def rewrite_votes(source: Path, target: Path) -> None:
     """Read a votes file and write its rows and header anew."""
     votes = read_votes(source)
-    write_votes(target, _rows(votes), votes.header.to_dict())
-
-
-def _rows(votes: Votes) -> Iterator[VoteRow]:
-    for row in votes.table.to_pylist():
-        yield VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
+    write_votes(target, votes.rows(), votes.header.to_dict())

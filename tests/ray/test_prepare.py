@@ -8,15 +8,13 @@ import pytest
 from PIL import Image
 
 from components.core.errors import CasemateError
-from components.data.fitting import Fitting
 from components.data.prepared import PreparedDataset
-from components.data.shards import open_job, plan_shards, write_shard
 from components.data.sources import open_source
-from components.data.splits import assign_splits
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.storage import SCRATCH
 from pipelines.stages.prepare import stage as prepare
+from tests.serial_shards import shard_bytes, write_serially
 
 pytestmark = pytest.mark.ray
 
@@ -26,10 +24,6 @@ def run_prepare(folder: Path, **data) -> PreparedDataset:
     recipe = Recipe.model_validate({"name": "test", "data": {**data, "split_seed": 7}})
     prepare.run(recipe, {}, StageDir(folder, "prepare", "", None))
     return PreparedDataset.open(folder)
-
-
-def shard_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
 
 
 def write_images(root: Path, *, per_class: int) -> None:
@@ -49,23 +43,8 @@ def test_workers_write_what_one_process_would(ray_session, tmp_path):
     data = {"source": "npz", "path": str(path), "image_size": 8, "limits": {"train": 30}}
     dataset = run_prepare(tmp_path / "by ray", **data, shard_size=8)
 
-    source = open_source("npz", path=str(path))
-    splits = assign_splits(
-        source.entries(),
-        classes=source.classes,
-        seed=7,
-        val_fraction=0.1,
-        test_fraction=0.2,
-        limits={"train": 30},
-    )
     serial = tmp_path / "serial"
-    serial.mkdir()
-    plans = plan_shards(splits, shard_size=8)
-    job = open_job(
-        source, plans[0].entries, folder=serial, fitting=Fitting(8, "pad"), on_error="fail"
-    )
-    for plan in plans:
-        write_shard(job, plan)
+    write_serially(open_source("npz", path=str(path)), serial, train=30)
     assert shard_bytes(tmp_path / "by ray") == shard_bytes(serial)
     assert dataset.splits == {"train": 30, "val": 6, "test": 9}
 

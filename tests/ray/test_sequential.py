@@ -90,7 +90,8 @@ def certify(folder: Path, *, num_actors: int, make=make_coins) -> bytes:
         [], make=make, config=str(folder), parts=parts, source=ledger,
         cluster=ClusterSection(num_actors=num_actors), label=f"{make.__name__}-{folder}",
     )  # fmt: skip
-    write_votes(folder / "votes.parquet", ledger.rows(parts.load), HEADER)
+    tables = (table for _, table in parts.all_tables())
+    write_votes(folder / "votes.parquet", ledger.votes(tables), HEADER)
     return (folder / "votes.parquet").read_bytes()
 
 

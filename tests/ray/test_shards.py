@@ -57,12 +57,18 @@ def make_suicidal(folder):
     return square_after(folder, lambda number: number == 3 and os.kill(os.getpid(), signal.SIGKILL))
 
 
-def make_faulty(folder):
+def failing_at(folder, place, error):
+    """Squares, except at one unit."""
+
     def fails(number):
-        if number == 2:
-            raise ArithmeticError("item seven has no square")
+        if number == place:
+            raise error
 
     return square_after(folder, fails)
+
+
+def make_faulty(folder):
+    return failing_at(folder, 2, ArithmeticError("item seven has no square"))
 
 
 class UnsendableError(Exception):
@@ -71,11 +77,7 @@ class UnsendableError(Exception):
 
 
 def make_unsendable(folder):
-    def fails(number):
-        if number == 4:
-            raise UnsendableError("holds an open file")
-
-    return square_after(folder, fails)
+    return failing_at(folder, 4, UnsendableError("holds an open file"))
 
 
 def make_mistaken(folder):

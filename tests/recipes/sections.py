@@ -8,6 +8,11 @@ from pipelines.recipe.schema.recipe import Recipe
 from tests.refusals import refusal_of
 
 
+def certified_by(settings: str) -> str:
+    """The override that gives a recipe this certificate, named p."""
+    return f"certify={{p: {{{settings}}}}}"
+
+
 def recipe_with(
     stage: str, section: object, *, model: object, data: Any = None, **changes: Any
 ) -> Recipe:

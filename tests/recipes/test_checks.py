@@ -12,6 +12,7 @@ from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import loads
+from tests.recipes.sections import certified_by
 from tests.refusals import refusal_of
 
 BASE = """\
@@ -29,18 +30,15 @@ SIZES = [
         ["train.variants.noisy.objective={kind: ablation, shape: block, size: 9}"],
         "train.variants.noisy.objective.size: 9",
     ),
-    (["certify={p: {kind: columns, band: 2, patch_sizes: [1, 9]}}"], "certify.p.patch_sizes: 9"),
-    (["certify={p: {kind: rows, band: 9, patch_sizes: [1]}}"], "certify.p.band: 9"),
+    ([certified_by("kind: columns, band: 2, patch_sizes: [1, 9]")], "certify.p.patch_sizes: 9"),
+    ([certified_by("kind: rows, band: 9, patch_sizes: [1]")], "certify.p.band: 9"),
+    ([certified_by("kind: blocks, band: 2, stride: 9, patch_sizes: [1]")], "certify.p.stride: 9"),
     (
-        ["certify={p: {kind: blocks, band: 2, stride: 9, patch_sizes: [1]}}"],
-        "certify.p.stride: 9",
-    ),
-    (
-        ["certify={p: {kind: columns, patch_sizes: [1], sweep: {band: [2, 9]}}}"],
+        [certified_by("kind: columns, patch_sizes: [1], sweep: {band: [2, 9]}")],
         "certify.p.sweep.band: 9",
     ),
     (
-        ["certify={p: {kind: double_masking, mask_patch: 9, patch_sizes: [1]}}"],
+        [certified_by("kind: double_masking, mask_patch: 9, patch_sizes: [1]")],
         "certify.p.mask_patch: 9",
     ),
 ]
@@ -140,7 +138,7 @@ def test_a_run_asks_before_it_trains(monkeypatch):
 
 def test_what_fits_passes():
     fits = ["train.objective={kind: columns, band: 8}"]
-    fits += ["certify={p: {kind: columns, patch_sizes: [8], stride: 8}}"]
+    fits += [certified_by("kind: columns, patch_sizes: [8], stride: 8")]
     fits += ["train.learning_rate=0.001", "train.schedule={kind: cosine, floor: 0.001}"]
     fits += ["model.options={patch_size: 4}"]
     check(loads(BASE, source="x", overrides=fits))

@@ -18,6 +18,7 @@ from pipelines.recipe import check_networks
 from pipelines.recipe.check import check
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import load, loads, parse
+from tests.recipes.sections import certified_by
 from tests.refusals import refusal_of
 
 BASE = """\
@@ -48,11 +49,11 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
         (["model.upsample=4"], "model.upsample: 4 is below the image side 8: "),
         (["model.upsample_mode=bilinear"], "model.upsample_mode: bilinear does nothing without"),
         (
-            ["certify={p: {kind: columns, band: 2, patch_sizes: [1], token_policy: drop}}"],
+            [certified_by("kind: columns, band: 2, patch_sizes: [1], token_policy: drop")],
             "certify.p.token_policy: drop is not the training policy of model main (mask) and ",
         ),
         (
-            ["certify={p: {kind: columns, band: 2, patch_sizes: [1], precision: float16}}"],
+            [certified_by("kind: columns, band: 2, patch_sizes: [1], precision: float16")],
             "certify.p.precision: float16 needs GPUs; set cluster.gpus_per_actor, or use float32",
         ),
         ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
@@ -117,7 +118,7 @@ def test_a_group_reports_all_that_it_finds():
     lines = refusal(
         "train.objective={kind: columns, band: 9}",
         "model.std=[1, 1]",
-        "certify={p: {kind: rows, band: 10, patch_sizes: [11]}}",
+        certified_by("kind: rows, band: 10, patch_sizes: [11]"),
     )
     assert [line.split(" ")[1] for line in lines] == [
         "train.objective.band:",
@@ -143,11 +144,11 @@ def test_a_given_model_is_asked_what_it_was_trained_for(tmp_path):
     spec["trained_for"] = {"kind": "columns", "band": 2}
     (tmp_path / "model.json").write_text(json.dumps({"spec": spec}))
     text = f"name: x\ndata: {{source: digits, channels: 3}}\nmodel: {{pretrained: {tmp_path}}}\n"
-    columns = "certify={p: {kind: columns, patch_sizes: [1]}}"
+    columns = certified_by("kind: columns, patch_sizes: [1]")
     check(loads(text, source="my.yaml", overrides=[columns]))
-    (line,) = refusal("certify={p: {kind: rows, patch_sizes: [1]}}", text=text)
+    (line,) = refusal(certified_by("kind: rows, patch_sizes: [1]"), text=text)
     assert line == "my.yaml: certify.p.band: is needed: model main was not trained on rows"
-    masked = "certify={p: {kind: columns, patch_sizes: [1], token_policy: mask}}"
+    masked = certified_by("kind: columns, patch_sizes: [1], token_policy: mask")
     (line,) = refusal(masked, text=text)
     assert line.startswith(
         "my.yaml: certify.p.token_policy: mask is not the training policy of model main"

@@ -8,9 +8,10 @@ the votes.
 """
 
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,9 @@ from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import block_stop, draw_unit
 from components.certify.vote_rows import VoteRow, rows_of
 from components.core.confidence_sequences import BAND, ShareSoFar
+from components.core.errors import CasemateError
 from components.core.types import Array, IntArray
-from components.core.units import BriefFn, LoadPart, ProgressBar, SoFar, Unit
+from components.core.units import BriefFn, ProgressBar, SoFar, Unit
 
 SHOW_SECONDS = 0.5
 
@@ -191,15 +193,35 @@ class DrawLedger:
             shares={f"accuracy_at_{radius_suffix(self.watched_radius)}": share} if share else {},
         )
 
-    def rows(self, load: LoadPart) -> Iterator[VoteRow]:
-        """The votes of all decided items, up to the look that decided."""
-        for index, item in enumerate(self.items):
-            assert item.used is not None, f"test item {index} is not decided"
-            start = 0
-            while start < item.used:
-                for row in load(draw_unit(self.settings, index, start).name).to_pylist():
-                    yield _cut(row, item.used)
-                start = block_stop(self.settings, start)
+    def votes(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table | VoteRow]:
+        """The votes of all decided items, up to the look that decided; the others are left out."""
+        if self.settings.method != "sequential":
+            yield from tables
+            return
+        used = {item.item_id: _decided(index, item) for index, item in enumerate(self.items)}
+        starts = list(self._starts())
+        # One bit per block that is needed: a block that arrives twice counts once.
+        missing = {item_id: (1 << bisect_left(starts, n)) - 1 for item_id, n in used.items()}
+        for table in tables:
+            for row in rows_of(table):
+                if row.stream == "estimate":
+                    if row.start >= used[row.item_id]:
+                        continue  # drawn ahead and not needed
+                    missing[row.item_id] &= ~(1 << starts.index(row.start))
+                    row = _cut(row, used[row.item_id])
+                yield row
+        for item_id, blocks in missing.items():
+            if blocks:
+                first = starts[(blocks & -blocks).bit_length() - 1]
+                remedy = f"lacks its draws from {first} on; start again to draw them"
+                raise CasemateError("votes", f"item {item_id}", remedy)
+
+    def _starts(self) -> Iterator[int]:
+        """Where the blocks of an item start, in their order."""
+        start = 0
+        while start < self.settings.num_estimate:
+            yield start
+            start = block_stop(self.settings, start)
 
 
 def predictions_of(table: pa.Table) -> list[list[Any]]:
@@ -225,8 +247,12 @@ def radius_suffix(radius: float) -> str:
     return short if float(short) == radius else repr(float(radius))
 
 
-def _cut(row: dict[str, Any], used: int) -> VoteRow:
-    predictions = np.array(row["predictions"], np.uint16)
-    if row["stream"] == "estimate":
-        predictions = predictions[: used - row["start"]]
-    return VoteRow(**{**row, "stop": row["start"] + len(predictions), "predictions": predictions})
+def _decided(index: int, item: _Item) -> int:
+    assert item.used is not None, f"test item {index} is not decided"
+    return item.used
+
+
+def _cut(row: VoteRow, used: int) -> VoteRow:
+    if row.stop <= used:
+        return row
+    return replace(row, stop=used, predictions=row.predictions[: used - row.start])

@@ -94,7 +94,7 @@ class GaussianFamily(
 
     def plan(self, task: GaussianTask, settings: GaussianSettings, header: VotesHeader) -> VotePlan:
         ledger = DrawLedger(settings, header)
-        return VotePlan(draw_units(settings, header.num_items), ledger.rows, ledger)
+        return VotePlan(draw_units(settings, header.num_items), ledger, ledger.votes)
 
     def worker(self, task: GaussianTask) -> WorkFn:
         return GaussianVoter(task)

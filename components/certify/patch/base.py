@@ -1,7 +1,7 @@
 """Base of the certificate families against one square patch."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -28,7 +28,7 @@ from components.certify.patch.settings import (
     PatchChallengeSettings,
     PatchSettings,
 )
-from components.certify.patch.voters import PatchVoteSettings, rows_of_units
+from components.certify.patch.voters import PatchVoteSettings
 from components.certify.vote_rows import Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
@@ -57,7 +57,7 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
 
         verdicts = partial(self.verdicts, settings=settings, size=size)
         ledger = ItemLedger(units, header, verdicts, name=f"accuracy_at_{size}")
-        return VotePlan(units, partial(rows_of_units, units), ledger)
+        return VotePlan(units, ledger)
 
     def verdicts(self, votes: Votes, *, settings: PatchT, size: int) -> list[bool]:
         """Whether each item is correct and certified against patches of this size."""
@@ -91,8 +91,13 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
     def is_sound(self, claim: Mapping[str, object]) -> bool:
         return is_sound(claim)
 
-    def challenged_votes(self, votes: Votes) -> Mapping[str, Array]:
-        return {item.item_id: next(iter(item.streams.values())) for item in votes.items()}
+    def challenged_votes(self, votes: Votes, item_ids: Collection[str]) -> Mapping[str, Array]:
+        wanted = set(item_ids)
+        return {
+            item.item_id: next(iter(item.streams.values()))
+            for item in votes.items()
+            if item.item_id in wanted
+        }
 
     def is_certified(
         self, challenge: PatchChallengeSettings, claim: Claimed, *, second: bool = False

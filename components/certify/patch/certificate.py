@@ -10,10 +10,9 @@ from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from scipy import optimize, special
 
-from components.certify.claim_rows import ITEM_FIELDS, Derived, item_fields
+from components.certify.claim_rows import ITEM_FIELDS, Derived, Row, item_fields
 from components.certify.header import VotesHeader
 from components.certify.patch.ablations import DELTA_RULES, num_touched
 from components.certify.patch.double_masking import certify_pairs
@@ -113,45 +112,65 @@ def is_sound(claim: Mapping[str, object]) -> bool:
 
 def derive_ablations(votes: Votes, claim: AblationClaimSettings) -> Derived:
     """Rows and accuracies of a checked claim from votes over ablations."""
-    header, sizes, items = votes.header, claim.patch_sizes, list(votes.items())
-    predictions = np.stack([item.streams[header.kind] for item in items])
+    header, sizes = votes.header, claim.patch_sizes
     partial = early_stop_of(header) is not None
     second = claim.second_rule if claim.second_rule != "none" else None
     fields = PARTIAL_FIELDS if partial else COUNT_FIELDS
-    claims = _claims(votes, items, predictions, claim, rule=claim.rule)
-    columns = {SIZES[0]: claims.certified}
-    if second:
-        columns[f"{SIZES[0]}_{second}"] = _claims(
-            votes, items, predictions, claim, rule=second
-        ).certified
-    rows = [
-        item_fields(item, int(claims.prediction[i]))
-        | {name: getattr(claims, name)[i] for name in fields}
-        | {name: np.array(sizes)[certified[i]].tolist() for name, certified in columns.items()}
-        for i, item in enumerate(items)
-    ]
+    names = [SIZES[0], *([f"{SIZES[0]}_{second}"] if second else [])]
+    rows: list[Row] = []
+    num_right = 0  # votes for the label
+    for items in votes.some_items():
+        predictions = np.stack([item.streams[header.kind] for item in items])
+        rows += _ablation_rows(votes, items, predictions, claim, fields=fields)
+        num_right += int((predictions == np.array([i.label for i in items])[:, None]).sum())
     correct = np.array([row["correct"] for row in rows])
     certified = [
         _touched_entry(votes, claim, size)
         | {
-            name.replace(SIZES[0], "accuracy"): accuracy(correct & verdicts[:, column])
-            for name, verdicts in columns.items()
+            name.replace(SIZES[0], "accuracy"): accuracy(
+                correct & np.array([size in row[name] for row in rows])
+            )
+            for name in names
         }
-        for column, size in enumerate(sizes)
+        for size in sizes
     ]
     summary = {
         "num_items": len(rows),
         "standard_accuracy": accuracy(correct),
         "certified": certified,
     }
-    if isinstance(claims, PartialClaims):
-        num_votes = predictions.size - int(claims.num_outstanding.sum())
-        summary["votes_asked"] = {"value": num_votes / predictions.size, "num_votes": num_votes}
+    num_votes = len(rows) * len(ablations_of(header))
+    if partial:
+        asked = num_votes - sum(int(row["num_outstanding"]) for row in rows)
+        summary["votes_asked"] = {"value": asked / num_votes, "num_votes": asked}
     else:
-        labels = np.array([item.label for item in items])
-        summary["ablation_accuracy"] = ablation_accuracy(predictions, labels)
-    schema = [*ITEM_FIELDS, *((f, pa.int32()) for f in fields), *((c, SIZES[1]) for c in columns)]
+        summary["ablation_accuracy"] = ablation_accuracy(num_right / num_votes, len(rows))
+    schema = [*ITEM_FIELDS, *((f, pa.int32()) for f in fields), *((c, SIZES[1]) for c in names)]
     return Derived(pa.schema(schema), rows, summary)
+
+
+def _ablation_rows(
+    votes: Votes,
+    items: Sequence[ItemVotes],
+    predictions: Array,
+    claim: AblationClaimSettings,
+    *,
+    fields: Sequence[str],
+) -> list[Row]:
+    """The rows of some items, from their (N, K) votes."""
+    claims = _claims(votes, items, predictions, claim, rule=claim.rule)
+    columns = {SIZES[0]: claims.certified}
+    if (second := claim.second_rule) != "none":
+        columns[f"{SIZES[0]}_{second}"] = _claims(
+            votes, items, predictions, claim, rule=second
+        ).certified
+    sizes = np.array(claim.patch_sizes)
+    return [
+        item_fields(item, int(claims.prediction[i]))
+        | {name: getattr(claims, name)[i] for name in fields}
+        | {name: sizes[certified[i]].tolist() for name, certified in columns.items()}
+        for i, item in enumerate(items)
+    ]
 
 
 def _claims(
@@ -192,20 +211,10 @@ def _touched_entry(votes: Votes, claim: AblationClaimSettings, size: int) -> dic
 
 def derive_pairs(votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
     """Rows and accuracies of a checked claim from pairs of masks."""
-    header, sizes, items = votes.header, claim.patch_sizes, list(votes.items())
-    predictions = np.stack([item.streams["pairs"] for item in items])
-    claims = certify_pairs(predictions, masks_of(header), num_classes=header.num_classes)
-    rows = [
-        item_fields(item, int(claims.prediction[i]))
-        | {
-            "num_agreeing": claims.num_agreeing[i],
-            "num_pairs": predictions.shape[1],
-            SIZES[0]: list(sizes) if claims.certified[i] else [],
-        }
-        for i, item in enumerate(items)
-    ]
+    header, sizes = votes.header, claim.patch_sizes
+    rows = [row for items in votes.some_items() for row in _pair_rows(votes, items, sizes)]
     correct = np.array([row["correct"] for row in rows])
-    proven = accuracy(correct & claims.certified)
+    proven = accuracy(correct & np.array([bool(row[SIZES[0]]) for row in rows]))
     summary = {
         "num_items": len(rows),
         "num_masks": len(masks_of(header)),
@@ -216,16 +225,28 @@ def derive_pairs(votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
     return Derived(pa.schema([*ITEM_FIELDS, *counts, SIZES]), rows, summary)
 
 
-def ablation_accuracy(predictions: Array, labels: NDArray[np.int64]) -> dict[str, float | int]:
+def _pair_rows(votes: Votes, items: Sequence[ItemVotes], sizes: Sequence[int]) -> list[Row]:
+    predictions = np.stack([item.streams["pairs"] for item in items])
+    claims = certify_pairs(
+        predictions, masks_of(votes.header), num_classes=votes.header.num_classes
+    )
+    return [
+        item_fields(item, int(claims.prediction[i]))
+        | {
+            "num_agreeing": claims.num_agreeing[i],
+            "num_pairs": predictions.shape[1],
+            SIZES[0]: list(sizes) if claims.certified[i] else [],
+        }
+        for i, item in enumerate(items)
+    ]
+
+
+def ablation_accuracy(share: float, num_items: int) -> dict[str, float | int]:
     """Share of correct votes over all ablations and items, with a 95% interval over items.
 
     Votes of one item are not independent, so the interval is for the mean of N shares in [0, 1]:
     all q with N KL(share || q) <= ln(2 / 0.05) (Hoeffding 1963, Theorem 1).
     """
-    num_items = len(predictions)
-    if predictions.ndim != 2 or not predictions.size or labels.shape != (num_items,):
-        raise ValueError(f"expected (N, K) votes and (N,) labels, got {predictions.shape}")
-    share = float((predictions == labels[:, None]).mean())
 
     def excess(q: float) -> float:
         divergence = special.rel_entr(share, q) + special.rel_entr(1 - share, 1 - q)

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.certify.challenge import ChallengeTask
 from components.certify.family import Summary, VotePlan, VoteRequest
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.patch.base import TIMES, PatchFamily, square_words, token_policy_of
@@ -41,7 +40,6 @@ from components.certify.patch.settings import (
     AblationSettings,
     DoubleMaskingClaimSettings,
     DoubleMaskingSettings,
-    PatchChallengeSettings,
 )
 from components.certify.patch.thinning import positions_among, thin_votes, thinned_header
 from components.certify.patch.verify import audit_ablations, audit_pairs
@@ -163,11 +161,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     audit = staticmethod(audit_ablations)
     kept_tokens = staticmethod(ablation_lengths)
 
-    def challenger(
-        self,
-        task: ChallengeTask[AblationVoteSettings, PatchChallengeSettings, AblationClaimSettings],
-    ) -> WorkFn:
-        return AblationChallenger(task)
+    challenger = staticmethod(AblationChallenger)
 
     def visible(self, header: VotesHeader) -> Tensor:
         return ablations_of(header).masks()
@@ -275,11 +269,7 @@ class DoubleMaskingFamily(
     audit = staticmethod(audit_pairs)
     kept_tokens = staticmethod(pair_lengths)
 
-    def challenger(
-        self,
-        task: ChallengeTask[PairVoteSettings, PatchChallengeSettings, DoubleMaskingClaimSettings],
-    ) -> WorkFn:
-        return PairChallenger(task)
+    challenger = staticmethod(PairChallenger)
 
     def visible(self, header: VotesHeader) -> Tensor:
         masks = masks_of(header)

@@ -1,6 +1,6 @@
 """Workers that compute patch votes: over ablations, and under all pairs of masks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
@@ -13,9 +13,9 @@ from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import EarlyStop
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
-from components.certify.vote_rows import SCHEMA, VoteRow
+from components.certify.vote_rows import SCHEMA
 from components.core.types import Array
-from components.core.units import LoadPart, Unit
+from components.core.units import Unit
 from components.data.ablation import Ablations
 from components.data.prepared import Split
 from components.models.logits import check_independent_rows
@@ -226,10 +226,3 @@ def item_units(num_items: int, *, num_votes: int) -> list[Unit]:
     return [
         Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s)) for s in spans
     ]
-
-
-def rows_of_units(units: Sequence[Unit], load: LoadPart) -> Iterator[VoteRow]:
-    """The rows of finished units, in their order."""
-    for unit in units:
-        for row in load(unit.name).to_pylist():
-            yield VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})

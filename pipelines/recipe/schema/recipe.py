@@ -1,5 +1,6 @@
 """The recipe: one file that describes a result completely."""
 
+from collections.abc import Iterator
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -10,7 +11,7 @@ from components.certify.registry import FAMILIES
 from components.certify.settings import CertificateEntry, CertificateSettings
 from components.core.digests import digest_json
 from components.core.folders import Folder, folder_at
-from components.core.settings import RUN_SEED, Name
+from components.core.settings import RUN_SEED, Name, Problem
 from components.data.settings import DataSettings
 from components.denoising.settings import is_on_disk
 from components.models.settings import TIMM, ModelSettings
@@ -37,6 +38,8 @@ EXTENDS = "extends"  # a recipe whose values are used where this one has none
 MAIN = "main"  # the model of `train.objective`; variants have their own names
 
 
+# Keys beside the recipes of a storage.
+RESERVED_NAMES = ("doctor", "locks", "mlartifacts", "probes", "shared")
 _opened = lru_cache(maxsize=16)(folder_at)  # the folder at a URI is looked up once
 
 
@@ -68,6 +71,11 @@ class Recipe(Section):
     def source(self) -> str:
         """The file that errors name. Set when the recipe is read; not one of its values."""
         return self.name
+
+    def problems(self) -> Iterator[Problem]:
+        if self.name in RESERVED_NAMES:
+            remedy = "is a folder that storages keep for themselves; choose another name"
+            yield Problem("name", self.name, remedy)
 
     def model_names(self) -> list[str]:
         """The models of the train section, `main` first; without one, the given model."""

@@ -61,7 +61,7 @@ def _units(
     family: AnyFamily, votes: Votes, claims: dict[str, Claimed], order: Sequence[str]
 ) -> list[Unit]:
     """One unit per item with a claim; an abstention claims nothing that could be attacked."""
-    clean = family.challenged_votes(votes)
+    clean = family.challenged_votes(votes, order)
     return [
         Unit(
             f"item-{i:08d}",

@@ -45,7 +45,7 @@ def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
         plan = family.plan(task, settings, header)
         parts = _run(plan, family.worker(task), label=request.key)
     out.mkdir(parents=True, exist_ok=True)
-    votes = write_votes(out / VOTES_NAME, plan.rows(parts.__getitem__), header.to_dict())
+    votes = write_votes(out / VOTES_NAME, plan.votes(parts.values()), header.to_dict())
     return write_certificate(out, votes, check_claim(votes.header, family.claim_of(settings)))
 
 

@@ -1,7 +1,7 @@
 """`verify --resample`: repeat the votes of random items and compare every prediction."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -77,22 +77,22 @@ def _differences(votes: Votes, task: VoteTask[Any], count: int) -> list[str]:
     family = family_of(votes.header.kind)
     voter, known = family.worker(task), _known_items(task.items(), votes.header.num_items)
     position = {item: i for i, item in enumerate(known)}
-    items = sorted(votes.items(), key=lambda item: item.item_id)
-    if wrong := _strangers(items, known) or family.wrong_records(task, votes.header):
+    labels = {item.item_id: item.label for item in votes.items()}
+    if wrong := _strangers(labels, known) or family.wrong_records(task, votes.header):
         return wrong
-    chosen = secrets.SystemRandom().sample(items, min(count, len(items)))
-    drawn = [(position[item.item_id], item) for item in chosen]
+    chosen = set(secrets.SystemRandom().sample(sorted(labels), min(count, len(labels))))
+    drawn = [(position[item.item_id], item) for item in votes.items() if item.item_id in chosen]
     kept, differing = family.kept_votes(votes.header), []
     for index, item in drawn:
         differing += _compare(voter(family.repeat_payload(index, item)), item, kept=kept)
-    if problems := [*_wrong_labels(items, known), *differing]:
+    if problems := [*_wrong_labels(labels, known), *differing]:
         return family.explain_differences(task, drawn) or problems
     return []
 
 
-def _strangers(items: Sequence[ItemVotes], known: Mapping[str, int]) -> list[str]:
+def _strangers(labels: Mapping[str, int], known: Mapping[str, int]) -> list[str]:
     """Items that are not in the dataset, and those that are missing from the votes."""
-    voted = {item.item_id for item in items}
+    voted = set(labels)
     return [
         *(f"item {name}: is not among the first test items" for name in sorted(voted - set(known))),
         *(f"item {name}: is missing from the votes" for name in sorted(set(known) - voted)),
@@ -108,12 +108,12 @@ def _known_items(split: Split, number: int) -> dict[str, int]:
     return known
 
 
-def _wrong_labels(items: Sequence[ItemVotes], known: Mapping[str, int]) -> list[str]:
+def _wrong_labels(labels: Mapping[str, int], known: Mapping[str, int]) -> list[str]:
     """Wrong labels of all items, resampled or not: labels need no votes."""
     return [
-        f"item {item.item_id}: label {item.label}, dataset says {known[item.item_id]}"
-        for item in items
-        if item.label != known[item.item_id]
+        f"item {item_id}: label {label}, dataset says {known[item_id]}"
+        for item_id, label in labels.items()
+        if label != known[item_id]
     ]
 
 

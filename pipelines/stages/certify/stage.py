@@ -128,4 +128,5 @@ def _vote(
         source=plan.source,
         out=out,
     )
-    return write_votes(out.path / VOTES_NAME, plan.rows(parts.load), header.to_dict())
+    tables = (table for _, table in parts.all_tables())
+    return write_votes(out.path / VOTES_NAME, plan.votes(tables), header.to_dict())

@@ -257,7 +257,7 @@ def _write(job: ShardJob, plan: ShardPlan, place: "StepPlace | None") -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         record = write_shard(replace(job, folder=Path(folder)), plan)
         stored = place.put_file(plan.file, Path(folder) / plan.file)
-    outcome = {"record": asdict(record), "stored": asdict(stored)}
+    outcome = {"record": asdict(record), "stored": stored._asdict()}
     place.store.put_same(key, canonical_json(outcome).encode())
     return outcome
 

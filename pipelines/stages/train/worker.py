@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,7 @@ def outputs(job: TrainJob) -> Iterator[Path]:
         yield folder
         written = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         names = [path.relative_to(folder).as_posix() for path in written]
-        refs = {name: asdict(job.place.put_file(name, folder / name)) for name in names}
+        refs = {name: job.place.put_file(name, folder / name)._asdict() for name in names}
         write_text(job.notes.path(STORED), json.dumps(refs))
         job.notes.send(STORED)
 

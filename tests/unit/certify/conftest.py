@@ -74,3 +74,15 @@ def columns_folder(tmp_path, columns_evidence):
 def gaussian_folder(tmp_path, gaussian_evidence):
     settings = {"failure_prob": 0.001, "radii": [0.25, 0.5]}
     return _finish(tmp_path / "l2", gaussian_evidence, settings)
+
+
+@pytest.fixture
+def hold(monkeypatch):
+    """Limits how many predictions are in memory at once: small files are treated as large ones."""
+
+    def limit(predictions):
+        for module in ("votes", "vote_order", "vote_rows"):
+            monkeypatch.setattr(f"components.certify.{module}.HELD_PREDICTIONS", predictions)
+        monkeypatch.setattr("components.certify.vote_order.HELD_BYTES", 4 * predictions)
+
+    return limit

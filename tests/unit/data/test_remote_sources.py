@@ -22,15 +22,15 @@ from components.core.errors import CasemateError
 from components.data import places
 from components.data.fitting import Fitting
 from components.data.places import RemotePath
-from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
+from components.data.shards import open_job, plan_shards, write_shard
 from components.data.sources import archives, npz, open_source, parquet
 from components.data.sources.arrays import RangedRows
 from components.data.sources.kept import Kept
 from components.data.sources.names import imagenet_synsets
 from components.data.sources.stamp import source_stamp
-from components.data.splits import assign_splits
 from tests.object_server import BUCKET, object_server
 from tests.refusals import refusal_of
+from tests.serial_shards import shard_bytes, write_serially
 
 WNIDS = imagenet_synsets()[:2]
 UPLOAD = "correct the URI or upload the files there"
@@ -125,25 +125,8 @@ def below(path: str, options: dict) -> dict:
 
 
 def prepared(source, folder: Path) -> tuple[str, dict[str, bytes]]:
-    """dataset.json and the shards, written as the workers of stage prepare do."""
-    folder.mkdir()
-    splits = assign_splits(
-        source.entries(),
-        classes=source.classes,
-        seed=7,
-        val_fraction=0.2,
-        test_fraction=0.2,
-        limits={},
-    )
-    plans = plan_shards(splits, shard_size=8)
-    job = open_job(
-        source, plans[0].entries, folder=folder, fitting=Fitting(8, "pad"), on_error="fail"
-    )
-    records = [write_shard(pickle.loads(pickle.dumps(job)), plan) for plan in plans]
-    text = describe_dataset(
-        records, classes=source.classes, shape=job.shape, split_names=tuple(splits), source={}
-    )
-    return text, {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
+    """dataset.json and the shards."""
+    return write_serially(source, folder), shard_bytes(folder)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -283,19 +266,25 @@ def test_a_packed_large_array_goes_to_a_temporary_file_that_is_removed(
     assert "set TMPDIR" in line
 
 
+def calls_of(monkeypatch, owner, name: str, argument: int) -> list:
+    """One argument of every call of a function from now on."""
+    seen: list = []
+    function = getattr(owner, name)
+
+    def noted(*arguments):
+        seen.append(arguments[argument])
+        return function(*arguments)
+
+    monkeypatch.setattr(owner, name, noted)
+    return seen
+
+
 def test_an_index_skips_members_and_a_member_is_one_range(server, monkeypatch):
     large = {f"{n}.JPEG": bytes([n]) * 6_000_000 for n in range(4)}
     uri = server.put("index/val.tar", tar_of(large | {"last.JPEG": png(9)}))
     place = RemotePath.parse(uri)
     version = place.stat_object().version
-    asked: list[int] = []
-    read = RemotePath.read_range
-
-    def counted(self, start, length, version):
-        asked.append(length)
-        return read(self, start, length, version)
-
-    monkeypatch.setattr(RemotePath, "read_range", counted)
+    asked = calls_of(monkeypatch, RemotePath, "read_range", argument=2)  # lengths
     found: list = []
     assert peak_bytes(lambda: found.extend(archives.members(place, version))) < 3 * places.WINDOW
     assert sum(asked) <= 6 * places.WINDOW  # of 24 MB
@@ -307,14 +296,7 @@ def test_an_index_skips_members_and_a_member_is_one_range(server, monkeypatch):
 def test_row_groups_are_read_once_and_kept_up_to_a_limit(server, tmp_path, monkeypatch):
     path, _ = write_parquet(tmp_path / "raw")
     source = open_source("parquet", path=server.upload(path, "groups"))
-    groups: list[int] = []
-    read = parquet._group
-
-    def counted(path, version, group, column):
-        groups.append(group)
-        return read(path, version, group, column)
-
-    monkeypatch.setattr(parquet, "_group", counted)
+    groups = calls_of(monkeypatch, parquet, "_group", argument=2)
     train = [entry for entry in source.entries() if entry.split_hint == "train"]
     mixed = [train[n] for n in np.random.default_rng(0).permutation(len(train))]
     (plan,) = plan_shards({"train": mixed}, shard_size=100)

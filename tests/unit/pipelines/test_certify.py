@@ -363,11 +363,7 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
 def written_votes(folder) -> tuple[dict, list[VoteRow]]:
     """Header and rows of a finished votes file, to be changed and written again."""
     votes = read_votes(folder / "votes.parquet")
-    rows = [
-        VoteRow(**{**row, "predictions": np.array(row["predictions"], np.uint16)})
-        for row in votes.table.to_pylist()
-    ]
-    return json.loads(json.dumps(votes.header.to_dict())), rows
+    return json.loads(json.dumps(votes.header.to_dict())), list(votes.rows())
 
 
 @pytest.mark.parametrize(

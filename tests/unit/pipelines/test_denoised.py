@@ -139,7 +139,7 @@ def rewrite_header(path, name, value):
     votes = read_votes(path)
     told = {**votes.header.settings["denoiser"], name: value}
     header = {**votes.header.to_dict(), "settings": {**votes.header.settings, "denoiser": told}}
-    write_table(path, votes.table.replace_schema_metadata({HEADER_KEY: canonical_json(header)}))
+    write_table(path, votes.source.replace_schema_metadata({HEADER_KEY: canonical_json(header)}))
 
 
 def test_the_certificate_names_the_denoiser_and_can_be_checked(

@@ -215,8 +215,29 @@ class Desk:
         self.told.append(text)
 
 
-def run(cluster, units, *, max_wait=1800.0):
-    desk = Desk()
+@dataclass
+class Growing(Desk):
+    """Items of three blocks each; a block is known when the one before it is finished."""
+
+    num_items: int = 0
+    most_ahead: int = 0
+
+    def __post_init__(self):
+        self.waiting = [(item, 0) for item in range(self.num_items)]
+
+    def more(self, room, *, ahead):
+        self.most_ahead = max(self.most_ahead, ahead)
+        asked, self.waiting = self.waiting[:room], self.waiting[room:]
+        return [Unit(f"{item}-{block}", f"item {item}", (item, block)) for item, block in asked]
+
+    def keep(self, units, outcome):
+        super().keep(units, outcome)
+        items = [unit.payload for unit in units]
+        self.waiting += [(item, block + 1) for item, block in items if block < 2]
+
+
+def run(cluster, units, *, max_wait=1800.0, desk=None):
+    desk = desk or Desk()
     dispatch = Dispatch(cluster, desk, units, max_wait=max_wait, clock=lambda: cluster.now)
     try:
         dispatch.run()
@@ -337,6 +358,17 @@ def test_few_units_go_to_all_workers():
     _, _, error = run(cluster, make_units(64))
     assert error is None
     assert cluster.now <= START + 64 / 8 * WORK + 2 * WORK
+
+
+def test_units_that_a_source_adds_make_whole_leases_too():
+    num_items = 2000
+    cluster, desk = SimulatedCluster(cpus(2, 4)), Growing(num_items=num_items)
+    _, _, error = run(cluster, desk.more(8, ahead=8), desk=desk)
+    assert error is None
+    assert desk.kept == Counter((item, block) for item in range(num_items) for block in range(3))
+    assert len(cluster.leases) <= 1.5 * 3 * num_items * WORK / LEASE_SECONDS
+    assert cluster.now <= START + 3 * num_items * WORK / 8 * 1.05
+    assert desk.most_ahead <= 2 * 8  # guesses fill free slots only
 
 
 def test_a_lease_that_takes_too_long_ends_early_and_its_rest_is_given_out_again():

@@ -242,8 +242,7 @@ def test_randomised_votes_cannot_pass_for_fixed_ones(randomized, model, prepared
     header = read_votes(folder / "votes.parquet").header.to_dict()
     write_votes(  # a header whose method alone was changed does not even get that far
         folder / "votes.parquet",
-        [VoteRow(**{**r, "predictions": np.array(r["predictions"], np.uint16)})
-         for r in read_votes(folder / "votes.parquet").table.to_pylist()],
+        read_votes(folder / "votes.parquet").rows(),
         header | {"settings": header["settings"] | {"method": "randomized"}},
     )  # fmt: skip
     votes = read_votes(folder / "votes.parquet")

@@ -143,9 +143,21 @@ def test_a_thread_renews_the_lock(store):
     assert newest_entry(store, "flow").number == number  # none after the release
 
 
+def test_a_forked_child_does_not_release_the_lock(tmp_path):
+    with Lock(Store(tmp_path), "flow") as held:
+        child = os.fork()
+        if not child:
+            held.release()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert newest_entry(held.store, "flow").is_held
+        held.check()
+
+
 def test_waiting_ends_with_the_release(store):
     held = Lock(store, "flow", ttl=60).acquire()
-    waited = Lock(store, "flow", ttl=60, wait=60)
+    told = []
+    waited = Lock(store, "flow", ttl=60, wait=60, tell=told.append)
     thread = threading.Thread(target=waited.acquire)
     thread.start()
     time.sleep(0.3)
@@ -153,6 +165,8 @@ def test_waiting_ends_with_the_release(store):
     held.release()
     thread.join(timeout=60)
     assert waited.fence == 3
+    assert len(told) == 1
+    assert f"held by host {os.uname().nodename}, pid {os.getpid()}" in told[0]
     with pytest.raises(LockedError, match="is held by"):
         Lock(store, "flow", wait=0.2).acquire()
 

@@ -241,3 +241,32 @@ def test_a_result_is_kept_while_the_storage_does_not_answer(tmp_path, parts):
         write(parts, NAMES[:2])
     assert len(set(calls)) == 1
     assert slept == [1.0, 3.0, 10.0]
+
+
+def test_a_bucket_keeps_results_like_a_folder(s3_root):
+    def again():
+        return PartStore(Store(s3_root), "recipe/step/unfinished/votes", run_id="run-1")
+
+    parts = again()
+    for names in (NAMES[:5], ["u006", "u009"], ["extra"]):
+        plan = parts.plan(NAMES)
+        tables = [table_of(name) for name in names]
+        key, size = plan.writer.write(names, plan.ordinals_of(names), tables, names)
+        plan.add(key, size, names)
+    plan = again().plan(NAMES)
+    assert plan.finished().nonzero()[0].tolist() == [0, 1, 2, 3, 4, 6, 9]
+    assert plan.brief("extra", len) == "extra"
+    assert dict(plan.briefs(len)) == {n: NAMES[n] for n in (0, 1, 2, 3, 4, 6, 9)}
+    assert sorted(unit for unit, _ in plan.parts.all_tables()) == [
+        "extra",
+        *NAMES[:5],
+        "u006",
+        "u009",
+    ]
+    assert plan.parts.load("u009").equals(table_of("u009"))
+    damaged = plan.parts.groups[0].key
+    content = plan.parts.store.get(damaged)
+    plan.parts.store.delete([damaged])
+    plan.parts.store.put_new(damaged, content[:-1])
+    with pytest.raises(CasemateError, match=f"part: {s3_root}/{damaged} is damaged"):
+        again().plan(NAMES).parts.load("u001")

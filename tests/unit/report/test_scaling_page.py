@@ -14,6 +14,9 @@ from components.evaluate.across_runs import Benchmark, benchmarks_of, merged
 from components.evaluate.metrics import Subject, rows_of, share, write_metrics
 from pipelines import api
 from pipelines.cli.main import app
+from pipelines.runtime.inventory import inventory
+from pipelines.runtime.storage import Storage
+from tests.stored_steps import finish, force, place_of
 from tests.unit.report.evaluated import made_rows
 
 SIZES = {"vit": (6, 22, 86, 307), "resnet": (12, 25, 45)}
@@ -146,3 +149,27 @@ def _empty(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     return folder
+
+
+def test_stored_steps_count_once_as_they_are_now(runs, s3_root, tmp_path):
+    """Of a storage or step by URI, and of a folder whose steps were made again."""
+    local, bucket = Storage.at(tmp_path / "storage"), Storage.at(s3_root)
+    for path in sorted(runs.glob("*/evaluate.clean-0/metrics.parquet")):
+        recipe = path.parts[-3]
+        again = place_of(local, recipe, "evaluate.clean")
+        finish(again, {"metrics.parquet": b"of a mistake"})
+        force(again)
+        for place in (again, place_of(bucket, recipe, "evaluate.clean")):
+            finish(place, {"metrics.parquet": path.read_bytes()})
+    expected = api.scaling([runs], suites=["clean"])
+    for given in ([local.root], [s3_root], [str(place) for place in _places(bucket)]):
+        found = api.scaling(given, out=tmp_path / "page.html")
+        assert found.records() == expected.records()
+        names = re.findall(r"evaluate\.clean-0123456789ab/metrics\.parquet", found.page.read_text())
+        assert len(names) == sum(map(len, SIZES.values()))
+    with pytest.raises(CasemateError, match=r"nothing has no metrics\.parquet"):
+        api.scaling([f"{s3_root}/nothing"])
+
+
+def _places(storage):
+    return [step.place for step in inventory(storage).steps.values()]
