@@ -319,10 +319,10 @@ def test_of_two_drivers_one_wins_and_the_result_is_whole(mended, resumed, place)
 
 
 @pytest.mark.cluster
-def test_workers_whose_disk_is_too_small_end_the_flow_in_one_line(place, cli):
+def test_workers_whose_disk_is_too_small_end_the_flow_in_one_line(place, cli, tmp_path):
     words = ("run", place.recipe, "--storage", f"{place.root} of small nodes")
-    env = {"CASEMATE_CACHE_GB": "0.00002", "MLFLOW_TRACKING_URI": place.tracking}
-    line = last_line(cli(*words, env=env))
+    cache = {"CASEMATE_CACHE": str(tmp_path), "CASEMATE_CACHE_GB": "0.00002"}
+    line = last_line(cli(*words, env={**cache, "MLFLOW_TRACKING_URI": place.tracking}))
     assert line.startswith("cache: ")
     assert "for files in use and train-00000.parquet" in line
 
