@@ -1,7 +1,6 @@
 """An S3 server of its own process (moto), for tests that read or write objects."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import obstore
 import pytest
 
-from tests.object_store import S3Server, free_port, serving
+from tests.object_store import S3Server, free_port, moto_command, serving
 
 BUCKET = "raw"
 
@@ -55,7 +54,7 @@ def object_server() -> Iterator[ObjectServer]:
     port = free_port()
     server = ObjectServer(f"http://127.0.0.1:{port}")
     with (
-        serving([sys.executable, "-m", "tests.moto_server", str(port)], port),
+        serving(moto_command(port), port),
         pytest.MonkeyPatch.context() as patch,
     ):
         for name in [name for name in os.environ if name.startswith("AWS_")]:

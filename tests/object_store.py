@@ -82,7 +82,7 @@ def rclone_root(monkeypatch, tmp_path):
 
 
 def moto_command(port: int) -> list[str]:
-    """The command that starts a moto server."""
+    """Starts a moto server; in the folder of the checkout."""
     return [sys.executable, "-m", "tests.moto_server", str(port)]
 
 

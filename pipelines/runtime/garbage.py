@@ -46,15 +46,15 @@ class Garbage:
 
     place: str
     reason: str
-    keys: tuple[str, ...]
     bytes: int
+    keys: tuple[str, ...]
 
     @staticmethod
     def of(place: str, reason: str, listed: Sequence[Listed]) -> "list[Garbage]":
         """One entry, or none without keys."""
         keys = tuple(entry.key for entry in listed)
         size = sum(entry.bytes for entry in listed)
-        return [Garbage(place, reason, keys, size)] if keys else []
+        return [Garbage(place, reason, size, keys)] if keys else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,9 @@ class RunWriter:
         key = json.dumps(named, sort_keys=True)
         if key not in self._children:
             identity = {"mlflow.parentRunId": self.run_id, **named["tags"]}
-            found = find_or_create(self.client, self.experiment_id, named["name"], identity, {})
+            found = find_or_create(
+                self.client, self.experiment_id, named["name"], identity=identity, extra={}
+            )
             self._children[key] = found
         return self._children[key]
 
@@ -168,6 +170,7 @@ def find_or_create(
     client: MlflowClient,
     experiment: str,
     name: str,
+    *,
     identity: Mapping[str, str],
     extra: Mapping[str, str],
 ) -> str:

@@ -252,7 +252,9 @@ class Tracker:
         self, name: str, identity: Mapping[str, str], extra: Mapping[str, str], place: Path
     ) -> StepRun:
         run_id = self._wait_for(
-            lambda: find_or_create(self.client, self.experiment_id, name, identity, extra)
+            lambda: find_or_create(
+                self.client, self.experiment_id, name, identity=identity, extra=extra
+            )
         )
         outbox = self._outbox(run_id, place)
         outbox.restore()

@@ -24,6 +24,7 @@ from pipelines.recipe.load import parse
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.leases import work_off
 from pipelines.runtime.shards import _Counted, further, unfinished
+from pipelines.runtime.storage import Storage
 from pipelines.stages.attack import stage as attack
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
@@ -244,3 +245,12 @@ def run_step(prepared, models, tmp_path_factory) -> Callable[..., StageDir]:
         return folder
 
     return run
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def storage(request, tmp_path) -> Storage:
+    """An empty storage of each kind."""
+    if request.param == "bucket":
+        return Storage.at(request.getfixturevalue("s3_root"))
+    (tmp_path / "runs").mkdir()
+    return Storage.at(tmp_path / "runs")

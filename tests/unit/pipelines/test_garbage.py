@@ -33,14 +33,6 @@ from tests.stored_steps import (
 AT_ONCE = -5.0  # seconds: everything is old, also by stamps in whole seconds
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def storage(request, tmp_path) -> Storage:
-    if request.param == "bucket":
-        return Storage.at(request.getfixturevalue("s3_root"))
-    (tmp_path / "runs").mkdir()
-    return Storage.at(tmp_path / "runs")
-
-
 def reasons(found) -> dict[str, str]:
     return {entry.place: entry.reason for entry in found.garbage}
 

@@ -17,14 +17,6 @@ from pipelines.runtime.storage import Storage
 from tests.stored_steps import DAY, begin, finish, force, make_older, place_of
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def storage(request, tmp_path) -> Storage:
-    if request.param == "bucket":
-        return Storage.at(request.getfixturevalue("s3_root"))
-    (tmp_path / "runs").mkdir()
-    return Storage.at(tmp_path / "runs")
-
-
 def test_steps_have_states_and_sizes_without_second_names(storage):
     done, begun = place_of(storage, "demo", "prepare"), place_of(storage, "demo", "train.main")
     finish(done, {"data/a.bin": bytes(1000), "b.bin": b"1"})
