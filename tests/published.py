@@ -13,8 +13,11 @@ TIMED = re.compile(r"seconds|per_second|mlflow_run_id|git_revision")
 SHOWS_TIMES = {"report.html"}  # its tables are compared as CSV
 
 
-def published(storage: Storage) -> dict[str, str]:
-    """Published files by step and name: digests, or documents without times and run ids."""
+def published(storage: Storage, *, without: str = "") -> dict[str, str]:
+    """Published files by step and name: digests, or documents without times and run ids.
+
+    `without` is a further key that is left out of documents.
+    """
     found: dict[str, str] = {}
     keys = [entry.key for entry in storage.store.listing("")]
     steps = {tuple(key.split("/")[:2]) for key in keys if key.endswith(".manifest.json")}
@@ -22,21 +25,22 @@ def published(storage: Storage) -> dict[str, str]:
         opened = storage.step(recipe, step).open()
         for file, ref in opened.files.items():
             if file not in SHOWS_TIMES:
-                found[f"{recipe}/{step}/{file}"] = _content(opened / file) or ref.sha256
+                found[f"{recipe}/{step}/{file}"] = _content(opened / file, without) or ref.sha256
     return found
 
 
-def _content(path: Path) -> str | None:
+def _content(path: Path, without: str) -> str | None:
     if path.suffix == ".json":
-        return json.dumps(untimed(json.loads(path.read_text())), sort_keys=True)
+        return json.dumps(_reduced(json.loads(path.read_text()), without), sort_keys=True)
     if path.suffix == ".csv":
         rows = csv.DictReader(io.StringIO(path.read_text()))
-        return json.dumps([untimed(row) for row in rows])
+        return json.dumps([_reduced(row, without) for row in rows])
     return None
 
 
-def untimed(value: Any) -> Any:
+def _reduced(value: Any, without: str) -> Any:
     """A document without what differs from run to run."""
     if isinstance(value, dict):
-        return {k: untimed(v) for k, v in value.items() if not TIMED.search(k)}
-    return [untimed(one) for one in value] if isinstance(value, list) else value
+        kept = {k: v for k, v in value.items() if k != without and not TIMED.search(k)}
+        return {k: _reduced(v, without) for k, v in kept.items()}
+    return [_reduced(one, without) for one in value] if isinstance(value, list) else value

@@ -76,7 +76,8 @@ class StageDir:
         return Notes(self.scratch, None if is_local else f"{self.place.name}-{token}")
 
     def fetch(self, stored: Mapping[str, Ref]) -> None:
-        """Bring files that a worker has stored to `path`."""
+        """Bring files that a worker has stored to `path`; they are published with the step."""
+        self.stored.update(stored)
         for name, ref in stored.items():
             target = self.path / name
             target.parent.mkdir(parents=True, exist_ok=True)

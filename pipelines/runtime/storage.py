@@ -220,8 +220,11 @@ class StepPlace:
 
         `stored` are files that workers have stored themselves.
         """
-        refs = {n: self.put_file(n, self.path / n) for n in self.written()}
-        refs |= {name: ref for name, ref in stored.items() if name not in refs}
+        refs = dict(stored)
+        for name in self.written():
+            path, there = self.path / name, stored.get(name)
+            if there is None or digest_file(path) != there.sha256:
+                refs[name] = self.put_file(name, path)
         listing: dict[str, FileEntry] = {
             name: {"sha256": refs[name].sha256, "bytes": refs[name].bytes} for name in sorted(refs)
         }
