@@ -244,12 +244,12 @@ def test_votes_are_those_of_the_stage_byte_by_byte(case, prepared, models, tmp_p
             model, prepared, kind=kind, out=out, num_items=NUM_ITEMS, **KINDS[case]
         )
     stage, own = (read_votes(place / "votes.parquet") for place in (theirs, out))
-    for ours, theirs in zip(own.items(), stage.items(), strict=True):
-        assert (ours.item_id, ours.label) == (theirs.item_id, theirs.label)
-        assert ours.image_sha256 == theirs.image_sha256
-        assert ours.streams.keys() == theirs.streams.keys()
+    for ours, other in zip(own.items(), stage.items(), strict=True):
+        assert (ours.item_id, ours.label) == (other.item_id, other.label)
+        assert ours.image_sha256 == other.image_sha256
+        assert ours.streams.keys() == other.streams.keys()
         for name, votes in ours.streams.items():
-            assert np.array_equal(votes, theirs.streams[name])
+            assert np.array_equal(votes, other.streams[name])
     assert {**own.header.to_dict(), "run_id": ""} == {**stage.header.to_dict(), "run_id": ""}
     stage_bytes, own_bytes = ((p / "certificates.parquet").read_bytes() for p in (theirs, out))
     assert own_bytes == stage_bytes
