@@ -22,9 +22,9 @@ def place_of(storage: Storage, recipe: str, step: str) -> StepPlace:
 
 
 def stage_of(place: StepPlace, inputs: Mapping[str, Folder] | None = None) -> StageDir:
-    place.path.mkdir(parents=True, exist_ok=True)
+    place.work.mkdir(parents=True, exist_ok=True)
     step, run = place.name.rpartition("-")[0], SimpleNamespace(run_id="mlflow-1")
-    return StageDir(place.path, step, PRINT, run, inputs or {}, place.storage)
+    return StageDir(place.work, step, PRINT, run, inputs or {}, place)
 
 
 def finish(place: StepPlace, files: Mapping[str, bytes], **inputs: Folder) -> None:
@@ -49,7 +49,7 @@ def begin(place: StepPlace, files: Mapping[str, bytes], *, stored: bool = False)
         is_late = place.manifest() is not None
         place.store.put_new(f"{place.key}/{SCRATCH}/votes/{time.time_ns()}", b"part")
         for name, content in files.items():
-            path = (Path(elsewhere) if is_late else place.path) / name
+            path = (Path(elsewhere) if is_late else place.work) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content, sync=False)
             if stored:

@@ -222,10 +222,10 @@ class _Runner:
         scratch = planned.folder / SCRATCH
         run = self.tracker.step_run(self.parent, step.name, planned.fingerprint, folder=scratch)
         self.active[step.name] = run
-        planned.folder.mkdir(parents=True, exist_ok=True)
+        work = planned.place.work
+        work.mkdir(parents=True, exist_ok=True)
         inputs = {n: self.steps[n].contents() for n in step.needs if self.steps[n].finished}
-        storage = planned.place.storage
-        out = StageDir(planned.folder, step.name, planned.fingerprint, run, inputs, storage)
+        out = StageDir(work, step.name, planned.fingerprint, run, inputs, planned.place)
         stage = STAGES[step.stage]
         try:
             run.params({step.stage: step.identity})
@@ -234,9 +234,9 @@ class _Runner:
                 self._log_dataset(run, stage.context, inputs[DATASET])
             with named(self.recipe.source, Recipe.model_fields):
                 stage.load().run(self.recipe, inputs, out)
-            run.artifacts(*(planned.folder / name for name in stage.logged))
+            run.artifacts(*(work / name for name in stage.logged))
             if DATASET not in inputs:
-                self._log_dataset(run, stage.context, planned.folder)
+                self._log_dataset(run, stage.context, work)
             run.complete()  # before the manifest: a finished step is complete in MLflow
             lock = self.held[planned.place.key]
             lock.check()

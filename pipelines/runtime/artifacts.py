@@ -39,14 +39,14 @@ class StageDir:
     fingerprint: str
     run: "StepRun"
     inputs: Mapping[str, Folder] = field(default_factory=dict)
-    storage: Storage | None = None  # None: the folder two levels above
+    at: StepPlace | None = None  # None: the place of `path` in the folder two levels above
     stored: dict[str, Ref] = field(default_factory=dict)  # files that workers have stored
 
     @cached_property
     def place(self) -> StepPlace:
         """The step's place in the storage."""
-        storage = self.storage or Storage.at(self.path.absolute().parents[1])
-        return storage.step(self.path.absolute().parent.name, self.path.name)
+        path = self.path.absolute()
+        return self.at or Storage.at(path.parents[1]).step(path.parent.name, path.name)
 
     @property
     def part(self) -> str:
@@ -56,7 +56,7 @@ class StageDir:
     @property
     def scratch(self) -> Path:
         """A folder for what only a resumed step needs; removed when the step is finished."""
-        folder = self.path / SCRATCH
+        folder = self.place.path / SCRATCH
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -129,5 +129,5 @@ class StageDir:
         if isinstance(folder, StoredFolder):
             return os.path.relpath(folder.key, self.place.key)
         if self.place.storage.is_local:
-            return os.path.relpath(str(folder), self.path)
+            return os.path.relpath(str(folder), self.place.path)
         return str(Path(str(folder)).absolute())

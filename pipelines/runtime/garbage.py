@@ -36,7 +36,7 @@ TORN = "left by a killed write"
 NO_STEP = "of a step that is gone"
 CONTENT = re.compile(rf"{FILES}/[0-9a-f]{{20}}/.+")
 ANNOUNCED = re.compile(r"shared/[0-9a-f]{64}/[0-9a-f]{16}")
-PROBE_KEY = re.compile(r"(?:probes/[0-9a-f]{32}|doctor/[0-9a-f]{12}/.+)")
+PROBE_KEY = re.compile(r"(?:probes/[0-9a-f]{32}|probes/doctor-[0-9a-f]{12}/.+)")
 AT_ONCE = 1000  # keys that are deleted between two looks at the lock
 
 
@@ -166,8 +166,8 @@ def _given_up(step: StoredStep, limits: Limits) -> list[Garbage]:
     """All of an unfinished step that did not change lately; its lock shows that a flow began it."""
     if step.lock is None or not limits.passed(step.modified):
         return []
-    if _needed(step, limits) or (limits.is_read and _earlier_manifests(step)):
-        return []
+    if _earlier_manifests(step):  # what a `--force` was to replace counts until it is finished
+        return _named(step, LEFT, [n for n in step.names if n.startswith(f"{SCRATCH}/")])
     return _named(step, GIVEN_UP, sorted(step.names, key=_turn))
 
 

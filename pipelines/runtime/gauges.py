@@ -47,7 +47,7 @@ class ShownAt(TypedDict):
 
 def shown_at(out: "StageDir") -> ShownAt:
     """The progress file of a step and its gauges, as arguments of `progress.bar`."""
-    watch = exporter(out.path.parent.name, out.step)
+    watch = exporter(out.place.recipe, out.step)
     return {"file": out.scratch / FILE_NAME, "watch": watch}
 
 

@@ -28,7 +28,7 @@ DRIVER = "driver"  # whose key the machines look for
 
 def storage_key(token: str, node: str = "") -> str:
     """Where a machine leaves the token in the storage, or the folder of all of them."""
-    return f"doctor/{token[:12]}/{node}".rstrip("/")
+    return f"probes/doctor-{token[:12]}/{node}".rstrip("/")
 
 
 class NodeProbe:

@@ -124,8 +124,13 @@ class StepPlace:
 
     @property
     def path(self) -> Path:
-        """Where this machine writes the step's files; on a folder also where people read them."""
+        """The step's folder: what people see of it, or what this machine keeps for a bucket."""
         return self.storage.path / self.key
+
+    @property
+    def work(self) -> Path:
+        """Where this machine writes the step's files; a result that is shown stays until then."""
+        return self.path / SCRATCH / "work" if (self.path / MANIFEST).exists() else self.path
 
     @property
     def store(self) -> Store:
@@ -142,7 +147,14 @@ class StepPlace:
         """The manifest of the current generation; None: the step is not finished."""
         if self.storage.is_local and not self.path.is_dir():
             return None
-        number = self.generation()
+        return self._manifest_of(self.generation())
+
+    def published(self) -> Manifest | None:
+        """The newest manifest: that of an earlier generation while the current one is made."""
+        numbers = range(self.generation(), -1, -1)
+        return next((m for number in numbers if (m := self._manifest_of(number))), None)
+
+    def _manifest_of(self, number: int) -> Manifest | None:
         key = self.manifest_key(number)
         content = self.store.find(key)
         if content is not None:
@@ -152,8 +164,8 @@ class StepPlace:
         return earlier if earlier and earlier.generation is None else None
 
     def open(self) -> StoredFolder:
-        """The files of the finished step."""
-        manifest = self.manifest()
+        """The files of the finished step; what a `--force` replaces counts until it is finished."""
+        manifest = self.published()
         if manifest is None:
             raise CasemateError("storage", self, "is not finished; run its recipe first")
         return self.contents(manifest)
@@ -171,20 +183,34 @@ class StepPlace:
         stored = {} if self.storage.is_local else self._sizes()
         for name, ref in refs.items():
             if self.storage.is_local:
-                intact = self._is_intact(name, ref)
-            else:  # a key names its content, which is checked when it is read
-                intact = stored.get(ref.key) == ref.bytes
-            if not intact:
-                remedy = "is missing or changed; restore it or redo the step with --force"
-                raise CasemateError("storage", f"{self}/{name}", remedy)
+                self._check_file(name, ref)
+            elif stored.get(ref.key) != ref.bytes:  # its content is checked when it is read
+                raise self._changed(ref.key)
+        if self.storage.is_local and manifest.generation is not None:
+            self._check_copy(self.manifest_key(manifest.generation))
         return True
 
-    def _is_intact(self, name: str, ref: Ref) -> bool:
-        """Whether a file is stored, and what people see under its name is that file."""
+    def _check_file(self, name: str, ref: Ref) -> None:
+        """Raise unless a file is stored, and what people see under its name is that file."""
         kept, shown = Path(self.storage.root) / ref.key, self.path / name
         if not _is_intact(kept, ref):
-            return False
-        return not shown.exists() or shown.samefile(kept) or _is_intact(shown, ref)
+            raise self._changed(ref.key)
+        if not shown.exists():
+            self._link(shown, kept)
+        elif not shown.samefile(kept) and not _is_intact(shown, ref):
+            raise self._changed(f"{self.key}/{name}")
+
+    def _check_copy(self, key: str) -> None:
+        """Raise unless the manifest that people see is the published one; restore a missing one."""
+        shown, text = self.path / MANIFEST, self.store.get(key)
+        if not shown.exists():
+            writing.write_atomic(shown, text)
+        elif shown.read_bytes() != text:
+            raise self._changed(f"{self.key}/{MANIFEST}")
+
+    def _changed(self, key: str) -> CasemateError:
+        remedy = "is missing or changed; restore it or redo the step with --force"
+        return CasemateError("storage", f"{self.storage.root}/{key}", remedy)
 
     def _sizes(self) -> dict[str, int]:
         return {e.key: e.bytes for e in self.store.listing(f"{self.key}/{FILES}")}
@@ -216,13 +242,13 @@ class StepPlace:
     def publish(
         self, facts: Mapping[str, object], *, stored: Mapping[str, Ref], fence: int = 0
     ) -> Manifest:
-        """Store the files in `path` and write the manifest; returns it, or the one before it.
+        """Store the files in `work` and write the manifest; returns it, or the one before it.
 
         `stored` are files that workers have stored themselves.
         """
-        refs = dict(stored)
+        refs, work = dict(stored), self.work
         for name in self.written():
-            path, there = self.path / name, stored.get(name)
+            path, there = work / name, stored.get(name)
             if there is None or digest_file(path) != there.sha256:
                 refs[name] = self.put_file(name, path)
         listing: dict[str, FileEntry] = {
@@ -239,10 +265,11 @@ class StepPlace:
         return manifest
 
     def written(self) -> list[str]:
-        """Files of the step in `path`, by their names."""
-        for stale in writing.leftovers(self.path):
+        """Files of the step in `work`, by their names."""
+        work = self.work
+        for stale in writing.leftovers(work):
             stale.unlink()
-        found = (p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file())
+        found = (p.relative_to(work) for p in work.rglob("*") if p.is_file())
         return sorted(p.as_posix() for p in found if not belongs_to_storage(p.as_posix()))
 
     def _show(self, manifest: Manifest, text: bytes) -> None:
@@ -250,24 +277,29 @@ class StepPlace:
         if not self.storage.is_local:
             shutil.rmtree(self.path, ignore_errors=True)
             return
-        for name, ref in self.refs(manifest).items():
+        refs = self.refs(manifest)
+        for name, ref in refs.items():
             shown, kept = self.path / name, Path(self.storage.root) / ref.key
             if not (shown.exists() and shown.samefile(kept)):
-                shown.parent.mkdir(parents=True, exist_ok=True)
-                with writing.atomic(shown, sync=False) as temporary:
-                    link_or_copy(kept, temporary)
+                self._link(shown, kept)
+        for path in [p for p in self.path.rglob("*") if p.is_file()]:
+            name = path.relative_to(self.path).as_posix()
+            if name not in refs and not belongs_to_storage(name):
+                path.unlink()  # of an earlier generation
         writing.write_atomic(self.path / MANIFEST, text)
 
+    def _link(self, shown: Path, kept: Path) -> None:
+        shown.parent.mkdir(parents=True, exist_ok=True)
+        with writing.atomic(shown, sync=False) as temporary:
+            link_or_copy(kept, temporary)
+
     def renew(self, why: str) -> None:
-        """Begin a new generation, without files; those of earlier ones stay for their readers."""
+        """Begin a new generation; the last one counts for readers until this one is published."""
         number = self.generation() + 1
         claim = writing.json_text({"why": why, "token": uuid4().hex}).encode()
         while not self.store.put_new(f"{self.key}/{GENERATIONS}/{number:06d}", claim):
             number += 1
         self.clear_scratch()
-        for path in sorted(self.path.glob("*")):
-            if path.name != FILES and path.name != GENERATIONS and not is_numbered(path.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def clear_scratch(self) -> None:
         """Remove what only a resumed step needs."""

@@ -39,7 +39,7 @@ MAIN = "main"  # the model of `train.objective`; variants have their own names
 
 
 # Keys beside the recipes of a storage.
-RESERVED_NAMES = ("doctor", "locks", "mlartifacts", "probes", "shared")
+RESERVED_NAMES = ("locks", "mlartifacts", "probes", "shared", "storage-id")
 _opened = lru_cache(maxsize=16)(folder_at)  # the folder at a URI is looked up once
 
 
@@ -74,7 +74,7 @@ class Recipe(Section):
 
     def problems(self) -> Iterator[Problem]:
         if self.name in RESERVED_NAMES:
-            remedy = "is a folder that storages keep for themselves; choose another name"
+            remedy = "is a name that storages use themselves; choose another"
             yield Problem("name", self.name, remedy)
 
     def model_names(self) -> list[str]:

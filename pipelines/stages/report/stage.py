@@ -28,6 +28,7 @@ from components.report.evaluation.headline import with_evaluation
 from components.report.page import render
 from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
+from pipelines.runtime.storage import StepPlace
 
 
 class ReportSettings(Protocol):
@@ -58,7 +59,7 @@ class ReportOutput(Protocol):
     """The parts of the output folder that this stage uses."""
 
     @property
-    def path(self) -> Path: ...
+    def place(self) -> StepPlace: ...
 
     def write_text(self, name: str, text: str) -> object: ...
     def provenance(self) -> dict[str, object]: ...
@@ -95,7 +96,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),
         chapters.threat_chapter(found),
-        _verify_chapter(found, beside=out.path),
+        _verify_chapter(found, beside=out.place.path),
     )
     return Content(
         recipe.report.title or recipe.name,

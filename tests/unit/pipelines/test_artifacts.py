@@ -17,15 +17,16 @@ from components.core.folders import Folder, within
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.manifests import FIRST_FORMAT, MANIFEST, changed_files, read_manifest
 from pipelines.runtime.step_locks import hold, in_turn
-from pipelines.runtime.storage import Storage, open_storage
+from pipelines.runtime.storage import StepPlace, Storage, open_storage
 from pipelines.runtime.store import open_store
 
 PRINT = "f" * 64
 
 
-def new_stage(path: Path, **inputs: Path) -> StageDir:
+def new_stage(path: Path, at: StepPlace | None = None, **inputs: Path) -> StageDir:
     path.mkdir(parents=True, exist_ok=True)
-    return StageDir(path, "train.standard", PRINT, SimpleNamespace(run_id="mlflow-1"), inputs)
+    run = SimpleNamespace(run_id="mlflow-1")
+    return StageDir(path, "train.standard", PRINT, run, inputs, at)
 
 
 def two_stages(root: Path) -> tuple[StageDir, StageDir]:
@@ -111,8 +112,16 @@ def test_finished_means_manifest_fingerprint_and_files(finished, tmp_path):
 def test_what_people_see_may_be_deleted_and_is_not_what_counts(finished):
     (finished.path / "weights.bin").unlink()
     (finished.path / MANIFEST).unlink()
-    assert finished.place.is_finished(PRINT)
+    assert finished.place.is_finished(PRINT)  # which shows them again
+    assert changed_files(finished.path) == []
     assert (finished.place.open() / "weights.bin").read_bytes() == b"12345"
+
+
+def test_a_changed_copy_of_the_manifest_is_refused(finished):
+    shown = finished.path / MANIFEST
+    shown.write_bytes(shown.read_bytes().replace(b"standard", b"stendard"))
+    with pytest.raises(CasemateError, match=r"/manifest\.json is missing or changed"):
+        finished.place.is_finished(PRINT)
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
@@ -149,9 +158,13 @@ def test_a_new_generation_leaves_the_files_of_the_last_one_to_their_readers(fini
     reader = finished.place.open()
     finished.place.renew("test")
     assert not finished.place.is_finished(PRINT)
-    assert not (finished.path / "weights.bin").exists()
-    finished.write_bytes("weights.bin", b"other")
-    finished.finish()
+    assert (finished.place.open() / "weights.bin").read_bytes() == b"12345"  # until the new one
+    assert changed_files(finished.path) == []
+    again = new_stage(finished.place.work, at=finished.place)
+    again.write_bytes("weights.bin", b"other")
+    assert (finished.path / "weights.bin").read_bytes() == b"12345"
+    again.finish()
+    assert not (finished.path / "model").exists() or not list((finished.path / "model").iterdir())
     assert finished.place.manifest().generation == 1
     assert (finished.path / "weights.bin").read_bytes() == b"other"
     assert (finished.place.open() / "weights.bin").read_bytes() == b"other"
@@ -159,7 +172,7 @@ def test_a_new_generation_leaves_the_files_of_the_last_one_to_their_readers(fini
 
 
 def test_the_first_manifest_counts_whoever_comes_later(finished):
-    late = new_stage(finished.path)
+    late = new_stage(finished.place.work, at=finished.place)
     late.write_bytes("weights.bin", b"other")
     late.finish()
     assert (finished.path / "weights.bin").read_bytes() == b"12345"
@@ -260,6 +273,7 @@ def test_read_only_storage_is_the_users_to_mend(tmp_path):
 def test_ray_gets_the_uri_of_its_checkpoints_as_pyarrow_reads_it(tmp_path, root):
     folder = tmp_path / "tiny" / "train.main-0123456789ab"
     run = SimpleNamespace(run_id="mlflow-1")
-    out = StageDir(folder, "train.main", PRINT, run, storage=Storage.at(root))
+    place = Storage.at(root).step("tiny", folder.name)
+    out = StageDir(folder, "train.main", PRINT, run, at=place)
     expected = "s3://bucket/my%20r%C3%BCns/tiny/train.main-0123456789ab/unfinished"
     assert out.ray_storage == expected

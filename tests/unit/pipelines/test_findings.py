@@ -83,7 +83,7 @@ def test_storage(answer, seen_here, status, words):
 def test_a_probe_reads_and_answers_on_the_storage(tmp_path):
     probe = NodeProbe()
     assert probe.storage(str(tmp_path), "t", "n1") == {"same": False}
-    place = tmp_path / "doctor" / "t"
+    place = tmp_path / "probes" / "doctor-t"
     place.mkdir(parents=True)
     (place / "driver").write_text("other")
     assert probe.storage(str(tmp_path), "t", "n1") == {"same": False}

@@ -89,5 +89,5 @@ def test_what_is_gone_or_damaged_is_made_again(first, tmp_path, loss):
 
 def test_names_that_storages_keep_for_themselves_are_refused():
     for name in RESERVED_NAMES:
-        with pytest.raises(CasemateError, match=f"name: {name} is a folder that storages keep"):
+        with pytest.raises(CasemateError, match=f"name: {name} is a name that storages use"):
             loads(TEXT.replace("NAME", name).replace("EPOCHS", "1"), source="x")

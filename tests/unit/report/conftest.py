@@ -22,6 +22,7 @@ from components.core.statistics import accuracy
 from components.core.threats import UNIT
 from components.data.shards import FORMAT, SHARD_SCHEMA
 from components.report.page import render
+from pipelines.runtime.storage import StepPlace, Storage
 from pipelines.stages.report.stage import build_content
 
 WIDTH = 16
@@ -37,6 +38,10 @@ class FakeOut:
 
     path: Path
     facts: dict[str, object] = field(default_factory=lambda: {"git_revision": "0" * 40})
+
+    @property
+    def place(self) -> StepPlace:
+        return Storage.at(self.path.parents[1]).step(self.path.parent.name, self.path.name)
 
     def write_text(self, name: str, text: str) -> Path:
         target = self.path / name
