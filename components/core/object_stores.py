@@ -9,8 +9,9 @@ import re
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from components.core.errors import first_line
+from components.core.errors import CasemateError, first_line
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _ONE_SLASH = re.compile(r"(s3|gs|az):/?(?!/)", re.IGNORECASE)
@@ -44,6 +45,8 @@ CAUSES = (
     ("AccessDenied", "denies access to these credentials; check their rights"),
     ("403 Forbidden", "denies access to these credentials; check their rights"),
     ("401 Unauthorized", f"refuses these credentials; {ACCESS}"),
+    ("<!DOCTYPE", f"does not answer like a store of objects; {ENDPOINT}"),
+    ("<html", f"does not answer like a store of objects; {ENDPOINT}"),
     ("EmptySegment", "holds a name with an empty part between slashes; rename it"),
     ("builder error", "has an endpoint of plain http; set AWS_ALLOW_HTTP=true"),
 )
@@ -87,6 +90,28 @@ def uri_problem(text: str) -> str | None:
     return None
 
 
+def check_endpoints() -> None:
+    """Refuse an address of a server that is not a URL: obstore would end the process.
+
+    An empty variable counts as one that is not set.
+    """
+    for name in ENDPOINTS:
+        value = os.environ.get(name)
+        if value == "":
+            del os.environ[name]
+        elif value is not None and not _is_http(value):
+            remedy = "is not the URL of a server; write http://host:port or https://host"
+            raise CasemateError(name, value, remedy)
+
+
+def _is_http(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is not a number that a port can have
+        return False
+
+
 class Patience(NamedTuple):
     """How long a request may take, and how often it is repeated."""
 
@@ -101,6 +126,7 @@ LONG = Patience(retries=10, seconds=60)  # a store that is busy for a minute
 
 def open_bucket(bucket: str, patience: Patience) -> Any:
     """The obstore handle of `s3://bucket`; one per process and environment."""
+    check_endpoints()
     names = sorted(name for name in os.environ if name.startswith(("AWS_", "GOOGLE_", "AZURE_")))
     return _opened(bucket, patience, os.getpid(), tuple(os.environ[name] for name in names))
 

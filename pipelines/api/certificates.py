@@ -280,7 +280,7 @@ def verify(
     """
     from components.certify.verify import VerifyReport
     from components.certify.verify import verify as check
-    from pipelines.runtime.manifests import changed_files
+    from pipelines.runtime.manifests import changed_files, other_manifests
 
     if not isinstance(path, str | Path):
         raise CasemateError("path", repr(path), "is not the path of a certificate")
@@ -291,7 +291,8 @@ def verify(
     report = check(place)
     folder = place if place.is_dir() else place.parent
     problems = [
-        f"{name}: is not the file that manifest.json lists" for name in changed_files(folder)
+        *(f"{name}: is not the file that manifest.json lists" for name in changed_files(folder)),
+        *(f"{name}: differs from manifest.json" for name in other_manifests(folder)),
     ]
     if resample:
         step = opened(path) if is_uri(str(path)) else folder

@@ -10,6 +10,7 @@ import typer
 
 from components.core.errors import CasemateError
 from components.core.folders import Folder
+from components.core.object_stores import is_uri
 from pipelines import api
 from pipelines.cli.options import AddressOpt, Chosen, JsonOpt, takes_recipe
 from pipelines.stages.registry import STAGES
@@ -84,6 +85,7 @@ def run_and_show(
     )
     found = {
         "report": str(done.report) if done.report else None,
+        "report_step": str(done.steps.get("report", "")) or None,
         "tracking_uri": done.tracking_uri,
         "steps": {name: str(folder) for name, folder in done.steps.items()},
         "summary": done.summary,
@@ -124,5 +126,6 @@ def _show(found: dict[str, Any]) -> None:
             for reason in row["reasons"]:
                 print(f"    {reason}")
     if found["report"]:
-        print(f"report: {found['report']}")
+        stored = found["report_step"] or ""
+        print(f"report: {found['report']}{f' (of {stored})' if is_uri(stored) else ''}")
     print(f"mlflow: {how_to_open(found['tracking_uri'])}")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import obstore.store
 from obstore.exceptions import AlreadyExistsError, BaseError
 
+from components.core.object_stores import check_endpoints
 from pipelines.runtime.folder_backend import Entry
 from pipelines.runtime.store_errors import StoreError, UnavailableError, bucket_error, missing
 
@@ -63,6 +64,7 @@ class BucketBackend:
         return self._raw
 
     def _open(self) -> Any:
+        check_endpoints()
         http = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
         try:
             return obstore.store.from_url(
@@ -177,6 +179,9 @@ class BucketBackend:
             except FileNotFoundError as error:  # obstore raises Python's own
                 if "NoSuchBucket" in str(error):
                     raise bucket_error(error, self.url) from None
+                if "performing PUT" in str(error):
+                    remedy = "does not answer like a store of objects; check AWS_ENDPOINT_URL"
+                    raise StoreError(self.url, remedy) from None
                 self.answered = True
                 raise
             except BaseError as error:

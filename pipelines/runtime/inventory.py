@@ -31,6 +31,7 @@ from pipelines.runtime.store import Listed, Store
 STEP_KEY = re.compile(r"([^/]+/[^/]+-[0-9a-f]{12})/(.+)")  # the step, and a name in it
 LOCK_KEY = re.compile(rf"{LOCKS}/(.+)/\d{{9}}\.json")
 FINISHED, UNFINISHED, RUNNING = "finished", "unfinished", "running"
+DAMAGED = "damaged"  # its manifest
 READERS = 16  # threads that read small keys of a bucket
 
 S = TypeVar("S")
@@ -105,6 +106,8 @@ class StoredStep:
 
     @property
     def state(self) -> str:
+        if self.damage is not None:
+            return DAMAGED
         if self.finished:
             return FINISHED
         return RUNNING if self.in_use else UNFINISHED

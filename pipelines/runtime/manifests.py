@@ -88,6 +88,15 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
+def other_manifests(folder: Path) -> list[str]:
+    """The newest manifest of the storage in this folder, if people see another one."""
+    kept = sorted(folder.glob(f"[0-9]*.{MANIFEST}"))
+    if not kept or not (folder / MANIFEST).is_file():
+        return []
+    same = kept[-1].read_bytes() == (folder / MANIFEST).read_bytes()
+    return [] if same else [kept[-1].name]
+
+
 def changed_files(folder: Path) -> list[str]:
     """Files of a finished step that differ from its manifest; none without a manifest."""
     manifest = read_manifest(folder)

@@ -15,7 +15,13 @@ import pytest
 from components.core.errors import CasemateError
 from components.core.folders import Folder, within
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.manifests import FIRST_FORMAT, MANIFEST, changed_files, read_manifest
+from pipelines.runtime.manifests import (
+    FIRST_FORMAT,
+    MANIFEST,
+    changed_files,
+    other_manifests,
+    read_manifest,
+)
 from pipelines.runtime.step_locks import hold, in_turn
 from pipelines.runtime.storage import StepPlace, Storage, open_storage
 from pipelines.runtime.store import open_store
@@ -277,3 +283,12 @@ def test_ray_gets_the_uri_of_its_checkpoints_as_pyarrow_reads_it(tmp_path, root)
     out = StageDir(folder, "train.main", PRINT, run, at=place)
     expected = "s3://bucket/my%20r%C3%BCns/tiny/train.main-0123456789ab/unfinished"
     assert out.ray_storage == expected
+
+
+def test_a_manifest_of_the_storage_that_people_do_not_see_is_named(finished):
+    assert other_manifests(finished.path) == []
+    kept = finished.path / f"000000.{MANIFEST}"
+    content = kept.read_bytes()
+    kept.unlink()
+    kept.write_bytes(content.replace(b"12", b"13", 1))
+    assert other_manifests(finished.path) == [kept.name]

@@ -1,13 +1,17 @@
 """URIs in recipes: never taken for paths, refused where they cannot be, looked at by lint."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from components.core.errors import CasemateError
+from components.data.sources import open_source
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import loads
 from pipelines.recipe.paths import named_paths, refuse_relative, with_paths_of
+from pipelines.runtime.store import Store
 from tests.refusals import refusal_of
 
 URI = "s3://bucket/my images"
@@ -77,3 +81,14 @@ def test_lint_says_in_one_line_that_a_store_does_not_answer(monkeypatch):
         "data.path": f"{URI} refuses connections; check AWS_ENDPOINT_URL",
         "data.synthetic.path": "s3://bucket/made.npz refuses connections; check AWS_ENDPOINT_URL",
     }
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "nonsense", "http://127.0.0.1:99999"])
+def test_an_endpoint_that_is_not_a_url_is_one_line(monkeypatch, endpoint):
+    """obstore would end the process."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    line = rf"^AWS_ENDPOINT_URL: {re.escape(endpoint)} is not the URL of a server; write http://"
+    with pytest.raises(CasemateError, match=line):
+        Store("s3://bucket/runs").find("x")
+    with pytest.raises(CasemateError, match=line):
+        open_source("folder", path="s3://bucket/images")
