@@ -9,7 +9,7 @@ from pathlib import Path
 from components.core.digests import digest_json
 from components.core.folders import Folder
 from pipelines.flow.plan import PlannedStep, plan, select
-from pipelines.flow.sharing import is_own, own, shared
+from pipelines.flow.sharing import announce, is_own, own, shared
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime import progress
 from pipelines.runtime.forwarding import in_job
@@ -49,6 +49,8 @@ def run_flow(
             for step in done:
                 elsewhere = "" if is_own(step) else f" of {step.place.recipe}"
                 progress.say(f"{step.name:<16} done before  {step.place.name}{elsewhere}")
+                if is_own(step):
+                    announce(step)  # one of version 0.1 was never announced
             flow = digest_json({step.name: step.fingerprint for step in everything})
             if todo:
                 from pipelines.flow.execute import execute
