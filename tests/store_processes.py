@@ -2,6 +2,7 @@
 
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import time
 from pathlib import Path
@@ -84,8 +85,9 @@ def count_under_lock(number, gate, root, counter, rounds):
     return fences
 
 
-def read_local(number, gate, store, ref):
-    """A pickled store: path and content of one of its files."""
+def read_local(number, gate, root, ref):
+    """Path and content of a file."""
+    store = pickle.loads(pickle.dumps(Store(root)))
     gate.wait()
     path = store.local(ref)
     return path, path.read_bytes()

@@ -16,6 +16,7 @@ from components.models.checkpoint import load_model
 from pipelines.flow import run as flow
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipe
+from pipelines.runtime.storage import Storage
 from pipelines.stages.train import stage as train
 from pipelines.stages.train.failures import MistakesEndTraining
 from pipelines.stages.train.session import make_session
@@ -47,8 +48,9 @@ def kill_rank_0_inside_an_epoch(storage: Path, seen: list[dict]) -> None:
     def inside() -> bool:
         state = diary()
         if state and state["rows"] and state["fraction"] > (EVERY + 1) / STEPS:
-            (scratch,) = storage.glob("*/train.main-*/unfinished")
-            assert has_checkpoint(scratch)  # what `--resume` looks for
+            (step,) = storage.glob("*/train.main-*")
+            place = Storage.at(storage).step(step.parent.name, step.name)
+            assert has_checkpoint(place)  # what `--resume` looks for
             seen.append(state)
         return bool(seen)
 

@@ -29,10 +29,10 @@ def searches(storage) -> Path:
 
 def knows_a_checkpoint(storage) -> bool:
     """Whether the last snapshot of the search would let a trial go on."""
-    snapshot = searches(storage) / "snapshot.zip"
-    if not snapshot.exists():
+    snapshots = sorted(searches(storage).glob("snapshots/*.zip"))
+    if not snapshots:
         return False
-    with zipfile.ZipFile(snapshot) as archive:
+    with zipfile.ZipFile(snapshots[-1]) as archive:
         states = [name for name in archive.namelist() if name.startswith("experiment_state")]
         return any(b"checkpoint_00000" in archive.read(name) for name in states)
 

@@ -125,7 +125,7 @@ def test_eight_processes_fetch_once_also_after_a_kill(s3_server, s3_root, tmp_pa
     proxy = FaultyProxy(s3_server.endpoint)
     with proxy.running() as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        found = together(read_local, store, ref, number=8)
+        found = together(read_local, s3_root, ref, number=8)
     assert {name for name, _ in found} == {cache / ref.sha256 / "named" / "file.npz"}
     assert all(content == path.read_bytes() for _, content in found)
     assert [method for method, _ in proxy.requests] == ["GET"]

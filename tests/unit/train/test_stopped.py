@@ -34,7 +34,7 @@ def test_the_driver_repeats_what_stopped_the_workers(tmp_path, monkeypatch):
         fingerprint="0" * 64,
         step="train.main",
         notes=Notes(tmp_path),
-        place=None,
+        place=SimpleNamespace(recipe="toy"),
         ray_storage="",
     )
     recipe = loads("{name: toy, data: {source: digits}, train: {}}", source="toy")
