@@ -7,11 +7,12 @@ that is a folder they are read in place. A later `--force` does not change what 
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from uuid import uuid4
 
 from components.core.digests import digest_json
+from components.core.files import put_in_place
 from pipelines.runtime.manifests import Manifest
 from pipelines.runtime.store import MissingError, Ref, open_store
 
@@ -62,8 +63,10 @@ class StoredFolder:
         for name in self.files:
             link, path = target / name, self / name
             link.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):  # the same link: the folder is named by its content
-                link.symlink_to(path)
+            if not link.is_symlink() or link.readlink() != path:
+                temporary = link.with_name(f".{link.name}.{uuid4().hex}.tmp")
+                temporary.symlink_to(path)
+                put_in_place(temporary, link)
         return target
 
     def read(self, name: str) -> bytes:
@@ -80,8 +83,9 @@ class StoredFolder:
         raise MissingError(f"{self}/{name}", "is evicted again and again; raise CASEMATE_CACHE_GB")
 
     def _gathered(self) -> Path:
-        """Where the files of this folder are gathered: named by their content."""
-        digest = digest_json({name: ref.sha256 for name, ref in self.files.items()})
+        """Where the files of this folder are gathered: named by storage and content."""
+        named = {name: ref.sha256 for name, ref in self.files.items()}
+        digest = digest_json([self.root, self.key, named])
         return open_store(self.root).cache.folder / ".folders" / digest[:20] / self.name
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.core.errors import CasemateError
-from components.core.folders import Folder, within
+from components.core.folders import Folder, fetched, within
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.manifests import (
     FIRST_FORMAT,
@@ -292,3 +292,18 @@ def test_a_manifest_of_the_storage_that_people_do_not_see_is_named(finished):
     kept.unlink()
     kept.write_bytes(content.replace(b"12", b"13", 1))
     assert other_manifests(finished.path) == [kept.name]
+
+
+def test_a_fetched_folder_is_that_of_its_storage_and_mends_its_links(tmp_path, monkeypatch):
+    monkeypatch.setenv("CASEMATE_CACHE", str(tmp_path / "cache"))
+    folders = []
+    for name in ("first", "second"):
+        out = new_stage(tmp_path / name / "demo" / "step")
+        out.write_text("model/model.json", "{}")
+        out.finish()
+        folders.append(fetched(within(out.place.open(), "model")))
+    shutil.rmtree(tmp_path / "first")  # the same content is still in the other one
+    assert (folders[1] / "model.json").read_text() == "{}"
+    (folders[1] / "model.json").unlink()
+    (folders[1] / "model.json").symlink_to(tmp_path / "nowhere")
+    assert (fetched(within(out.place.open(), "model")) / "model.json").read_text() == "{}"
