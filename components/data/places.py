@@ -88,7 +88,7 @@ class RemotePath:
         return PurePosixPath(self.key).relative_to(above.key)
 
     def stat_object(self) -> ObjectFacts | None:
-        """Size and tag; None if there is no such object."""
+        """Size and tag; None if the object does not exist."""
         if self.listed:
             return self.facts
         if not self.key:

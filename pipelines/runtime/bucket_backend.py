@@ -100,7 +100,7 @@ class BucketBackend:
         self._ask(lambda: self.raw.put(key, source, chunk_size=chunk))
 
     def get(self, key: str) -> bytes | None:
-        """The content of a key; None if there is no such key."""
+        """The content of a key; None if the key does not exist."""
         try:
             return bytes(self._ask(lambda: self.raw.get(key).bytes()))
         except FileNotFoundError:

@@ -64,7 +64,7 @@ class FolderBackend:
             sync(self.path(key).parent)
 
     def get(self, key: str) -> bytes | None:
-        """The content of a key; None if there is no such key."""
+        """The content of a key; None if the key does not exist."""
         with self._errors(key):
             try:
                 return self.path(key).read_bytes()

@@ -1,9 +1,9 @@
-"""All durable I/O: one store over a folder or a bucket, in which nothing is ever overwritten.
+"""All durable I/O: one store over a folder or a bucket, in which keys are created once.
 
 Every claim rests on one promise of the storage: of several writers that create one key, one wins,
-and readers see its whole content or nothing. There is no rename, no file lock, no order of listings
-in any argument. Files are named by their content, so that two writers never meet on a key with
-different bytes.
+and readers see its whole content or nothing. No argument relies on renaming, on file locks or on
+the order of listings. Files are named by their content, so two writers never meet on a key with
+different bytes; only a file whose bytes were damaged is written again under its name.
 """
 
 import time
@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from components.core.digests import digest_file
+from components.core.object_stores import uri_problem
 from pipelines.runtime.bucket_backend import BucketBackend
 from pipelines.runtime.folder_backend import FolderBackend
 from pipelines.runtime.node_cache import (
@@ -30,7 +31,6 @@ __all__ = ["DamagedError", "Listed", "MissingError", "Ref", "Store", "StoreError
 
 FILES = "files"  # of a step, below it by digest
 CONFLICT_PAUSES = (0.0, 0.1, 0.3, 1.0, 3.0)  # seconds until a conflicting write must be readable
-SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Store:
         return content
 
     def find(self, key: str) -> bytes | None:
-        """The content of a key; None if there is no such key."""
+        """The content of a key; None if the key does not exist."""
         _check(key)
         return self._backend.get(key)
 
@@ -221,11 +221,8 @@ def _reopen(
 
 def _checked_url(text: str) -> str:
     """A URL without a slash at its end, of a bucket; a `Path` of a URL has lost a slash."""
-    scheme, _, rest = text.partition("://")
-    if scheme not in SCHEMES or not rest.strip("/"):
-        raise StoreError(
-            text, "is not a storage; name a folder, or s3://bucket/prefix, gs://, az://"
-        )
+    if remedy := uri_problem(text):
+        raise StoreError(text, remedy)
     return text.rstrip("/")
 
 

@@ -195,7 +195,7 @@ def test_other_clouds_are_opened_without_network(monkeypatch):
     "url", ["ftp://host/x", "s3://", "s3:/bucket", "file:///tmp", "https://h/x"]
 )
 def test_other_urls_are_refused(url):
-    with pytest.raises(StoreError, match="is not a storage"):
+    with pytest.raises(StoreError, match=r"names no bucket|cannot be read|too few slashes"):
         Store(url)
 
 
