@@ -2,7 +2,7 @@
 
 Two cases on real digits: column votes by a transformer of the size of ViT-T, and noisy copies
 behind a denoiser, with the networks of `certify-100k`. One thread for each worker, one and two
-workers in turns. Actors are started and have loaded the models before anything is timed.
+workers in turns. Actors are started, and have computed a few units, before anything is timed.
 
 Two workers need two cores for themselves. Where other programs take part of them the ratio of wall
 times means little; the load is printed beside it, and so is where two times the speed got lost:
@@ -158,9 +158,10 @@ def measure(case: str) -> dict[str, object]:
         config, units = CASES[case](folder)
 
         def run(label: str, num_actors: int) -> Times:
+            few = units[: 2 * num_actors]  # starts the workers; a call ends those it does not need
+            timed(few, config, folder, name=f"{label}-few", num_actors=num_actors)
             return timed(units, config, folder, name=label, num_actors=num_actors)
 
-        run("warm-up", 2)
         rounds = [(run(f"round-{i}", 1), run(f"round-{i}", 2)) for i in range(ROUNDS)]
     release_workers()  # the next case prepares its data on their cores
 
