@@ -30,14 +30,40 @@ from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
 from pipelines.cli.streams import redacted_output
 
 SHOWN_PROBLEMS = 20  # problems that verify prints
+PATHS = """\
+My model         casemate attack --model DIR --data DIR|SOURCE --eps 8/255
+                 casemate import-weights --help   other people's weights
+                 casemate verify CERTIFICATE      check a certificate, no GPU needed
+My cluster       casemate run demo                the whole chain, in minutes, on this machine
+                 casemate doctor --address A      is the cluster ready?
+                 casemate submit my-recipe.yaml --address URL --storage s3://bucket/runs
+A paper's table  casemate recipes                 every ready recipe, by paper
+                 casemate estimate RECIPE         hours and memory before it starts
+                 casemate run RECIPE --smoke      its whole chain, shrunk to seconds
+
+casemate --help lists all commands.
+"""
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train, tune, attack, evaluate, analyze and certify vision transformers; Ray and MLflow.",
     epilog="Exit codes: 0 ok, 1 failed, 2 bad input. --verbose anywhere shows tracebacks.",
 )
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Train, tune, attack, evaluate, analyze and certify vision transformers; Ray and MLflow."""
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"casemate {version_of('casemate')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(PATHS, end="")
 
 
 cli_flow.add_commands(
@@ -55,11 +81,19 @@ def recipes(
     name: Annotated[str | None, typer.Argument(help="Recipe to print, resolved.")] = None,
     set_: SetOpt = None,
     smoke: SmokeOpt = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")
+    ] = False,
     as_json: JsonOpt = False,
 ) -> None:
     """List the ready recipes, or print one with every default written out."""
     from pipelines.recipe import load as recipe
 
+    if schema:
+        from pipelines.recipe.schema.for_editors import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+        return
     if name:
         loaded = api.load_recipe(name, overrides=set_ or [], smoke=smoke)
         print(json.dumps(loaded.resolved(), indent=2) if as_json else loaded.to_yaml(), end="")

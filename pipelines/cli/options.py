@@ -10,13 +10,21 @@ import typer
 
 Command = Callable[..., None]
 
-RecipeArg = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
-]
-# of commands that take a recipe, or a model folder with any data
-NoRecipeArg = Annotated[
-    str | None, typer.Argument(metavar="RECIPE", help="A ready recipe's name or a YAML path.")
-]
+
+def _ready_recipes(begun: str) -> list[str]:
+    """Names that a shell may complete."""
+    from pipelines.recipe.load import available
+
+    return [name for name in available() if name.startswith(begun)]
+
+
+_recipe = typer.Argument(
+    metavar="RECIPE",
+    help="A ready recipe's name or a YAML path.",
+    autocompletion=_ready_recipes,
+)
+RecipeArg = Annotated[str, _recipe]
+NoRecipeArg = Annotated[str | None, _recipe]  # of commands that take a model folder instead, too
 DataOpt = Annotated[
     str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
 ]

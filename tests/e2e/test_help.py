@@ -1,7 +1,10 @@
 """Help answers at once: nothing heavy is loaded for it, and every command shows an example."""
 
+import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import typer
@@ -46,6 +49,33 @@ def test_help_lists_the_commands_and_the_exit_codes():
     for command in COMMANDS:
         assert f"\n  {command} " in told.out
     assert "0 ok, 1 failed, 2 bad input" in " ".join(told.out.split())
+
+
+def test_without_a_command_three_ways_in_are_shown():
+    told = call()
+    assert (told.code, told.err) == (0, "")
+    named = {line.split()[0] for line in told.out.replace("casemate --", "").split("casemate ")[1:]}
+    assert named <= set(COMMANDS)
+    for way in ("My model", "My cluster", "A paper's table"):
+        assert way in told.out
+
+
+def test_version_is_that_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    told = call("--version", "recipes")
+    assert (told.code, told.out) == (0, f"casemate {project['version']}\n")
+
+
+def test_shells_complete_commands_and_recipes():
+    def completed(words: str) -> list[str]:
+        asked = {"_CASEMATE_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        count = str(len(words.split(" ")) - 1)
+        env = {**os.environ, **asked, "COMP_CWORD": count}
+        command = [Path(sys.executable).parent / "casemate"]
+        return subprocess.run(command, env=env, capture_output=True, text=True).stdout.split()
+
+    assert completed("casemate recert") == ["recertify"]
+    assert "demo" in completed("casemate run de")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

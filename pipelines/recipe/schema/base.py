@@ -68,12 +68,22 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
     return schema
 
 
+class UsersOwn(BaseModel):
+    """Code of the user, by its dotted path; its settings class tells which keys it has."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: Annotated[str, Field(pattern="^python:.+:.+$")]
+
+
 def _union(members: tuple[Any, ...], users_own: type[UserEntry] | None) -> Any:
     """A union of settings discriminated by `kind`, which may also name user code."""
     known: Any = Annotated[Union[members], Field(discriminator=KIND)]  # type: ignore[valid-type]  # noqa: UP007
     if users_own is None:
         return known
-    read = WrapValidator(partial(_read_users_own, users_own))
+    read = WrapValidator(
+        partial(_read_users_own, users_own), json_schema_input_type=known | UsersOwn
+    )
     return Annotated[known, read, WrapSerializer(_write_users_own)]
 
 
