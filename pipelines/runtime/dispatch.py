@@ -1,4 +1,4 @@
-"""The loop of the sharded executor: which worker gets which units, and who is to blame.
+"""The loop of the sharded executor: which worker gets which units.
 
 Independent of Ray: workers are those of a `Crew`, which a test can replace.
 
@@ -8,19 +8,18 @@ Independent of Ray: workers are those of a `Crew`, which a test can replace.
   stage by name when all others are done.
 - If a worker dies in a lease of several units, any of them may be the cause: none is blamed, and
   each of them becomes a lease of its own.
-- Blame needs evidence. A place (a node, or its GPUs that a worker holds) that fails `SUSPECT` units
-  in a row gets no more of them while others have work. If these units succeed elsewhere, the place
-  is left out and named; if they fail there too, the units are to blame and the place goes on.
+- A place (a node, or its GPUs that a worker holds) that is suspected (`blame`) gets no more units
+  while others have work. Once it is proven to be the cause, it is left out and named.
 - When every place fails and nothing succeeds, the stage ends with the first cause.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from components.core.errors import CasemateError, last_line
 from components.core.units import Unit
+from pipelines.runtime.blame import Blame, ShardFailedError
 from pipelines.runtime.crew import (
     Crew,
     Desk,
@@ -35,34 +34,10 @@ from pipelines.runtime.crew import (
 )
 from pipelines.runtime.leases import IN_FLIGHT, Lease, Outcome, Queue
 
-MAX_TRIES = 3
-SUSPECT = 3  # failures in a row after which a place is suspected, and left out once proven
-HOPELESS = 10  # failures in a row, at least, before the stage ends
 MAX_FAILED_STARTS = 5
 PATIENCE_SECONDS = 60.0  # in which a place gets a new worker
 LOOK_SECONDS = 1.0
 TELL_AFTER, TELL_EVERY = 5.0, 60.0  # seconds of waiting
-
-
-class ShardFailedError(RuntimeError):
-    """Units that failed three times, or workers that never came; finished units are kept."""
-
-
-@dataclass(slots=True)
-class _Record:
-    """Failures of a place since its last success."""
-
-    suspected: int = 0  # not yet explained, or explained by the place
-    proven: int = 0  # of these: units that succeeded elsewhere
-
-
-@dataclass(slots=True)
-class _History:
-    """The failed tries of a unit."""
-
-    places: list[Place] = field(default_factory=list)
-    error: BaseException | None = None
-    when: float = 0.0  # of the last one
 
 
 class Dispatch:
@@ -84,14 +59,10 @@ class Dispatch:
         self.num_held = 0  # units
         self.blamed: dict[int, Lease] = {}  # the lease that a dead worker was busy with
         self.idle: deque[Worker] = deque()  # one entry per free slot
-        self.history: dict[str, _History] = {}
-        self.failed: dict[str, Unit] = {}
-        self.records: dict[Place, _Record] = {}
+        self.blame = Blame()
         self.left_out: set[Place] = set()
         self.seen: dict[Place, float] = {}  # when a worker was lost there
         self.state = State()
-        self.in_a_row = 0  # failures without a success in between
-        self.first_cause: tuple[Unit, BaseException] | None = None
         self.failed_starts = 0
         self.shunned: set[str] = set()
         self.last_ready = self.looked = self.told = clock()
@@ -109,8 +80,7 @@ class Dispatch:
                     self._look()
         finally:
             self.crew.trim(0)
-        if self.failed:
-            raise self._unit_failures()
+        self.blame.check_units()
 
     # Events ---------------------------------------------------------------------------------------
 
@@ -142,7 +112,8 @@ class Dispatch:
         if units:
             self.todo.measured(len(units), outcome.seconds)
             self.desk.keep(units, outcome)
-            self._succeeded(worker, units)
+            for place, num_units in self.blame.add_success(units, worker.place):
+                self._leave_out(place, num_units)
         if outcome.error is None:
             self._give_back(rest)
             if worker.number in self.workers:
@@ -153,18 +124,6 @@ class Dispatch:
         self._dismiss(worker)
         self._give_back(rest[1:])
         self._failed(worker, rest[0], outcome.error)
-
-    def _succeeded(self, worker: Worker, units: Sequence[Unit]) -> None:
-        """Clear this place of blame, and blame places where these units failed before."""
-        self.in_a_row = 0
-        if self.records:
-            self.records.pop(worker.place, None)
-        for unit in units if self.history else ():
-            past = self.history.pop(unit.name, None)
-            for place in set(past.places) - {worker.place} if past else ():
-                if record := self.records.get(place):
-                    record.proven += 1
-                    self._leave_out_if_proven(place, record)
 
     def _lost(self, worker: Worker, lease: Lease, error: BaseException, *, announced: bool) -> None:
         """The oldest lease of a dead worker is to blame, if it has one unit; the others are not."""
@@ -183,7 +142,7 @@ class Dispatch:
     def _give_back(self, units: Sequence[Unit]) -> None:
         """Units that lose no try come first, in their order."""
         for unit in reversed(units):
-            if unit.name in self.history:
+            if unit.name in self.blame.tries:
                 self.retries.appendleft(unit)
             else:
                 self.todo.give_back(unit)
@@ -211,64 +170,26 @@ class Dispatch:
         if not self.held[worker.number]:
             del self.held[worker.number]
 
-    # Blame ----------------------------------------------------------------------------------------
-
     def _failed(self, worker: Worker, unit: Unit, error: BaseException) -> None:
         self.state.failures += 1
-        self.in_a_row += 1
-        self.first_cause = self.first_cause or (unit, error)
-        past = self.history.setdefault(unit.name, _History())
-        for place in set(past.places) - {worker.place}:  # not the fault of these, then
-            if record := self.records.get(place):
-                record.suspected = max(0, record.suspected - 1)
-        self.records.setdefault(worker.place, _Record()).suspected += 1
-        past.places.append(worker.place)
-        past.error, past.when = error, self.clock()
-        if len(past.places) >= MAX_TRIES:
-            self.failed[unit.name] = unit
-        else:
+        if self.blame.add_failure(unit, worker.place, error, now=self.clock()):
             self.retries.append(unit)
-        self._end_if_hopeless()
+        places = [worker.place for worker in self.workers.values()]
+        self.blame.check_hope(places, num_wanted=self.state.wanted)
         self._staff()  # before it is tried again: a request for another place is a reason to wait
 
-    def _leave_out_if_proven(self, place: Place, record: _Record) -> None:
-        others = [worker for worker in self.workers.values() if worker.place != place]
-        if record.proven < SUSPECT or not others:
+    def _leave_out(self, place: Place, num_units: int) -> None:
+        """Leave out a place that is to blame, if there are others."""
+        if all(worker.place == place for worker in self.workers.values()):
             return
         self.left_out.add(place)
         self.desk.tell(
-            f"{place} is left out: {record.proven} units in a row failed there and succeeded "
+            f"{place} is left out: {num_units} units in a row failed there and succeeded "
             f"elsewhere; node {place.node}"
         )
         for worker in list(self.workers.values()):
             if worker.place == place:
                 self._dismiss(worker, hold=bool(place.devices))
-
-    def _end_if_hopeless(self) -> None:
-        """End when no place is left that could still succeed."""
-        if self.in_a_row < max(HOPELESS, self.state.wanted):
-            return
-        if any(worker.place not in self.records for worker in self.workers.values()):
-            return
-        assert self.first_cause is not None
-        unit, error = self.first_cause
-        raise ShardFailedError(
-            f"{self.in_a_row} failures and no success in between, finished units are kept; "
-            f"first {unit.name} ({unit.about}): {type(error).__name__}: {last_line(error)}"
-        ) from error
-
-    def _unit_failures(self) -> ShardFailedError:
-        unit = next(iter(self.failed.values()))
-        past = self.history[unit.name]
-        assert past.error is not None
-        where = "; ".join(dict.fromkeys(str(place) for place in past.places))
-        failure = ShardFailedError(
-            f"{len(self.failed)} unit(s) failed {MAX_TRIES} times, all others are kept; "
-            f"first {unit.name} ({unit.about}): {type(past.error).__name__}: "
-            f"{last_line(past.error)} (on {where})"
-        )
-        failure.__cause__ = past.error
-        return failure
 
     # Feeding --------------------------------------------------------------------------------------
 
@@ -317,13 +238,9 @@ class Dispatch:
 
     def _rests(self, place: Place) -> bool:
         """Whether a place is suspected while there are others."""
-        return self._is_suspected(place) and any(
-            not self._is_suspected(worker.place) for worker in self.workers.values()
+        return self.blame.is_suspected(place) and any(
+            not self.blame.is_suspected(worker.place) for worker in self.workers.values()
         )
-
-    def _is_suspected(self, place: Place) -> bool:
-        record = self.records.get(place)
-        return record is not None and record.suspected >= SUSPECT
 
     def _may_retry(self, unit: Unit, worker: Worker) -> bool:
         """Another node if there is one, else another place, else another process.
@@ -331,19 +248,17 @@ class Dispatch:
         A place counts that had a worker a moment ago: a new one is on its way. So may be the first
         one of a further place.
         """
-        past, now = self.history[unit.name], self.clock()
-        tried = past.places
-        usable = {w.place for w in self.workers.values() if not self._is_suspected(w.place)}
+        past, now = self.blame.tries[unit.name], self.clock()
+        usable = {w.place for w in self.workers.values() if not self.blame.is_suspected(w.place)}
         usable |= {
             place
             for place, seen in self.seen.items()
-            if now - seen < PATIENCE_SECONDS and not self._is_suspected(place)
+            if now - seen < PATIENCE_SECONDS and not self.blame.is_suspected(place)
         }
         usable -= self.left_out
-        nodes = {place.node for place in tried}
-        if fresh := {place.node for place in usable} - nodes:
+        if fresh := {place.node for place in usable} - past.nodes:
             return worker.place.node in fresh
-        if places := usable - set(tried):
+        if places := usable - set(past.places):
             return worker.place in places
         return not self.crew.num_pending or now - past.when >= PATIENCE_SECONDS
 
@@ -369,7 +284,7 @@ class Dispatch:
             self.todo.extend(self.desk.more(room, ahead=room))
             outstanding = len(self.todo) + len(self.retries) + self.num_held
         # Never more than units, but one more for each failed try of those to be tried elsewhere.
-        further = sum(len(self.history[unit.name].places) for unit in self.retries)
+        further = sum(len(self.blame.tries[unit.name].places) for unit in self.retries)
         self.state.wanted = wanted = min(capacity, outstanding + further)
         self.crew.trim(max(0, wanted - len(self.workers)))
         if self.failed_starts >= MAX_FAILED_STARTS and self.workers:
@@ -385,8 +300,8 @@ class Dispatch:
     def _shunned(self, avoid: set[str]) -> set[str]:
         """Nodes on which a unit failed that is to be tried on another one, for a while."""
         for unit in self.retries:
-            past = self.history[unit.name]
-            tried = {place.node for place in past.places}
+            past = self.blame.tries[unit.name]
+            tried = past.nodes
             waits = self.clock() - past.when < PATIENCE_SECONDS
             elsewhere = any(worker.place.node not in tried for worker in self.workers.values())
             if waits and not elsewhere and set(self.crew.nodes()) - avoid - tried:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
 from components.core.units import Unit
+from pipelines.runtime.blame import HOPELESS, MAX_TRIES, ShardFailedError
 from pipelines.runtime.crew import Lost, NotStarted, Place, Ready, Returned, Worker
-from pipelines.runtime.dispatch import HOPELESS, MAX_TRIES, Dispatch, ShardFailedError
+from pipelines.runtime.dispatch import Dispatch
 from pipelines.runtime.leases import LEASE_SECONDS, STOP_SECONDS, Lease, Outcome
 
 START, WORK = 3.0, 1.0  # seconds of a start and of a unit
@@ -317,7 +318,7 @@ def test_a_death_among_several_units_blames_none_and_separates_them():
     assert error is None
     assert desk.kept == Counter(range(200))
     assert dispatch.state.failures == 0
-    assert not dispatch.records
+    assert not dispatch.blame.records
     apart = dispatch.todo.alone
     assert 1 < len(apart) <= LEASE_SECONDS
     assert all(
