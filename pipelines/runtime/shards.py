@@ -15,8 +15,9 @@ from components.core.units import ProgressBar, SoFar, Unit, UnitSource
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import progress
 from pipelines.runtime.actors import ActorCrew, ActorPool, Job, MakeWork
+from pipelines.runtime.blame import ShardFailedError
 from pipelines.runtime.crew import State
-from pipelines.runtime.dispatch import Dispatch, ShardFailedError
+from pipelines.runtime.dispatch import Dispatch
 from pipelines.runtime.gauges import shown_at
 from pipelines.runtime.leases import Outcome
 from pipelines.runtime.live import LiveMetrics, live_metrics, metrics_of
@@ -45,7 +46,7 @@ def run_units(
     config: Any,
     parts: PartStore,
     cluster: ClusterSection,
-    label: str,
+    label: str = "",
     source: UnitSource | None = None,
     out: "StageDir | None" = None,
     phase: str = "",
@@ -54,7 +55,9 @@ def run_units(
 
     With a `source`, also the units that it adds as results come in. Progress is written to the
     scratch folder of `out`, live metrics go to its MLflow run; `phase` names a part of the stage.
+    Workers are kept between calls of one `label`, by default the step of `out`.
     """
+    label = label or (out.step if out else "units")
     source = source or _Counted(units)
     plan = parts.plan([unit.name for unit in units])
     todo = unfinished(units, plan, source) or further(source, plan, room=1, ahead=1)

@@ -56,7 +56,6 @@ class UnitRunner:
             config=self.config,
             parts=self.parts,
             cluster=self.cluster,
-            label=self.out.step,  # one for all rounds: workers keep the models they have loaded
             source=ledger,
             out=self.out,
             phase=phase,

@@ -124,7 +124,6 @@ def _vote(
         config=task,
         parts=parts,
         cluster=cluster,
-        label=out.step,
         source=plan.source,
         out=out,
     )

@@ -204,15 +204,7 @@ def executor(
 
     def execute(units: Sequence[Unit]) -> Iterator[pa.Table]:
         parts = out.parts("parts", run_id=identity)
-        run_units(
-            list(units),
-            make=make,
-            config=config,
-            parts=parts,
-            cluster=recipe.cluster,
-            label=out.step,
-            out=out,
-        )
+        run_units(units, make=make, config=config, parts=parts, cluster=recipe.cluster, out=out)
         return parts.tables([unit.name for unit in units])
 
     return execute

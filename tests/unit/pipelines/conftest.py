@@ -137,7 +137,7 @@ class InProcess:
         self.so_far = []  # intermediate results after every unit
 
     def __call__(
-        self, units, *, make, config, parts, cluster, label, source=None, out=None, phase=""
+        self, units, *, make, config, parts, cluster, label="", source=None, out=None, phase=""
     ) -> None:
         source = source or _Counted(units)
         plan = parts.plan([unit.name for unit in units])
