@@ -144,41 +144,6 @@ def test_validation_by_the_training_attack_is_at_full_epsilon(toy):
         recipe_of("train.val_attack=train", "train.val_eps=0.1")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["train.objective={kind: mart, eps: 0.1}", "train.augment={mixup: 0.8}"],
-            "train.augment: makes soft labels, which mart cannot weigh",
-        ),
-        (
-            ["train.objective={kind: pgd, eps: 0.1, awp: {}}", "train.micro_batch=4"],
-            "train.micro_batch: 4 cannot be combined with awp",
-        ),
-        (
-            ["train.objective={kind: pgd, eps: 0.1, awp: {}}", "train.precision=fp16"],
-            "train.precision: fp16 loses the gradients",
-        ),
-        (
-            ["train.schedule={kind: cosine, cooldown_epochs: 2}"],
-            "cooldown_epochs: 2 leaves no epoch before it",
-        ),
-        (["train.schedule={kind: step}"], "give either every or milestones"),
-        (["train.schedule={kind: step, every: 1, milestones: [1]}"], "either every or milestones"),
-        (["train.optimizer={kind: sgd, momentum: 0, nesterov: true}"], "needs a momentum above 0"),
-        (
-            ["train.objective={kind: pgd, eps: 0.1, eps_warmup_epochs: 2, eps_zero_epochs: 2}"],
-            "eps_zero_epochs: 2 leaves no room in eps_warmup_epochs: 2",
-        ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(overrides, message):
-    with pytest.raises(CasemateError) as error:
-        recipe_of(*overrides)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_smoke_shrinks_long_trainings_to_valid_ones():
     long = recipe_of(
         "train.epochs=110",
