@@ -26,6 +26,7 @@ from components.certify.tasks import (
     Dataset,
     DataSource,
     ModelSource,
+    VoteFields,
     VoteSettings,
     VoteTask,
     digest_of,
@@ -57,6 +58,18 @@ class VoteRequest(Generic[SettingsT]):
     denoiser: str | None  # the source of the network in front of the model
     seed: int
     device: str
+
+    @property
+    def vote_fields(self) -> VoteFields:
+        """What every family's vote settings take from a request."""
+        own = self.settings
+        return VoteFields(kind=own.kind, micro_batch=own.micro_batch, device=self.device)
+
+
+def recorded_vote_fields(header: VotesHeader) -> VoteFields:
+    """The same, from a header."""
+    own = header.settings
+    return VoteFields(kind=header.kind, micro_batch=own["micro_batch"], device=own["device"])
 
 
 @dataclass(frozen=True, slots=True)

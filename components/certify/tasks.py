@@ -5,7 +5,7 @@ Stages give folders, because workers are other processes; a notebook gives loade
 
 import copy
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 from components.certify.vote_rows import image_digest
 from components.core.arithmetic import EXACT
@@ -20,6 +20,14 @@ from components.models.spec import ModelSpec
 ModelSource = Folder | PixelModel
 DataSource = Folder | MemoryDataset
 Dataset = PreparedDataset | MemoryDataset
+
+
+class VoteFields(TypedDict):
+    """The arguments that all classes of vote settings share."""
+
+    kind: str
+    micro_batch: int
+    device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

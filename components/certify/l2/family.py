@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from components.certify.challenge import ChallengeTask, Claimed
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work, l2_work
-from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
+from components.certify.family import (
+    CertificateFamily,
+    Summary,
+    VotePlan,
+    VoteRequest,
+    recorded_vote_fields,
+)
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.l2.certificate import check_l2_claim, check_new_radii, derive_l2
 from components.certify.l2.challenge import L2Challenger
@@ -79,9 +85,7 @@ class GaussianFamily(
                 image_size=open_data(request.dataset).height,
             )
         votes = GaussianVoteSettings(
-            kind=settings.kind,
-            micro_batch=settings.micro_batch,
-            device=request.device,
+            **request.vote_fields,
             sigma=settings.sigma,
             num_select=settings.num_select,
             num_estimate=settings.num_estimate,
@@ -144,12 +148,7 @@ class GaussianFamily(
         check_l2_header(header)
 
     def vote_settings(self, header: VotesHeader) -> GaussianVoteSettings:
-        return GaussianVoteSettings(
-            kind=header.kind,
-            micro_batch=header.settings["micro_batch"],
-            device=header.settings["device"],
-            **drawn_of(header).settings(),
-        )
+        return GaussianVoteSettings(**recorded_vote_fields(header), **drawn_of(header).settings())
 
     def repeat_payload(self, index: int, item: ItemVotes) -> list[Block]:
         return [Block(index, stream, 0, len(votes)) for stream, votes in item.streams.items()]

@@ -28,7 +28,8 @@ from components.certify.patch.settings import (
     PatchChallengeSettings,
     PatchSettings,
 )
-from components.certify.patch.voters import PatchVoteSettings
+from components.certify.patch.voters import PatchVoteFields, PatchVoteSettings
+from components.certify.tasks import spec_of
 from components.certify.vote_rows import Votes
 from components.core.errors import CasemateError
 from components.core.threats import PatchThreat, describe
@@ -143,7 +144,13 @@ def square_words(side: int) -> str:
     return f"{side} {TIMES} {side} px"
 
 
-def token_policy_of(request: VoteRequest[PatchT], trained: str) -> tuple[str, str | None]:
+def patch_vote_fields(request: VoteRequest[PatchT]) -> PatchVoteFields:
+    """What the vote settings of all patch families take from a request."""
+    policy, trained = _token_policy(request, spec_of(request.model).token_policy)
+    return {**request.vote_fields, "token_policy": policy, "trained_token_policy": trained}
+
+
+def _token_policy(request: VoteRequest[PatchT], trained: str) -> tuple[str, str | None]:
     """The policy for hidden tokens, and that of training if it differs."""
     settings = request.settings
     if settings.token_policy in ("as_trained", trained):

@@ -67,15 +67,14 @@ def certify_partial(
     num_classes: int,
     patch_sizes: Sequence[Patch],
     rule: str = default_of(AblationSettings, "rule"),
-    delta_rule: str = default_of(AblationSettings, "delta_rule"),
 ) -> PartialClaims:
-    """Verdicts from (N, K) votes of which some are UNSEEN.
+    """Verdicts from (N, K) votes of which some are UNSEEN, with the exact Delta.
 
     The prediction is decided iff M - R >= 0; a size is certified iff M - R >= 2 Delta and out of
     reach iff M + R < 2 Delta. (M + R is the best any class can do: a class behind the leader has a
     negative margin.) Rule `loc` requires the same at every position.
     """
-    check_rules([rule], delta_rule=delta_rule)
+    check_rules([rule])
     if num_classes > UNSEEN:
         raise ValueError(f"partial votes allow at most {UNSEEN} classes, got {num_classes}")
     seen = votes_so_far != UNSEEN
@@ -94,7 +93,7 @@ def certify_partial(
             certified[:, column] = [certain for certain, _ in verdicts]
             possible[:, column] = [reachable for _, reachable in verdicts]
         else:
-            needed = 2 * num_touched(ablations, patch, delta_rule=delta_rule)
+            needed = 2 * num_touched(ablations, patch)
             certified[:, column] = margin - outstanding >= needed
             possible[:, column] = margin + outstanding >= needed
     return PartialClaims(

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from components.certify.family import Summary, VotePlan, VoteRequest
+from components.certify.family import Summary, VotePlan, VoteRequest, recorded_vote_fields
 from components.certify.header import FieldTypes, VotesHeader
-from components.certify.patch.base import TIMES, PatchFamily, square_words, token_policy_of
+from components.certify.patch.base import TIMES, PatchFamily, patch_vote_fields, square_words
 from components.certify.patch.certificate import (
     check_ablation_claim,
     check_pair_claim,
@@ -78,9 +78,8 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     def prepare(
         self, request: VoteRequest[AblationSettings], *, source: Votes | None
     ) -> AblationTask:
-        settings, spec = request.settings, spec_of(request.model)
-        band = _band(request, spec.trained_for)
-        policy, trained = token_policy_of(request, spec.token_policy)
+        settings = request.settings
+        band = _band(request, spec_of(request.model).trained_for)
         backend = VotingBackend(
             path="fast", precision=settings.precision, compiled=settings.compiled
         )
@@ -88,11 +87,7 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         if settings.stop_early:
             stop = EarlyStop(tuple(sorted(set(settings.patch_sizes))), settings.rules)
         votes = AblationVoteSettings(
-            kind=settings.kind,
-            micro_batch=settings.micro_batch,
-            device=request.device,
-            token_policy=policy,
-            trained_token_policy=trained,
+            **patch_vote_fields(request),
             band=band,
             stride=settings.stride,
             # finished votes keep theirs
@@ -139,12 +134,10 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         return unknown_votes(predictions, header)
 
     def vote_settings(self, header: VotesHeader) -> AblationVoteSettings:
-        recorded, computed = header.settings, computed_ablations(header)
+        computed = computed_ablations(header)
         return AblationVoteSettings(
-            kind=header.kind,
-            micro_batch=recorded["micro_batch"],
-            device=recorded["device"],
-            token_policy=recorded.get("token_policy"),
+            **recorded_vote_fields(header),
+            token_policy=header.settings.get("token_policy"),
             band=computed.band,
             stride=computed.stride,
             backend=backend_of(header),
@@ -226,13 +219,8 @@ class DoubleMaskingFamily(
         self, request: VoteRequest[DoubleMaskingSettings], *, source: Votes | None
     ) -> PairTask:
         settings = request.settings
-        policy, trained = token_policy_of(request, spec_of(request.model).token_policy)
         votes = PairVoteSettings(
-            kind=settings.kind,
-            micro_batch=settings.micro_batch,
-            device=request.device,
-            token_policy=policy,
-            trained_token_policy=trained,
+            **patch_vote_fields(request),
             mask_patch=settings.mask_patch,
             num_masks=settings.num_masks,
         )
@@ -256,9 +244,7 @@ class DoubleMaskingFamily(
     def vote_settings(self, header: VotesHeader) -> PairVoteSettings:
         recorded = header.settings
         return PairVoteSettings(
-            kind=header.kind,
-            micro_batch=recorded["micro_batch"],
-            device=recorded["device"],
+            **recorded_vote_fields(header),
             token_policy=recorded.get("token_policy"),
             mask_patch=recorded["mask_patch"],
             num_masks=recorded["num_masks"],

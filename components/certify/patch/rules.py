@@ -7,19 +7,18 @@ the ablations a position touches. The claim holds if each vote depends on its ow
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components.certify.patch.ablations import Patch, TouchedSets, num_touched, touched_sets
-from components.certify.patch.settings import AblationSettings
+from components.certify.patch.settings import AblationSettings, Rule
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.types import Array, IntArray
 from components.data.ablation import Ablations
 
-Rule = Literal["strict", "count", "loc"]
 RULES: tuple[str, ...] = get_args(Rule)
 
 

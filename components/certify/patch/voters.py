@@ -12,7 +12,7 @@ from torch import Tensor
 from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import EarlyStop
-from components.certify.tasks import VoteSettings, VoteTask, vote_row
+from components.certify.tasks import VoteFields, VoteSettings, VoteTask, vote_row
 from components.certify.vote_rows import SCHEMA
 from components.core.types import Array
 from components.core.units import Unit
@@ -26,6 +26,13 @@ from components.models.voting import PLAIN, AblationPredictor, VotingBackend, ch
 
 VOTES_PER_UNIT = 1_280  # about a second of work for a small model
 ITEMS_PER_UNIT = 20  # at most
+
+
+class PatchVoteFields(VoteFields):
+    """The arguments that all classes of patch vote settings share."""
+
+    token_policy: str | None
+    trained_token_policy: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
