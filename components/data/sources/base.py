@@ -65,3 +65,15 @@ class SourceDefaults:
     @property
     def remarks(self) -> dict[str, str]:
         return {}
+
+
+class NamedSplits(SourceDefaults):
+    """A source of named parts: folders, files or splits of a hub, each of one of our splits."""
+
+    __slots__ = ()
+
+    splits: tuple[tuple[str, str | None], ...]  # (part, ours)
+
+    @property
+    def test_only(self) -> bool:
+        return {ours for _, ours in self.splits} == {"test"}

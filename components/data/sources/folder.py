@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from components.core.errors import CasemateError
 from components.data.places import Place, below
-from components.data.sources.base import Entry, Pixels, SourceDefaults
+from components.data.sources.base import Entry, NamedSplits, Pixels
 from components.data.sources.files import (
     check_utf8,
     decode_image_file,
@@ -20,16 +20,12 @@ _SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class FolderSource(SourceDefaults):
+class FolderSource(NamedSplits):
     """Image files below `root`; `splits` is empty if the first level holds the classes."""
 
     root: Place
     splits: tuple[tuple[str, str], ...]  # (folder, ours)
     classes: tuple[str, ...]
-
-    @property
-    def test_only(self) -> bool:
-        return {ours for _, ours in self.splits} == {"test"}
 
     def entries(self) -> list[Entry]:
         found: list[Entry] = []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from components.core.errors import CasemateError
-from components.data.sources.base import Entry, Pixels, SourceDefaults, UndecodableItemError
+from components.data.sources.base import Entry, NamedSplits, Pixels, UndecodableItemError
 from components.data.sources.files import decode_image_bytes, decode_image_file
 from components.data.sources.labels import check_label_range, checked_labels, numbered_classes
 from components.data.sources.splitting import split_hints
@@ -26,7 +26,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class HubSource(SourceDefaults):
+class HubSource(NamedSplits):
     """A dataset of the hub; each worker opens it once from the cache."""
 
     address: Address
@@ -34,10 +34,6 @@ class HubSource(SourceDefaults):
     label_column: str
     splits: tuple[tuple[str, str], ...]  # (name on the hub, ours)
     classes: tuple[str, ...]
-
-    @property
-    def test_only(self) -> bool:
-        return {ours for _, ours in self.splits} == {"test"}
 
     def entries(self) -> list[Entry]:
         dataset = _load(self.address)

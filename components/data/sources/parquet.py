@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from components.core.errors import CasemateError
 from components.data.places import Place, RemotePath, below
-from components.data.sources.base import Entry, Pixels, SourceDefaults, UndecodableItemError
+from components.data.sources.base import Entry, NamedSplits, Pixels, UndecodableItemError
 from components.data.sources.files import decode_image_bytes
 from components.data.sources.kept import Kept
 from components.data.sources.labels import (
@@ -40,22 +40,18 @@ _HALF_SPLITS = ("train", "test", "valid")  # trainset.parquet: an error instead 
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetSource(SourceDefaults):
+class ParquetSource(NamedSplits):
     """Files below `root`, each with its split."""
 
     root: Place
-    files: tuple[tuple[str, str | None], ...]  # (place below root, split)
+    splits: tuple[tuple[str, str | None], ...]  # (place below root, split)
     image_column: str
     label_column: str
     classes: tuple[str, ...]
 
-    @property
-    def test_only(self) -> bool:
-        return {split for _, split in self.files} == {"test"}
-
     def entries(self) -> list[Entry]:
         found: list[Entry] = []
-        for place, split in self.files:
+        for place, split in self.splits:
             path = self.root / place
             version = file_version(path)
             labels = _as_numbers(path, _label_values(path, self.label_column), self.classes)
