@@ -8,13 +8,11 @@ Symbols: d width, L tokens of a sequence, K bands. One multiply-accumulate is tw
 hardware sheets: double what `components.models.costs` counts.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from components.core.errors import CasemateError
-from components.data.ablation import column_mask, column_starts
 
 EFFICIENCY = 0.95  # eta: share of time that independent units keep workers busy
 VOTE_BYTES = 2  # one uint16 per draw or band, always kept
@@ -103,54 +101,26 @@ def patch_work(
     depth: int,
     num_classes: int,
     token_inputs: int,
-    embedded: int | Literal["kept"] = "kept",
     num_prefix: int = 1,
-    last_block: Literal["full", "class"] = "full",
 ) -> Work:
     """Votes over ablations by a vision transformer that drops hidden tokens.
 
-    `bands_of_length`: kept tokens without prefix -> number of bands (`column_lengths`);
-    `token_inputs`: values that embed into one token, 3 * 16 * 16 for patches of 16; `embedded`:
-    tokens embedded per item, by default those that are kept.
+    `bands_of_length`: kept tokens without prefix -> number of bands; `token_inputs`: values that
+    embed into one token, 3 * 16 * 16 for patches of 16. Kept tokens are embedded once per band.
     """
     tokens = sum(length * bands for length, bands in bands_of_length.items())
-    embedding = 2 * token_inputs * width * (tokens if embedded == "kept" else embedded)
+    embedding = 2 * token_inputs * width * tokens
     bands = sum(bands_of_length.values())
     blocks = sum(
-        number * vit_flops(length + num_prefix, width=width, depth=depth, last_block=last_block)
+        number * vit_flops(length + num_prefix, width=width, depth=depth)
         for length, number in bands_of_length.items()
     )
     return Work(num_items, bands, embedding + blocks + 2 * width * num_classes * bands)
 
 
-def vit_flops(
-    length: int, *, width: int, depth: int, last_block: Literal["full", "class"] = "full"
-) -> float:
-    """Blocks of a ViT on one sequence: depth * (24 L d^2 + 4 L^2 d).
-
-    With `class` the last block computes keys and values of all tokens, the rest for one token.
-    """
-    block = 24 * length * width**2 + 4 * length**2 * width
-    if last_block == "full":
-        return depth * block
-    return (depth - 1) * block + 4 * length * width**2 + 20 * width**2 + 4 * length * width
-
-
-def column_lengths(
-    *, image_width: int, band: int, stride: int, token_side: int, upsampling: int = 1
-) -> dict[int, int]:
-    """Kept tokens -> number of column bands that keep that many, for a square image.
-
-    A token is kept if its cell shows any pixel of the band.
-    """
-    rows, remainder = divmod(image_width * upsampling, token_side)
-    if remainder:
-        raise ValueError(f"tokens of {token_side} do not tile {image_width} x {upsampling} pixels")
-    lengths: Counter[int] = Counter()
-    for start in column_starts(image_width, stride):
-        shown = column_mask(image_width, start, band).repeat_interleave(upsampling)
-        lengths[rows * int(shown.view(-1, token_side).any(dim=1).sum())] += 1
-    return dict(sorted(lengths.items()))
+def vit_flops(length: int, *, width: int, depth: int) -> int:
+    """Blocks of a ViT on one sequence: depth * (24 L d^2 + 4 L^2 d)."""
+    return depth * (24 * length * width**2 + 4 * length**2 * width)
 
 
 def nominal_rate(accelerator: str, *, dtype: str, width: int) -> Rate:
