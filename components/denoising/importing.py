@@ -48,8 +48,8 @@ def denoiser_spec(
     channels: int,
     image_size: int,
     options: dict[str, object],
-    trained_for: dict[str, object],
     diffusion: Diffusion,
+    trained_for: dict[str, object] | None = None,
 ) -> ModelSpec:
     """The spec of a denoiser: input images are on [-1, 1]; its diffusion is in `trained_for`."""
     return ModelSpec(
@@ -60,7 +60,7 @@ def denoiser_spec(
         mean=(0.5,) * channels,
         std=(0.5,) * channels,
         options=options,
-        trained_for={**trained_for, "diffusion": diffusion.to_dict()},
+        trained_for={**(trained_for or {}), "diffusion": diffusion.to_dict()},
     )
 
 

@@ -94,7 +94,7 @@ def noisy_votes(folder: Path) -> tuple[VoteTask[Any], list[Unit]]:
     num_items = UNITS // 10
     request = prepare_work(folder, num_items=num_items)
     spec = denoiser_spec(
-        architecture="tiny_unet", channels=1, image_size=32, trained_for={},
+        architecture="tiny_unet", channels=1, image_size=32,
         options={"widths": [16, 32], "patch": 4}, diffusion=Diffusion.named("linear", 1000),
     )  # fmt: skip
     save_model(folder / "denoiser", initial_model(spec, seed=0), recipe_digest="bench")

@@ -57,7 +57,7 @@ SAMPLERS = {
 def made_denoiser(folder, *, channels=1, seed=0):
     torch.manual_seed(seed)
     spec = denoiser_spec(
-        architecture="tiny_unet", channels=channels, image_size=SIDE, options=UNET, trained_for={},
+        architecture="tiny_unet", channels=channels, image_size=SIDE, options=UNET,
         diffusion=Diffusion.named("linear", 1000),
     )  # fmt: skip
     save_model(folder / "model", PixelModel(spec).eval(), recipe_digest="")

@@ -29,7 +29,7 @@ def folders(tmp_path):
     options = {"patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
     spec = ModelSpec("tiny_vit", 3, 1, 8, (0.5,), (0.5,), options=options)
     cleaner = denoiser_spec(
-        architecture="tiny_unet", channels=1, image_size=8, trained_for={},
+        architecture="tiny_unet", channels=1, image_size=8,
         options={"widths": [4, 8], "norm_groups": 2, "head_width": 4},
         diffusion=Diffusion.named("linear", 1000),
     )  # fmt: skip
