@@ -13,39 +13,27 @@ def test_no_default_is_written_twice():
     assert {(entry.place, entry.name): entry.others for entry in found} == {}
 
 
-TWINS = {
-    "components/room/settings.py": """
-@settings
-class OneSettings(Settings):
-    num_steps: int = 10
-    noise: float = 1.0
-    size: int = 6
-    rule: str = "exact"
+def settings_class(name: str, *fields: str, base: str = "Settings") -> str:
+    return "\n    ".join([f"@settings\nclass {name}({base}):", *fields]) + "\n"
 
-@settings
-class DerivedSettings(OneSettings):
-    size: int = 6
-""",
+
+STEPS, SIZE = "num_steps: int = 10", "size: int = 6"
+TWINS = {
+    "components/room/settings.py": (
+        settings_class("OneSettings", STEPS, "noise: float = 1.0", SIZE, 'rule: str = "exact"')
+        + settings_class("DerivedSettings", SIZE, base="OneSettings")
+    ),
     "components/room/maths.py": """
 class Masks:
     size: int = 6
 
 def count(rule: str = "exact", noise: float = default_of(OneSettings, "noise")): ...
 """,
-    "components/other/settings.py": """
-@settings
-class TwinSettings(Settings):
-    noise: float = 1
-    size: int = 6
-    num_steps: int = 10
-
-@settings
-class LikeByChance(Settings):
-    size: int = 6
-    num_steps: int = 10
-
-def far(size: int = 6): ...
-""",
+    "components/other/settings.py": (
+        settings_class("TwinSettings", "noise: float = 1", SIZE, STEPS)
+        + settings_class("LikeByChance", SIZE, STEPS)
+        + "def far(size: int = 6): ..."
+    ),
     "pipelines/api/runs.py": "def run(dtype: str = 'fp32', smoke: bool = False): ...",
     "pipelines/cli/main.py": "def run(dtype: str = 'fp32', smoke: bool = False): ...",
 }
