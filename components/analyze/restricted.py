@@ -107,14 +107,6 @@ def with_prefix(pairs: Tensor, *, num_prefix: int) -> Tensor:
     return whole
 
 
-def kept_share(mask: Tensor, *, num_prefix: int) -> float:
-    """Share of the pairs of patches that are allowed.
-
-    For distance d on a square grid of side g it is ((g (2d + 1) - d (d + 1)) / g^2)^2.
-    """
-    return float(mask[num_prefix:, num_prefix:].double().mean())
-
-
 def restrictions_of(
     blocks: Blocks, how: RestrictedAttentionSettings, *, seed: int
 ) -> list[Restriction]:

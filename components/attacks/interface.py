@@ -97,11 +97,6 @@ class AttackResult:
     num_gradients: Tensor  # (B,) int64 gradient evaluations
     num_zero_gradients: Tensor  # (B,) int64 gradients that are zero everywhere
 
-    @property
-    def zero_gradient(self) -> Tensor:
-        """(B,) bool: rows with at least one zero gradient; their robustness is less certain."""
-        return self.num_zero_gradients > 0
-
 
 @runtime_checkable
 class Attack(Protocol):

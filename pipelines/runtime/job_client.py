@@ -16,7 +16,6 @@ PATIENCE = 600.0  # seconds without an answer before a client gives up
 REQUEST = 30.0  # seconds without a byte before a request counts as lost
 LONGEST_PAUSE = 15.0  # seconds between two tries
 UNAVAILABLE = (502, 503, 504)  # HTTP: a proxy in front of a dashboard that does not answer
-NOT_FOUND = 404
 
 Say = Callable[[str], None]
 

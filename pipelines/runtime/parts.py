@@ -152,12 +152,6 @@ class PartStore:
                     remedy = f"has two different results, in {both}; compute it again with --force"
                     raise CasemateError("part", unit, remedy)
 
-    def save(self, unit: str, table: pa.Table, brief: Any = None) -> None:
-        """Store the result of one unit, outside of any plan."""
-        plan = self.plan([])
-        briefs = None if brief is None else [brief]
-        plan.add(*plan.writer.write([unit], None, [table], briefs), [unit])
-
     def _home(self, unit: str) -> int | None:
         """The number of the group that holds a unit."""
         for plan in reversed(self.plans.values()):

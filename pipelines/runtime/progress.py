@@ -97,15 +97,6 @@ def parse_line(text: str) -> dict[str, str | float | None] | None:
     }
 
 
-def read_status(scratch: Path) -> dict[str, object] | None:
-    """The last `progress.json` in a step's scratch folder; None if there is none."""
-    try:
-        found = json.loads((scratch / FILE_NAME).read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _number(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 

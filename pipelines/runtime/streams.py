@@ -68,12 +68,6 @@ def read_split(folder: Folder, split: str) -> ray.data.Dataset:
     )
 
 
-def image_batches(folder: Folder, split: str, *, batch_size: int) -> Iterator[Batch]:
-    """Batches of a split of any size, in stored order, with bounded memory."""
-    with ordered_ray_data():
-        yield from read_split(folder, split).iter_batches(batch_size=batch_size)
-
-
 def dataset_statistics(folder: Folder, split: str) -> dict[str, Any]:
     """Items, items per class, and each channel's mean and standard deviation on the [0, 1] scale.
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from components.data.prepared import PreparedDataset
 from components.data.sources import open_source
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.streams import dataset_statistics, image_batches
+from pipelines.runtime.streams import Batch, dataset_statistics, ordered_ray_data, read_split
 from pipelines.stages.prepare import stage as prepare
 from pipelines.stages.prepare.stage import SYNTHETIC
 from tests.e2e.cli import wait_until
@@ -95,6 +96,12 @@ def test_training_images_are_stored_larger_and_joined_by_generated_ones(
         assert dataset_statistics(tmp_path / f"by {shard_size}", "train") == dataset_statistics(
             tmp_path / "out", "train"
         )
+
+
+def image_batches(folder: Path, split: str, *, batch_size: int) -> Iterator[Batch]:
+    """Batches of a split in stored order."""
+    with ordered_ray_data():
+        yield from read_split(folder, split).iter_batches(batch_size=batch_size)
 
 
 def check_streams(folder: Path, dataset: PreparedDataset) -> None:
@@ -181,9 +188,9 @@ import ray
 from ray._private.internal_api import memory_summary
 
 from pipelines.runtime.cluster import ray_cluster
-from pipelines.runtime.streams import dataset_statistics, image_batches
+from pipelines.runtime.streams import dataset_statistics
 from pipelines.recipe.schema.place import ClusterSection
-from tests.ray.test_prepare_larger import run_prepare
+from tests.ray.test_prepare_larger import image_batches, run_prepare
 
 root, data = Path(sys.argv[1]), json.loads(sys.argv[2])
 with ray_cluster(ClusterSection(num_cpus=2, object_store_mb=int(sys.argv[3]))):

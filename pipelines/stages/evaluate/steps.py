@@ -49,11 +49,6 @@ def steps(planning: Planning) -> list[Step]:
     return found
 
 
-def other_step(model: str) -> str:
-    """The step of a model folder that the transfer suite names."""
-    return f"{OTHER}.{model}"
-
-
 headlines = stored_headlines
 
 

@@ -18,7 +18,7 @@ from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.gauges import GAUGES, TAGS, exporter
 from pipelines.runtime.live import LiveMetrics, metrics_of
-from pipelines.runtime.progress import Status, parse_line, read_status
+from pipelines.runtime.progress import Status, parse_line
 from tests.e2e.cli import ROOT, wait_until
 
 DASHBOARD = ROOT / "infra" / "grafana" / "casemate.json"
@@ -70,14 +70,13 @@ def test_the_file_tells_the_state_and_the_last_one_stays(tmp_path, stderr, monke
         wait_until(file.exists, seconds=60)
         bar.at(2)
         bar.at(4, "best 0.5")
-        wait_until(lambda: (read_status(tmp_path) or {}).get("eta_seconds"), seconds=60)
-    status = read_status(tmp_path)
+        wait_until(lambda: json.loads(file.read_text())["eta_seconds"], seconds=60)
+    status = json.loads(file.read_text())
     assert (status["done"], status["total"], status["note"]) == (4, 8, "best 0.5")
     assert status["rate"] > 0
     assert abs(status["updated"] - time.time()) < 600
     assert watched
     assert {p.name for p in tmp_path.iterdir()} == {progress.FILE_NAME}  # no temporary files
-    assert read_status(tmp_path / "nowhere") is None
     file.unlink()
     bar.tick(time.monotonic() + 1000)  # a late tick of the thread
     assert not file.exists()

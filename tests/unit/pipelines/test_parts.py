@@ -65,7 +65,7 @@ def parts(tmp_path) -> PartStore:
 )
 def test_a_part_comes_back_as_it_was(tmp_path, parts, table):
     assert not parts.has("u")
-    parts.save("v", table.slice(0, 1))
+    write(parts, ["v"], [table.slice(0, 1)], of=[])
     write(parts, ["u001", "u002", "u003"], [table, TABLE, table])
     for loaded in (parts.load("u001"), opened(tmp_path).load("u003")):
         assert loaded.schema.equals(table.schema)
@@ -195,7 +195,7 @@ def test_ragged_groups_and_added_units_are_found_by_their_ends(tmp_path, parts):
 
 def test_briefs_of_groups_without_them_are_made_from_the_tables(tmp_path, parts):
     write(parts, NAMES[:2])
-    parts.save("extra", table_of("extra"))
+    write(parts, ["extra"], of=[])
     plan = opened(tmp_path).plan(NAMES)
     count = lambda table: table["n"].to_pylist()  # noqa: E731
     assert dict(plan.briefs(count)) == {0: [4], 1: [4]}
