@@ -46,15 +46,20 @@ class Garbage:
 
     place: str
     reason: str
-    bytes: int
-    keys: tuple[str, ...]
+    listed: Sequence[Listed]
+
+    @property
+    def keys(self) -> list[str]:
+        return [one.key for one in self.listed]
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.listed)
 
     @staticmethod
     def of(place: str, reason: str, listed: Sequence[Listed]) -> "list[Garbage]":
         """One entry, or none without keys."""
-        keys = tuple(entry.key for entry in listed)
-        size = sum(entry.bytes for entry in listed)
-        return [Garbage(place, reason, size, keys)] if keys else []
+        return [Garbage(place, reason, listed)] if listed else []
 
 
 @dataclass(frozen=True, slots=True)
