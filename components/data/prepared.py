@@ -236,19 +236,14 @@ class PreparedDataset:
         )
 
     def open_split(
-        self,
-        split: str,
-        *,
-        memory_mb: int = MEMORY_MB,
-        cache_shards: int = CACHE_SHARDS,
-        limit: int | None = None,
+        self, split: str, *, memory_mb: int = MEMORY_MB, limit: int | None = None
     ) -> Split:
         """The split, or its first `limit` items: in memory if they fit into `memory_mb`, else lazy.
 
         A lazy split has another training order, so the choice depends on data size and settings
         only, not on the machine.
         """
-        lazy = replace(self.lazy(split, cache_shards=cache_shards), limit=limit)
+        lazy = replace(self.lazy(split), limit=limit)
         fits = _num_bytes(lazy) <= memory_mb * 2**20
         return self.load(split, limit=limit) if fits else lazy
 

@@ -50,12 +50,12 @@ MOST_VOTES = 2**31  # in one file
 PLAIN_RAND_AUGMENT = re.compile(r"rand(-(m\d+|mstd\d+(\.\d+)?|inc[01]))*")  # always allowed
 
 
-def check(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
+def check(recipe: Recipe, facts: Facts | None = None) -> None:
     """Raise `RecipeError` if the recipe or one of its trials cannot work.
 
-    `facts` is what is known besides the recipe, `source` the file that errors name.
+    `facts` is what is known besides the recipe.
     """
-    check_one(recipe, facts, source=source)
+    check_one(recipe, facts)
     if recipe.tune:
         check_trials(recipe, facts)
 
@@ -72,7 +72,7 @@ def check_trials(recipe: Recipe, facts: Facts | None = None) -> int:
     return trials.check(recipe, gate=partial(check_one, facts=facts))
 
 
-def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None = None) -> None:
+def check_one(recipe: Recipe, facts: Facts | None = None) -> None:
     """Raise `RecipeError` if the recipe cannot work; trials are not checked."""
     known = Facts()
     for group in GROUPS:
@@ -80,7 +80,7 @@ def check_one(recipe: Recipe, facts: Facts | None = None, *, source: str | None 
         for one in group:
             with problems.at(""):
                 one(recipe, known, problems)
-        problems.refuse(source or recipe.source)
+        problems.refuse(recipe.source)
         if group is REGISTRIES:  # the source exists: use its facts
             known = facts_of(recipe).updated(facts)
 

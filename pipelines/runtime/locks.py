@@ -77,17 +77,16 @@ class Entry:
         return f"host {self.holder.host}, pid {self.holder.pid}, last sign {self.age:.0f} s ago"
 
 
-def newest_entry(store: Store, name: str, *, clock_skew: float | None = None) -> Entry | None:
+def newest_entry(store: Store, name: str) -> Entry | None:
     """The newest entry of a lock; None for a lock that was never used.
 
-    Without `clock_skew` the clock of the storage is measured, which writes to it.
+    The clock of the storage is measured, which writes to it.
     """
     while listed := _entries(store, name):
         newest = listed[-1]
         content = store.find(newest.key)
         if content is not None:  # else removed meanwhile: there is a newer one
-            skew = store.clock_skew if clock_skew is None else clock_skew
-            age = max(0.0, time.time() + skew - newest.modified)
+            age = max(0.0, time.time() + store.clock_skew - newest.modified)
             return parse_entry(store.where(newest.key), _number_of(newest.key), content, age)
     return None
 

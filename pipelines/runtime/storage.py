@@ -80,9 +80,9 @@ class Storage:
         return StepPlace(self, f"{recipe}/{folder}")
 
 
-def open_storage(place: "str | Path | Storage", *, key: str = STORAGE_KEY) -> Storage:
+def open_storage(place: "str | Path | Storage") -> Storage:
     """A storage that can be written: a folder is created, a store probed."""
-    refuse_odd_uri(str(place), key=key)
+    refuse_odd_uri(str(place), key=STORAGE_KEY)
     storage = Storage.at(place)
     try:
         storage.path.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def open_storage(place: "str | Path | Storage", *, key: str = STORAGE_KEY) -> St
             pass
     except OSError as error:
         raise CasemateError(
-            key,
+            STORAGE_KEY,
             storage.path,
             f"cannot be written ({error.strerror}); choose another with --storage",
         ) from error
