@@ -28,7 +28,7 @@ from pipelines.api.certificates import (
 )
 from pipelines.api.clusters import doctor, submit
 from pipelines.api.evaluations import EvaluationReport, evaluate
-from pipelines.api.gates import Check, Gate, figure_records, figures, gate
+from pipelines.api.gates import Check, Gate, figures, gate
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -64,7 +64,6 @@ __all__ = [
     "estimate",
     "evaluate",
     "export_tsv",
-    "figure_records",
     "figures",
     "flow_steps",
     "flows",

@@ -8,8 +8,8 @@
     smoothed.l2, .patch       accuracy of the smoothed classifier without an attack
     SUITE[.ITEM].METRIC       accuracy of a whole evaluation suite, e.g. corruptions.mean95
 
-Several figures of one name are told apart by what comes before a colon: STEP, MODEL, FLOW or the
-name of the step's folder, joined by slashes, as in `attack.linf/main:clean`.
+Several figures of one name are told apart by what comes before it: STEP, MODEL, FLOW or the name of
+the step's folder, as in `main/clean` or `attack.linf/main/clean`.
 """
 
 import json
@@ -172,7 +172,7 @@ def matching(name: str, figures: Sequence[Figure]) -> list[Figure]:
     wanted = _budget(name, budget) if at else None
     found = [figure for figure in figures if figure.budget == wanted and _is_named(figure, text)]
     same = {(f.base, f.model, f.value, f.num_items) for f in found}
-    if len(same) == 1 and text.rpartition(":")[2] == "clean" and found[0].model:
+    if len(same) == 1 and text.rpartition("/")[2] == "clean" and found[0].model:
         return found[:1]  # one model, measured in several steps with the same outcome
     return found
 
@@ -187,7 +187,7 @@ def _budget(name: str, text: str) -> float:
 def _is_named(figure: Figure, text: str) -> bool:
     if text == figure.base:
         return True
-    before = text.removesuffix(f":{figure.base}")
+    before = text.removesuffix(f"/{figure.base}")
     return before != text and set(before.split("/")) <= set(figure.parts)
 
 
@@ -202,7 +202,7 @@ def _exact_name(figure: Figure, figures: Sequence[Figure]) -> str:
         *("", result.step, model, f"{result.step}/{model}", result.name, f"{result.name}/{model}"),
         f"{result.flow}/{result.name}",
     ]
-    names = [f"{place.strip('/')}:{figure.name}" if place else figure.name for place in places]
-    full = f"{'/'.join(figure.parts)}:{figure.name}"
+    names = [f"{place}/{figure.name}".replace("//", "/").lstrip("/") for place in places]
+    full = "/".join([*figure.parts, figure.name])
     own = [f for f in figures if f.base == figure.base and f.budget == figure.budget]
     return next((name for name in names if matching(name, own) == [figure]), full)

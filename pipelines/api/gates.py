@@ -1,5 +1,6 @@
 """Minimum figures for a release: results are verified first, and compared without rounding."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,6 +26,7 @@ class Check:
 
     name: str
     minimum: Fraction
+    asked: str  # the minimum as it was given
     figure: Figure
     value: Fraction  # what was compared: the share, or the lower end of its interval
     problem: str
@@ -135,27 +137,22 @@ def gate(
         value = _lower(figure) if lower_bound else figure.value
         problem = verified[place] or _doubt(figure, allow_suspect=allow_suspect)
         if not problem and value < shares[name]:
-            problem = f"is below {_text(shares[name])}"
-        checks.append(Check(name, shares[name], figure, value, problem))
+            problem = f"is below {minima[name]}"
+        checks.append(Check(name, shares[name], str(minima[name]), figure, value, problem))
     return Gate(tuple(checks))
 
 
-def _text(share: Fraction) -> str:
-    exact = share * 10**9
-    return f"{float(share):.9g}" if exact.denominator == 1 else str(share)
-
-
 def _minimum(name: str, value: float | str) -> Fraction:
-    text = value.replace(" ", "") if isinstance(value, str) else repr(value)
     try:
+        text = value.replace(" ", "") if isinstance(value, str) else repr(float(value))
         Fractional.read(text)  # refuses what would take long to compute
         share = Fraction(text)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         remedy = "is not a share; write a number or fraction in [0, 1]"
-        raise CasemateError(f"--min {name}", text, remedy) from error
+        raise CasemateError(f"--min {name}", value, remedy) from error
     if not 0 <= share <= 1:
         remedy = "is outside [0, 1]; write 0.6 for 60 %"
-        raise CasemateError(f"--min {name}", text, remedy)
+        raise CasemateError(f"--min {name}", value, remedy)
     return share
 
 
@@ -203,8 +200,6 @@ def _first_problem(result: FoundResult, key: str | Path | None) -> str:
 
 def _attack_problems(result: FoundResult) -> list[str]:
     """Accuracies in the summary of an attack that its rows do not give."""
-    import json
-
     from components.core.tables import read_table
 
     table = read_table(result.files / "attacks.parquet").to_pandas()
@@ -215,5 +210,5 @@ def _attack_problems(result: FoundResult) -> list[str]:
         f"summary.json: {what} of {model} is not that of attacks.parquet"
         for model, own in summary["models"].items()
         for what, verdicts in (("clean_accuracy", clean), ("robust_accuracy", robust))
-        if own[what]["value"] != verdicts[table["model"] == model].mean()
+        if own[what]["value"] != verdicts[table["model"] == model].sum() / own["num_items"]
     ]

@@ -9,6 +9,7 @@ import typer
 from components.core.errors import CasemateError
 from components.core.secrets import redact
 from pipelines import api
+from pipelines.api.gates import figure_records
 from pipelines.cli.junit import Case, write_junit
 from pipelines.cli.options import JsonOpt
 
@@ -75,7 +76,7 @@ def _read(minima: list[str]) -> dict[str, float | str]:
 
 
 def _list(path: str, *, as_json: bool) -> None:
-    rows = api.figure_records(path)
+    rows = figure_records(path)
     if as_json:
         names = ("name", "value", "low", "num_items", "doubt", "place")
         print(json.dumps([{name: row[name] for name in names} for row in rows], indent=2))
@@ -87,11 +88,11 @@ def _list(path: str, *, as_json: bool) -> None:
 
 
 def _line(check: api.Check) -> str:
-    problem = f" {check.problem}" if check.problem else f" >= {float(check.minimum):g}"
+    problem = f" {check.problem}" if check.problem else f" >= {check.asked}"
     return f"{check.name}: {check.words}{problem}: {check.place}"
 
 
 def _case(check: api.Check) -> Case:
-    name = f"{check.name} >= {float(check.minimum):g}"
+    name = f"{check.name} >= {check.asked}"
     line = redact(_line(check))
     return Case(f"casemate.{check.figure.result.step}", name, line if check.problem else "", line)

@@ -29,6 +29,7 @@ from components.core.object_stores import is_uri
 from pipelines.runtime.manifests import MANIFEST, SIGNATURE, parse_manifest
 from pipelines.runtime.storage import StepPlace, Storage, step_at
 from pipelines.runtime.store import Store
+from pipelines.runtime.store_errors import DamagedError, MissingError
 
 EXISTS = "exists with other content; delete it, or name another file with --out"
 
@@ -134,7 +135,10 @@ def signature_problems(path: str | Path, key: SSlibKey, signature: Path | None =
 
     Nothing of the certificate is parsed before its bytes are known to be the signed ones.
     """
-    files = signed_files(path)
+    try:
+        files = signed_files(path)
+    except (DamagedError, MissingError) as error:  # a store checks what it fetches
+        return [f"signature: {error.value} {error.remedy}"]
     place = files.signature if signature is None else SignatureFile(signature)
     content = place.read()
     if content is None:

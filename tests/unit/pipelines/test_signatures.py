@@ -129,10 +129,16 @@ def test_a_signed_step_verifies_and_stays_what_it_was(storage, keys, tmp_path):
     assert api.verify(where, key=keys / "b.pub").ok
 
 
-def test_a_rewritten_step_of_a_bucket_is_not_the_signed_one(s3_root, keys, tmp_path):
+def test_a_rewritten_step_of_a_bucket_is_not_the_signed_one(s3_root, keys, tmp_path, monkeypatch):
     place = place_of(Storage.at(s3_root), "demo", "certify.l2")
     finish(place, certificate_files(tmp_path / "made"))
     api.sign(str(place), keys / "a.pem")
+    key = next(ref.key for n, ref in place.open().files.items() if n == "votes.parquet")
+    whole = place.store.get(key)
+    place.store.delete([key])
+    place.store.put_new(key, whole[:-1] + b"?")
+    monkeypatch.setenv("CASEMATE_CACHE", str(tmp_path / "cache"))  # nothing was fetched before
+    assert "votes.parquet" in problem_of(place, "--key", keys / "a.pub")
     place.store.delete([place.manifest_key(0)])
     finish(place, certificate_files(tmp_path / "forged", flipped_votes()))
     assert api.verify(str(place)).ok
