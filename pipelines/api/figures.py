@@ -23,7 +23,7 @@ from components.core.errors import CasemateError
 from components.core.settings import Fractional
 from pipelines.api.found_results import FoundResult, results_at
 
-GRAYS = 255  # epsilons are shown in 1/255 where they are multiples of it
+GRAYS = 255  # budgets are shown in 1/255 where that is shorter
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ def _shown(budget: float) -> str:
     """A budget as a recipe writes it: 0.5, 2, 8/255."""
     if budget == int(budget):
         return str(int(budget))
-    grays = round(budget * GRAYS)
-    return f"{grays}/{GRAYS}" if grays / GRAYS == budget else repr(budget)
+    grays, decimals = round(budget * GRAYS), repr(budget)
+    fraction = f"{grays}/{GRAYS}"
+    return fraction if grays / GRAYS == budget and len(fraction) < len(decimals) else decimals
 
 
 def figures_at(path: str | Path) -> list[Figure]:
@@ -198,11 +199,10 @@ def exact_names(figures: Sequence[Figure]) -> list[str]:
 
 def _exact_name(figure: Figure, figures: Sequence[Figure]) -> str:
     result, model = figure.result, figure.model
-    places = [
-        *("", result.step, model, f"{result.step}/{model}", result.name, f"{result.name}/{model}"),
-        f"{result.flow}/{result.name}",
-    ]
+    steps = (result.step, f"{result.flow}/{result.step}", result.name)
+    own = [place for step in steps for place in (step, f"{step}/{model}")]
+    places = ["", own[0], model, *own[1:], f"{result.flow}/{result.name}"]
     names = [f"{place}/{figure.name}".replace("//", "/").lstrip("/") for place in places]
     full = "/".join([*figure.parts, figure.name])
-    own = [f for f in figures if f.base == figure.base and f.budget == figure.budget]
-    return next((name for name in names if matching(name, own) == [figure]), full)
+    rivals = [f for f in figures if f.base == figure.base and f.budget == figure.budget]
+    return next((name for name in names if matching(name, rivals) == [figure]), full)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import mlflow
@@ -132,6 +133,46 @@ def test_votes_drawn_again_are_the_same_bit_for_bit(finished_flow, step):
     assert said.code == 0, said.out + said.err
     assert said.json["problems"] == []
     assert said.json["resampled"] == 3
+
+
+def test_a_certificate_signed_with_a_key_of_ssh(copied, tmp_path):
+    folder, key, public = copied("certify.l2"), tmp_path / "key", tmp_path / "key.pub"
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen on this machine")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    assert call("sign", folder, "--key", key).code == 0
+    assert call("verify", folder, "--key", public).code == 0
+    wanted = read(folder / "certificate.json")["summary"]["certified"][0]["accuracy"]["value"]
+    said = call("gate", folder, "--key", public, "--min", f"certified.l2@0.05={wanted}")
+    assert said.code == 0, said.out
+    flip_one_vote(
+        folder, item=rows_of(folder / "certificates.parquet")[0]["item_id"], stream="select"
+    )
+    said = call("verify", folder, "--key", public)
+    assert (said.code, said.out) == (
+        1, "problem: signature: votes.parquet: changed since it was signed\n"
+    )  # fmt: skip
+
+
+def test_minima_of_the_flow(finished_flow, tmp_path):
+    listed = {row["name"]: row["value"] for row in call("gate", finished_flow, "--json").json}
+    attacked = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
+    patch = read(step_folder(finished_flow, "certify.patch") / "certificate.json")["summary"]
+    assert listed["robust.linf@0.05"] == attacked["robust_accuracy"]["value"]
+    assert listed["clean"] == attacked["clean_accuracy"]["value"]
+    assert listed["certified.patch@2"] == patch["certified"][1]["accuracy"]["value"]
+    steps = ("l2", "early", "denoised")
+    assert {f"certify.{step}/certified.l2@0.1" for step in steps} <= set(listed)
+    minima = [word for name, value in listed.items() for word in ("--min", f"{name}={value!r}")]
+    out = tmp_path / "gate.xml"
+    options = ("--allow-suspect", "--junit", out)
+    assert call("gate", finished_flow / "tiny", *minima, *options).code == 0
+    assert out.read_text().count("<testcase ") == len(listed)
+    said = call("gate", finished_flow, *minima, *options, "--min", "attack.linf/main/clean=1")
+    assert said.code == 1
+    (failed,) = [line for line in said.out.splitlines() if line.startswith("FAILED: ")]
+    assert failed.endswith(str(step_folder(finished_flow, "attack.linf")))
+    assert call("gate", finished_flow, "--min", "certified.l2@0.1=0").code == 2  # three have it
 
 
 def flip_one_vote(folder: Path, *, item: str, stream: str) -> None:
