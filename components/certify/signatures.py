@@ -6,7 +6,7 @@ those of `securesystemslib`.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from securesystemslib.dsse import Envelope
@@ -26,6 +26,8 @@ PREDICATE_TYPE = "urn:casemate:certificate:v1"
 EVIDENCE = (VOTES_NAME, CERTIFICATES_NAME, CERTIFICATE_NAME)  # files of every certificate
 MAX_BYTES = 2**24  # of a signature's file
 WORDS = ("in_words", "threat_in_words")  # may be phrased anew without a new predicate type
+
+SHOWN_NAMES, SHOWN_LENGTH = 8, 80  # in a message
 
 Digests = Mapping[str, str]  # SHA-256 by file name
 Statement = dict[str, Any]
@@ -151,7 +153,14 @@ def changed_subjects(statement: Statement, digests: Mapping[str, str | None]) ->
         "signed and missing": [n for n in signed if digests.get(n) is None],
         "not signed": sorted({*EVIDENCE, *digests} - signed.keys()),
     }
-    return "; ".join(f"{', '.join(names)}: {what}" for what, names in parts.items() if names)
+    return "; ".join(f"{_listed(names)}: {what}" for what, names in parts.items() if names)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """File names in one line; those of a forged manifest may be anything."""
+    shown = [(name if name.isprintable() else ascii(name))[:SHOWN_LENGTH] for name in names]
+    more = len(shown) - SHOWN_NAMES
+    return ", ".join(shown[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def changed_predicate(statement: Statement, document: CertificateDocument) -> Iterator[str]:

@@ -172,7 +172,7 @@ def matching(name: str, figures: Sequence[Figure]) -> list[Figure]:
     text, at, budget = name.rpartition("@") if "@" in name else (name, "", "")
     wanted = _budget(name, budget) if at else None
     found = [figure for figure in figures if figure.budget == wanted and _is_named(figure, text)]
-    same = {(f.base, f.model, f.value, f.num_items) for f in found}
+    same = {(f.result.flow, f.model, f.value, f.num_items) for f in found}
     if len(same) == 1 and text.rpartition("/")[2] == "clean" and found[0].model:
         return found[:1]  # one model, measured in several steps with the same outcome
     return found

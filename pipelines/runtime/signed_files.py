@@ -104,13 +104,17 @@ class SignedFiles:
         if self.manifest is None:
             return ()
         try:
-            return parse_manifest(self.manifest, source=self.folder / MANIFEST).files
+            files = parse_manifest(self.manifest, source=self.folder / MANIFEST).files
         except CasemateError:
             return ()
+        return files if isinstance(files, dict) else ()
 
     def _digest(self, name: str) -> str | None:
         path = self.folder / name
-        return digest_file(path) if path.is_file() else None
+        try:
+            return digest_file(path) if path.is_file() else None
+        except OSError:  # a name that no file can have
+            return None
 
 
 def signed_files(path: str | Path) -> SignedFiles:

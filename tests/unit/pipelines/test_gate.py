@@ -318,11 +318,13 @@ def test_claims_are_recomputed_though_every_digest_fits(tmp_path):
     assert "certificate.json: summary." in line
 
 
+@pytest.mark.parametrize("changed", ["value", "low", "num_items"])
 @pytest.mark.parametrize("resealed", [False, True])
-def test_a_changed_attack_fails(flow, resealed):
+def test_a_changed_attack_fails(flow, resealed, changed):
     folder = step(flow, "attack.linf")
     summary = json.loads((folder / "summary.json").read_text())
-    summary["models"]["main"]["robust_accuracy"]["value"] = 0.9
+    forged = {"value": 0.9, "low": 0.9, "num_items": 20}[changed]
+    summary["models"]["main"]["robust_accuracy"][changed] = forged
     content = json.dumps(summary).encode()
     told = "summary.json: is not the file of the step"
     if resealed:  # as a new step with another summary
@@ -333,7 +335,7 @@ def test_a_changed_attack_fails(flow, resealed):
         told = "summary.json: robust_accuracy of main is not that of attacks.parquet"
     else:
         rewrite(folder / "summary.json", content)
-    line = failure_of(flow, MIN, "main/robust.linf@8/255=0.7")
+    line = failure_of(flow, MIN, "main/robust.linf@8/255=0.1")
     assert f"does not verify: {told}" in line
 
 

@@ -293,6 +293,15 @@ def test_damage_is_found_before_anything_is_read(signed, keys, name):
     assert line == f"signature: {name}: changed since it was signed"
 
 
+@pytest.mark.parametrize("files", [[{}], 3, {"x" * 5000: {}, "../../a\0\nb": {}}])
+def test_a_hostile_manifest_is_not_the_signed_one(signed, keys, files):
+    (signed / "manifest.json").write_text(manifest_text({"files": files}))
+    line = problem_of(signed, "--key", keys / "a.pub")
+    assert line.startswith("signature: manifest.json: changed since it was signed")
+    assert len(line) < 200
+    assert line.isprintable()
+
+
 def test_a_swapped_certificate_and_a_signature_of_another_one(signed, keys, tmp_path):
     other = write_small_certificate(tmp_path / "other", flipped_votes(), GAUSSIAN_CLAIM)
     api.sign(other, keys / "a.pem")
