@@ -173,7 +173,8 @@ def test_the_list_shows_what_can_be_gated_and_every_name_works(finished):
     table = api.figures(finished)
     assert table["name"].tolist() == names
     for record in call("gate", finished, "--json").json:
-        exactly = f"{record['name']}={record['value']!r}"
+        count = round(record["value"] * record["num_items"])
+        exactly = f"{record['name']}={count}/{record['num_items']}"
         assert opens(finished, MIN, exactly), exactly
         above = f"{record['name']}={math.nextafter(record['value'], 1)!r}"
         assert record["value"] == 1 or not opens(finished, MIN, above), above
