@@ -35,6 +35,7 @@ class VerifyReport:
     num_items: int
     problems: list[str]
     sound: bool = True  # False: the rule only reproduces published tables
+    signed_by: str = ""  # id of the key whose signature was asked for and holds
 
     @property
     def ok(self) -> bool:

@@ -28,6 +28,7 @@ from pipelines.api.certificates import (
 )
 from pipelines.api.clusters import doctor, submit
 from pipelines.api.evaluations import EvaluationReport, evaluate
+from pipelines.api.gates import Check, Gate, figures, gate
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -38,6 +39,7 @@ from pipelines.api.runs import (
     run,
     steps,
 )
+from pipelines.api.signatures import Signed, sign
 from pipelines.api.storages import Cleanup, flow_steps, flows, gc
 from pipelines.api.tables import Accuracy
 
@@ -46,10 +48,13 @@ __all__ = [
     "AnalysisReport",
     "AttackReport",
     "Certificate",
+    "Check",
     "Cleanup",
     "EvaluationReport",
+    "Gate",
     "RunResult",
     "Scaling",
+    "Signed",
     "TsvFile",
     "analyze",
     "attack",
@@ -59,8 +64,10 @@ __all__ = [
     "estimate",
     "evaluate",
     "export_tsv",
+    "figures",
     "flow_steps",
     "flows",
+    "gate",
     "gc",
     "lint",
     "load_certificate",
@@ -70,6 +77,7 @@ __all__ = [
     "results",
     "run",
     "scaling",
+    "sign",
     "steps",
     "submit",
     "verify",

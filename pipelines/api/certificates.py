@@ -266,12 +266,17 @@ def verify(
     model: "PixelModel | str | Path | None" = None,
     data: "DataSource | str | None" = None,
     denoiser: str | Path | None = None,
+    key: str | Path | None = None,
+    signature: str | Path | None = None,
 ) -> "VerifyReport":
     """Recompute every claim of a certificate from its votes, and compare files with the manifest.
 
     `resample`: number of random items whose votes the model repeats; they must be equal;
     model, data and denoiser are by default those of the step, or given as folders
     or loaded objects.
+    `key`: a public ed25519 key (PEM or OpenSSH) that must have signed exactly these files, in
+    the file `signature`, by default beside the certificate. Files that were not signed are not
+    read any further.
 
     >>> from pipelines import api
     >>> api.verify("/nowhere")
@@ -287,6 +292,9 @@ def verify(
     if data is not None and not (isinstance(data, str | Path) or hasattr(data, "open_split")):
         remedy = "is not a dataset; give the folder of a prepared one, or Certificate.data"
         raise CasemateError("data", type(data).__name__, remedy)
+    keyid, unsigned = _check_signature(path, key, signature)
+    if unsigned:
+        return VerifyReport(0, unsigned, sound=False)
     place = local_path(path)
     report = check(place)
     folder = place if place.is_dir() else place.parent
@@ -297,7 +305,24 @@ def verify(
     if resample:
         step = opened(path) if is_uri(str(path)) else folder
         problems += _resample(step, resample, model, data, denoiser)
-    return VerifyReport(report.num_items, [*problems, *report.problems], report.sound)
+    return VerifyReport(report.num_items, [*problems, *report.problems], report.sound, keyid)
+
+
+def _check_signature(
+    path: str | Path, key: str | Path | None, signature: str | Path | None
+) -> tuple[str, list[str]]:
+    """The id of a key that is asked for, and why its signature does not hold."""
+    if key is None:
+        if signature is not None:
+            remedy = "needs the public key of its signer (--key)"
+            raise CasemateError("signature", signature, remedy)
+        return "", []
+    from components.certify.keys import read_public_key
+    from pipelines.runtime.signed_files import signature_problems
+
+    public = read_public_key(Path(key).expanduser())
+    given = None if signature is None else Path(signature).expanduser()
+    return public.keyid, signature_problems(path, public, given)
 
 
 def _resample(

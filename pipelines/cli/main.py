@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,14 +20,19 @@ from pipelines.cli import data as cli_data
 from pipelines.cli import doctor as cli_doctor
 from pipelines.cli import evaluate as cli_evaluate
 from pipelines.cli import flow as cli_flow
+from pipelines.cli import gate as cli_gate
 from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
 from pipelines.cli import models as cli_models
 from pipelines.cli import scaling as cli_scaling
+from pipelines.cli import signing as cli_signing
 from pipelines.cli import storages as cli_storages
 from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
 from pipelines.cli.streams import redacted_output
+
+if TYPE_CHECKING:
+    from components.certify.verify import VerifyReport
 
 SHOWN_PROBLEMS = 20  # problems that verify prints
 PATHS = """\
@@ -177,40 +182,51 @@ def verify(
     denoiser: Annotated[
         str | None, typer.Option(help="Denoiser folder; default: the one the step used.")
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="Public ed25519 key (PEM or OpenSSH) that must have signed the files."),
+    ] = None,
+    signature: Annotated[
+        Path | None, typer.Option(help="Its signature; default: beside the certificate.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Recompute every claim of a certificate from its votes; no GPU needed."""
-    report = api.verify(path, resample=resample, model=model, data=data, denoiser=denoiser)
-    problems = report.problems
+    sources = {"model": model, "data": data, "denoiser": denoiser}
+    report = api.verify(path, resample=resample, key=key, signature=signature, **sources)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "num_items": report.num_items,
-                    "sound": report.sound,
-                    "resampled": resample,
-                    "problems": problems,
-                },
-                indent=2,
-            )
-        )
+        found = {
+            "num_items": report.num_items,
+            "sound": report.sound,
+            "resampled": resample,
+            "problems": report.problems,
+        }
+        signed = {"signed_by": report.signed_by or None} if key else {}
+        print(json.dumps({**found, **signed}, indent=2))
     else:
-        for problem in problems[:SHOWN_PROBLEMS]:
-            print(f"problem: {problem}")
-        if len(problems) > SHOWN_PROBLEMS:
-            print(
-                f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all); if only last"
-            )
-            print("digits differ, an earlier version derived them: recertify derives them again")
-        verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
-        again = f", votes of {resample} items repeated" if resample else ""
-        print(f"{path}: {report.num_items} items checked{again}: {verdict}")
-        if not report.sound:
-            print("not sound: these claims follow a published rule that is not a valid bound")
-        if not resample and not _has_manifest(path):
-            print("no manifest.json here: only --resample detects items that were left out")
-    if problems:
+        _show_verified(path, report, resample=resample)
+    if report.problems:
         raise typer.Exit(1)
+
+
+def _show_verified(path: str, report: "VerifyReport", *, resample: int) -> None:
+    problems = report.problems
+    for problem in problems[:SHOWN_PROBLEMS]:
+        print(f"problem: {problem}")
+    if problems and not report.num_items:
+        return  # files that were not signed are not checked
+    if len(problems) > SHOWN_PROBLEMS:
+        print(f"and {len(problems) - SHOWN_PROBLEMS} more (--json lists them all); if only last")
+        print("digits differ, an earlier version derived them: recertify derives them again")
+    verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
+    again = f", votes of {resample} items repeated" if resample else ""
+    print(f"{path}: {report.num_items} items checked{again}: {verdict}")
+    if report.signed_by:
+        print(f"signed by key {report.signed_by}")
+    if not report.sound:
+        print("not sound: these claims follow a published rule that is not a valid bound")
+    if not resample and not _has_manifest(path):
+        print("no manifest.json here: only --resample detects items that were left out")
 
 
 def _has_manifest(path: str) -> bool:
@@ -264,6 +280,7 @@ def _percent(share: Mapping[str, Any]) -> str:
 
 
 for group in (
+    *(cli_signing, cli_gate),
     *(cli_certify, cli_doctor, cli_jobs, cli_data, cli_models, cli_import, cli_scaling),
     cli_storages,
 ):

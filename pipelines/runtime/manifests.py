@@ -12,6 +12,7 @@ from components.core.errors import CasemateError
 from pipelines.runtime.provenance import InputEntry
 
 MANIFEST = "manifest.json"
+SIGNATURE = "certificate.dsse.json"  # beside a certificate, and not a file of its step
 OWN_DIGEST = "manifest_sha256"
 FIRST_FORMAT = {  # keys of manifests that did not protect themselves (version 0.1)
     *("step", "input_folders", "files", "inputs"),
@@ -97,11 +98,11 @@ def other_manifests(folder: Path) -> list[str]:
     return [] if same else [kept[-1].name]
 
 
-def changed_files(folder: Path) -> list[str]:
+def changed_files(folder: Path, manifest: Manifest | None = None) -> list[str]:
     """Files of a finished step that differ from its manifest; none without a manifest."""
-    manifest = read_manifest(folder)
+    known = manifest or read_manifest(folder)
     return [
         name
-        for name, entry in (manifest.files.items() if manifest else ())
+        for name, entry in (known.files.items() if known else ())
         if not (folder / name).is_file() or digest_file(folder / name) != entry["sha256"]
     ]

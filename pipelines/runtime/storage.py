@@ -27,6 +27,7 @@ from components.core.folders import Folder
 from components.core.object_stores import is_uri, uri_problem
 from pipelines.runtime.manifests import (
     MANIFEST,
+    SIGNATURE,
     FileEntry,
     Manifest,
     manifest_text,
@@ -270,7 +271,8 @@ class StepPlace:
         for stale in writing.leftovers(work):
             stale.unlink()
         found = (p.relative_to(work) for p in work.rglob("*") if p.is_file())
-        return sorted(p.as_posix() for p in found if not belongs_to_storage(p.as_posix()))
+        names = (p.as_posix() for p in found)
+        return sorted(n for n in names if n != SIGNATURE and not belongs_to_storage(n))
 
     def _show(self, manifest: Manifest, text: bytes) -> None:
         """Let the step's folder show the files of its manifest under their names."""

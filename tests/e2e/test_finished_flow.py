@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import mlflow
@@ -132,6 +133,50 @@ def test_votes_drawn_again_are_the_same_bit_for_bit(finished_flow, step):
     assert said.code == 0, said.out + said.err
     assert said.json["problems"] == []
     assert said.json["resampled"] == 3
+
+
+def test_a_certificate_signed_with_a_key_of_ssh(copied, tmp_path):
+    folder, key, public = copied("certify.l2"), tmp_path / "key", tmp_path / "key.pub"
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("no ssh-keygen on this machine")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    assert call("sign", folder, "--key", key).code == 0
+    assert call("verify", folder, "--key", public).code == 0
+    claims = rows_of(folder / "certificates.parquet")
+    count = sum(row["correct"] and row["radius"] >= 0.05 for row in claims)
+    wanted = f"certified.l2@0.05={count}/{len(claims)}"
+    said = call("gate", folder, "--key", public, "--min", wanted)
+    assert said.code == 0, said.out
+    item = next(row["item_id"] for row in claims if not row["abstain"])
+    flip_one_vote(folder, item=item, stream="estimate")
+    said = call("verify", folder, "--key", public)
+    assert (said.code, said.out) == (
+        1, "problem: signature: votes.parquet: changed since it was signed\n"
+    )  # fmt: skip
+
+
+def test_minima_of_the_flow(finished_flow, tmp_path):
+    rows = call("gate", finished_flow, "--json").json
+    listed = {row["name"]: row["value"] for row in rows}
+    attacked = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
+    patch = read(step_folder(finished_flow, "certify.patch") / "certificate.json")["summary"]
+    assert listed["robust.linf@0.05"] == attacked["robust_accuracy"]["value"]
+    assert listed["clean"] == attacked["clean_accuracy"]["value"]
+    assert listed["certified.patch@2"] == patch["certified"][1]["accuracy"]["value"]
+    steps = ("l2", "early", "denoised")
+    assert {f"certify.{step}/certified.l2@0.1" for step in steps} <= set(listed)
+    counts = [round(row["value"] * row["num_items"]) for row in rows]
+    shares = [f"{row['name']}={k}/{row['num_items']}" for row, k in zip(rows, counts, strict=True)]
+    minima = [word for share in shares for word in ("--min", share)]
+    out = tmp_path / "gate.xml"
+    options = ("--allow-suspect", "--junit", out)
+    assert call("gate", finished_flow / "tiny", *minima, *options).code == 0
+    assert out.read_text().count("<testcase ") == len(listed)
+    said = call("gate", finished_flow, *minima, *options, "--min", "attack.linf/main/clean=1")
+    assert said.code == 1
+    (failed,) = [line for line in said.out.splitlines() if line.startswith("FAILED: ")]
+    assert failed.endswith(str(step_folder(finished_flow, "attack.linf")))
+    assert call("gate", finished_flow, "--min", "certified.l2@0.1=0").code == 2  # three have it
 
 
 def flip_one_vote(folder: Path, *, item: str, stream: str) -> None:
