@@ -129,6 +129,13 @@ def test_a_signed_step_verifies_and_stays_what_it_was(storage, keys, tmp_path):
     assert api.verify(where, key=keys / "b.pub").ok
 
 
+def test_a_step_that_is_made_again_in_its_folder_leaves_the_signature_out(step, signed, tmp_path):
+    for path in signed.glob("*manifest.json"):
+        path.unlink()
+    finish(step, certificate_files(tmp_path / "again"))
+    assert SIGNATURE not in step.manifest().files
+
+
 def test_a_rewritten_step_of_a_bucket_is_not_the_signed_one(s3_root, keys, tmp_path, monkeypatch):
     place = place_of(Storage.at(s3_root), "demo", "certify.l2")
     finish(place, certificate_files(tmp_path / "made"))
