@@ -26,7 +26,8 @@ def _plain(value: Cell) -> str:
 def _text(text: str) -> str:
     """A cell that spreadsheets do not compute: they take `=`, `+`, `-` and `@` for formulas."""
     shown = visible(text)
-    return f"'{shown}" if shown.startswith(FORMULA) and not _is_number(shown) else shown
+    is_formula = shown.startswith(FORMULA) and len(shown) > 1 and not _is_number(shown)
+    return f"'{shown}" if is_formula else shown
 
 
 def _is_number(text: str) -> bool:
