@@ -91,7 +91,7 @@ def _checked(manifest: Manifest) -> Manifest:
             raise ValueError(f"its file {name!r} is not below the step")
         if not (isinstance(entry, dict) and is_content(entry.get("sha256"), entry.get("bytes"))):
             raise ValueError(f"it does not give digest and size of {name}")
-    texts = [manifest.step, manifest.fingerprint, manifest.mlflow_run_id]
+    texts: list[object] = [manifest.step, manifest.fingerprint, manifest.mlflow_run_id]
     texts += [*manifest.input_folders.values()]
     texts += [text for entry in manifest.inputs.values() for text in entry.values()]
     is_number = isinstance(manifest.generation, int | None)
