@@ -25,7 +25,6 @@ from components.data.sources.files import decode_image_bytes, decode_image_file
 from components.data.sources.versions import file_version
 from tests.unit.hostile.attacks import (
     DEEP,
-    MARK,
     NAMES,
     QUITE_DEEP,
     Payload,
@@ -38,13 +37,6 @@ from tests.unit.hostile.attacks import (
 
 LABELS = np.array([0, 1], np.int64)
 IMAGES = np.zeros((2, 4, 4), np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _no_payload_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not (tmp_path / MARK).exists()
 
 
 # -- arrays

@@ -31,13 +31,6 @@ def model(tmp_path):
     return tmp_path / "model"
 
 
-@pytest.fixture(autouse=True)
-def _no_payload_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not (tmp_path / MARK).exists()
-
-
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".safetensors"])
 @pytest.mark.parametrize("form", ["zip", "legacy", "pickle", "protocol 0"])
 def test_code_in_weights_never_runs(tmp_path, suffix, form):
