@@ -60,5 +60,5 @@ def test_a_head_refuses_work_without_its_token(tmp_path):
                 assert line.startswith("casemate: ")
                 assert address in line
                 assert "RAY_AUTH_TOKEN" in line
-                assert not storage.exists()
+                assert not list(storage.rglob("*manifest.json"))  # no step was begun
     assert list((tmp_path / "home").iterdir()) == []  # no token was made up
