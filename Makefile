@@ -12,7 +12,7 @@ FAST := tests/unit tests/recipes tests/golden
 UNIT := not ray and not e2e and not cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-fast test-cluster check fix lock bench ui clean browser postgres
+.PHONY: help setup demo smoke test test-fast test-cluster check fix lock audit sbom bench ui clean browser postgres
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,12 @@ fix: setup ## format and apply safe lint fixes
 lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without index URLs
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
+
+audit: setup ## look up known vulnerabilities of the locked packages (exit code 3: could not)
+	@$(BIN)/python infra/supply_chain/audit.py
+
+sbom: setup ## list the packages of the runtime environment: dist/casemate.cdx.json (CycloneDX)
+	@$(BIN)/python infra/supply_chain/sbom.py
 
 bench: setup ## measure what we promise: executor overhead, leases, input, memory, attacks, training steps, votes, draws, votes files, corruptions, poses, lesions, storage, flows on S3
 	@for what in executor leases input memory attacks training sampling patches workers sequential votes corruptions spatial lesions storage storage_flow; do \

@@ -4,7 +4,6 @@ Unreadable files raise; a claim that does not follow from the votes becomes a pr
 item and column.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +22,12 @@ from components.certify.registry import family_of
 from components.certify.vote_rows import VOTES_NAME
 from components.certify.votes import read_votes
 from components.core.digests import digest_file
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.files import atomic
 from components.core.tables import read_table
+
+SPARE_ROWS = 1000  # that are read and named one by one; a longer table is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def verify(path: Path) -> VerifyReport:
     folder = certificate_folder(path)
     document = read_document(folder)
     votes = read_votes(folder / VOTES_NAME)
-    stored = read_table(folder / CERTIFICATES_NAME)
+    stored = read_table(folder / CERTIFICATES_NAME, max_rows=votes.header.num_items + SPARE_ROWS)
     family = family_of(votes.header.kind)
     claim = check_claim(votes.header, document["claim"])
     derived = family.derive(votes, claim)
@@ -121,8 +123,8 @@ def read_document(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CasemateError("file", path, "does not exist")
     try:
-        document = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
+        document = parse_json(path.read_bytes())
+    except ValueError as error:
         raise CasemateError("file", path, f"is truncated or damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format_version") != FORMAT_VERSION:
         raise CasemateError("file", path, f"is not a certificate of format {FORMAT_VERSION}")

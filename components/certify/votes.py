@@ -26,6 +26,7 @@ from components.certify.registry import FAMILIES, family_of
 from components.certify.vote_order import row_groups, sorted_rows
 from components.certify.vote_rows import HELD_PREDICTIONS, SCHEMA, VoteRow, Votes, rows_of
 from components.core.digests import canonical_json, digest_file
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.tables import ROW_GROUP_ROWS, named_damage, open_table, table_writer
 
@@ -106,7 +107,7 @@ def _open(path: Path) -> tuple["StoredRows", VotesHeader]:
         found = about[FORMAT_KEY].decode(errors="replace")
         raise _refusal(path, f"has votes format {found}; use a version that reads it")
     try:
-        values = json.loads(raw)
+        values = parse_json(raw)
     except ValueError as error:
         raise CasemateError("votes", path, f"has an unreadable header: {error}") from error
     return stored, read_header(values, path)

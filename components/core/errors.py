@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from components.core.control_characters import one_line
 from components.core.secrets import redact
 
 
@@ -23,7 +24,8 @@ class CasemateError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return redact(f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy])))
+        text = f"{self.key}: " + " ".join(filter(None, [str(self.value), self.remedy]))
+        return one_line(redact(text))
 
 
 @contextmanager

@@ -45,6 +45,13 @@ def add_opener(opener: Callable[[str], Folder]) -> None:
     _OPENERS[:] = [opener]
 
 
+def is_below(name: object) -> bool:
+    """Whether a name in a document of others leads to a place below the folder it is joined to."""
+    if not isinstance(name, str) or "\0" in name:
+        return False
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
 def scheme_of(place: str) -> str:
     """`s3://` of a URI, nothing of a path."""
     return place[: place.index("://") + 3] if is_uri(place) else ""

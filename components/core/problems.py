@@ -13,8 +13,14 @@ class RecipeError(CasemateError):
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source, self.problems = source, list({str(p): p for p in problems}.values())
         first, *rest = self.problems
-        lines = [str(CasemateError(f"{source}: {p.field}", p.value, p.remedy)) for p in rest]
+        lines = [str(self._error(p)) for p in rest]
         super().__init__(f"{source}: {first.field}", first.value, "\n".join([first.remedy, *lines]))
+
+    def __str__(self) -> str:
+        return "\n".join(str(self._error(problem)) for problem in self.problems)
+
+    def _error(self, problem: Problem) -> CasemateError:
+        return CasemateError(f"{self.source}: {problem.field}", problem.value, problem.remedy)
 
     def __reduce__(self) -> tuple[type, tuple[str, list[Problem]]]:
         return RecipeError, (self.source, self.problems)

@@ -37,10 +37,17 @@ def open_table(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
-def read_table(path: Path) -> pa.Table:
-    """A Parquet table, or an error that names the file: missing, truncated, bad checksum."""
+def read_table(path: Path, *, max_rows: int | None = None) -> pa.Table:
+    """A Parquet table, or an error that names the file: missing, truncated, bad checksum.
+
+    `max_rows` refuses a longer table before it is read: a few bytes may stand for millions of rows.
+    """
     with named_damage(path):
-        return open_table(path).read()
+        file = open_table(path)
+        if max_rows is not None and file.metadata.num_rows > max_rows:
+            remedy = f"has {file.metadata.num_rows:,} rows, not {max_rows:,}"
+            raise CasemateError("file", path, remedy)
+        return file.read()
 
 
 def write_table(path: Path, table: pa.Table) -> None:

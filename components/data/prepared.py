@@ -1,7 +1,8 @@
 """Prepared datasets as tensors: a split in memory, or read shard by shard when used."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from components.data.stream import (
 )
 
 MEMORY_MB = 4096  # splits up to this size are held in memory
+MAX_SIDE = 2**16  # pixels of an image
 CACHE_SHARDS = 8  # cached shards of a larger split; items are shuffled among this many at a time
 
 
@@ -196,17 +198,32 @@ class PreparedDataset:
     @staticmethod
     def open(folder: Folder) -> "PreparedDataset":
         """Read dataset.json only; shards are checked when they are loaded."""
-        document = read_document(folder / "dataset.json")
+        path = folder / "dataset.json"
+        document = read_document(path)
+        try:
+            dataset = PreparedDataset._described(folder, document)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CasemateError(
+                "dataset", path, f"cannot be used: {error}; prepare again"
+            ) from error
+        sides = [side for pair in dataset.sides.values() for side in pair]
+        for side in (dataset.channels, dataset.height, dataset.width, *sides):
+            if not (isinstance(side, int) and 1 <= side <= MAX_SIDE):
+                raise CasemateError("dataset", path, f"has images of side {side}; prepare again")
+        return dataset
+
+    @staticmethod
+    def _described(folder: Folder, document: Mapping[str, Any]) -> "PreparedDataset":
         splits = document["splits"]
         height, width = document["height"], document["width"]
         return PreparedDataset(
             folder=folder,
-            classes=tuple(document["classes"]),
+            classes=tuple(map(str, document["classes"])),
             channels=document["channels"],
             height=height,
             width=width,
-            digest=document["digest"],
-            splits={name: split["num_items"] for name, split in splits.items()},
+            digest=str(document["digest"]),
+            splits={name: int(split["num_items"]) for name, split in splits.items()},
             sides={  # older documents have one size for all splits
                 name: (split.get("height", height), split.get("width", width))
                 for name, split in splits.items()

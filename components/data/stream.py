@@ -4,9 +4,9 @@ Free of torch, like `shards.py`: workers that only read pixels start quickly.
 """
 
 import hashlib
-import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
-from components.core.folders import Folder, read_bytes
+from components.core.folders import Folder, is_below, read_bytes
 from components.data.shards import FORMAT, decode_image
 from components.data.sources.base import Pixels
 
@@ -45,7 +46,7 @@ def read_document(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CasemateError("dataset", path, "is missing; run the prepare stage to its end")
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = parse_json(path.read_bytes())
     except ValueError as error:
         raise CasemateError("dataset", path, f"is not JSON ({error}); prepare again") from error
     found = document.get("format") if isinstance(document, dict) else None
@@ -55,12 +56,15 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def stored_shards(document: dict[str, Any], split: str) -> tuple[StoredShard, ...]:
+def stored_shards(document: Mapping[str, Any], split: str) -> tuple[StoredShard, ...]:
     """The files of one split, in stored order."""
     splits = document["splits"]
     if split not in splits:
         raise CasemateError("split", split, f"is not one of {', '.join(splits)}")
-    return tuple(StoredShard(**shard) for shard in splits[split]["shards"])
+    shards = tuple(StoredShard(**shard) for shard in splits[split]["shards"])
+    if odd := [shard.file for shard in shards if not is_below(shard.file)]:
+        raise CasemateError("dataset", odd[0], "is not below its folder; prepare again")
+    return shards
 
 
 def read_shard(folder: Folder, shard: StoredShard, *, verified: bool = False) -> pa.Table:
@@ -76,12 +80,22 @@ def read_shard(folder: Folder, shard: StoredShard, *, verified: bool = False) ->
             f"is damaged or replaced: sha256 {found[:12]}, not {shard.sha256[:12]}; prepare again"
         )
         raise CasemateError("dataset", path, remedy)
-    file = pq.ParquetFile(pa.BufferReader(content))  # read_table would load 90 MB of libraries
-    table = file.read(columns=["item_id", "image", "label"], use_threads=False)
+    with _named_damage(path):
+        file = pq.ParquetFile(pa.BufferReader(content))  # read_table would load 90 MB of libraries
+        table = file.read(columns=["item_id", "image", "label"], use_threads=False)
     if table.num_rows != shard.num_items:
         remedy = f"holds {table.num_rows} items, not {shard.num_items}; prepare again"
         raise CasemateError("dataset", path, remedy)
     return table
+
+
+@contextmanager
+def _named_damage(path: object) -> Iterator[None]:
+    """Errors of pyarrow become one that names the shard."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise CasemateError("dataset", path, f"is damaged: {error}; prepare again") from error
 
 
 def read_listing(folder: Folder, shards: Sequence[StoredShard]) -> tuple[list[str], list[int]]:
@@ -92,7 +106,8 @@ def read_listing(folder: Folder, shards: Sequence[StoredShard]) -> tuple[list[st
         path = folder / shard.file
         if not path.is_file():
             raise CasemateError("dataset", path, "is missing; prepare again")
-        table = pq.ParquetFile(path).read(columns=["item_id", "label"], use_threads=False)
+        with _named_damage(path):
+            table = pq.ParquetFile(path).read(columns=["item_id", "label"], use_threads=False)
         item_ids += table.column("item_id").to_pylist()
         labels += table.column("label").to_pylist()
     return item_ids, labels
@@ -141,9 +156,22 @@ class ShardReader:
             ids, encoded = table.column("item_id"), table.column("image")
             for place, row in zip(places.tolist(), within.tolist(), strict=True):
                 item_ids[place] = ids[row].as_py()
-                images[place] = decode_image(encoded[row].as_py()).transpose(2, 0, 1)
+                images[place] = self._decoded(encoded[row].as_py(), item_ids[place])
             labels[places] = table.column("label").to_numpy()[within]
         return Rows(item_ids, images, labels)
+
+    def _decoded(self, content: bytes, item_id: str) -> Pixels:
+        """One image (C, H, W); an error if it is not one of the dataset's shape."""
+        try:
+            image = decode_image(content).transpose(2, 0, 1)
+            found = "x".join(map(str, image.shape))
+        except Exception as error:  # Pillow raises many types for damaged files
+            found, image = f"unreadable ({error})", np.empty(0, np.uint8)
+        if image.shape != self.image_shape:
+            shape = "x".join(map(str, self.image_shape))
+            remedy = f"is {found}, not the {shape} of its dataset; prepare again"
+            raise CasemateError("dataset", f"{self.folder}: {item_id}", remedy)
+        return image
 
     def _table(self, number: int) -> pa.Table:
         with self._lock:  # a second thread waits for the file instead of reading it again

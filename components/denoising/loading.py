@@ -6,7 +6,6 @@
 | `diffusers:<folder>` | `unet/`, `scheduler/`, or the files of both side by side |
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from components.core.digests import digest_file, digest_json
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.folders import Folder, absolute, fetched, folder_at
 from components.denoising.classifier import DenoisedClassifier
@@ -222,8 +222,8 @@ def _parts(folder: Path) -> tuple[Path, Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        values = parse_json(path.read_bytes())
+    except ValueError as error:
         raise CasemateError(KEY, path, f"is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise CasemateError(KEY, path, "is not a mapping")

@@ -4,7 +4,6 @@ A model with a user-defined architecture also has `code/`: a copy of the code wh
 `model.json` names. The folder is self-contained; loading it runs that code.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from components.core import user_code
 from components.core.code_copies import look_in
 from components.core.digests import digest_bytes, digest_json
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.files import atomic, write_json
 from components.core.folders import Folder
@@ -63,17 +63,17 @@ def read_header(folder: Folder) -> dict[str, Any]:
     """Parsed model.json."""
     path = folder / "model.json"
     try:
-        header: dict[str, Any] = json.loads(path.read_text())
+        header: dict[str, Any] = parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise CasemateError(
             "model", folder, "has no model.json; is this a model folder?"
         ) from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise CasemateError("model", path, f"is not valid JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else None
         raise CasemateError("model", path, f"has format {found}, expected {FORMAT}")
-    if not {"spec", "digest"} <= header.keys():
+    if "spec" not in header or not isinstance(header.get("digest"), str):
         raise CasemateError("model", path, "lacks spec or digest; is this a model folder?")
     return header
 

@@ -1,8 +1,10 @@
 """ModelSpec: everything needed to rebuild a model around its weights, as plain values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from functools import partial
+from math import isfinite
+from typing import Any, cast
 
 from components.core.errors import CasemateError
 from components.core.settings import default_of
@@ -10,6 +12,7 @@ from components.models.settings import ModelSettings
 
 TOKEN_POLICIES = ("drop", "mask")
 UPSAMPLE_MODES = ("nearest", "bilinear", "bicubic")
+MOST = 2**16  # classes, channels, pixels of a side
 # Values of keys that model.json lacks. Part of the file format, unlike defaults.
 ABSENT_KEYS = {"upsample_mode": "nearest", "token_policy": "mask"}
 
@@ -102,6 +105,8 @@ class ModelSpec:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, source: str = "model.json") -> "ModelSpec":
         """The spec from the values of `to_dict`; errors name unknown or missing keys."""
+        if not isinstance(values, Mapping):
+            raise CasemateError(source, "spec", "is not a mapping; is this a model folder?")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise CasemateError(
@@ -110,7 +115,41 @@ class ModelSpec:
         plain: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in {**ABSENT_KEYS, **values}.items()
         }
+        for key, (fits, expected) in PLAUSIBLE.items():
+            if key in plain and not fits(plain[key]):
+                raise CasemateError(f"{source}: {key}", _short(plain[key]), f"is not {expected}")
         try:
             return cls(**plain)
         except (TypeError, ValueError) as error:
             raise CasemateError(source, "spec", f"cannot be read: {error}") from error
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 100 else f"{text[:97]}..."
+
+
+def _is_count(value: object, *, least: int) -> bool:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return is_whole and least <= cast(int, value) <= MOST
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(v, int | float) and isfinite(v) for v in value
+    )
+
+
+_SIDE = f"a number of pixels from 1 to {MOST:,}"
+# Model folders come from anywhere: absurd values would fill the memory before a tensor is compared.
+PLAUSIBLE: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "architecture": (lambda value: isinstance(value, str), "a name"),
+    "num_classes": (partial(_is_count, least=0), f"a number from 0 to {MOST:,}"),
+    "channels": (partial(_is_count, least=1), f"a number from 1 to {MOST:,}"),
+    "image_size": (partial(_is_count, least=1), _SIDE),
+    "upsample": (lambda value: value is None or _is_count(value, least=1), _SIDE),
+    "mean": (_are_numbers, "a list of numbers"),
+    "std": (lambda value: _are_numbers(value) and 0 not in value, "a list of numbers above 0"),
+    "options": (lambda value: isinstance(value, Mapping), "a mapping"),
+    "trained_for": (lambda value: isinstance(value, Mapping), "a mapping"),
+}

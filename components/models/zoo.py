@@ -35,7 +35,8 @@ WEIGHT_OPTIONS = ("pretrained", "checkpoint_path")  # of timm; building download
 COUNTS = (
     *("depth", "depths", "layers", "cls_attn_layers", "embed_dim", "channels", "widths"),
     *("num_heads", "patch_size", "stem_patch", "window_size"),
-)  # options that are at least 1; none is negative
+)  # options that are at least 1 and at most MOST; none is negative
+MOST = 2**14
 
 
 class Sizes(NamedTuple):
@@ -120,6 +121,11 @@ def build_network(
         raise CasemateError(
             "model.options", dict(options), f"do not fit {architecture} at {image_size}px: {error}"
         ) from error
+    except (MemoryError, RuntimeError) as error:
+        if "allocate" not in str(error):
+            raise
+        remedy = f"at {image_size}px does not fit into the memory of this machine"
+        raise CasemateError("model.architecture", architecture, remedy) from error
     if stem_patch is not None:
         set_xcit_patch(net, stem_patch)
     _check_patches(net, image_size)
@@ -213,6 +219,8 @@ def _check_number(key: str, value: Any) -> None:
             raise CasemateError(f"model.options.{key}", value, "is not a rate; it is in [0, 1)")
         if number < (least := 1 if key in COUNTS else 0):
             raise CasemateError(f"model.options.{key}", value, f"must be at least {least}")
+        if key in COUNTS and number > MOST:
+            raise CasemateError(f"model.options.{key}", value, f"must be at most {MOST:,}")
 
 
 def _check_patches(net: nn.Module, image_size: int) -> None:

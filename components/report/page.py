@@ -6,6 +6,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from components.core.control_characters import visible
 from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Content, Missing, Table
 from components.report.palette import COLOURS
 from components.report.tables import to_csv
@@ -27,7 +28,8 @@ def render(content: Content) -> str:
     environment.tests["accuracy"] = lambda value: isinstance(value, Accuracy)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     failed = [check for check in content.checks if not check.holds]
-    return template.render(page=content, failed=failed, colours=COLOURS)
+    # Names that others chose must not reorder the text around them, also inside charts.
+    return visible(template.render(page=content, failed=failed, colours=COLOURS))
 
 
 def cell_text(value: Cell, column: Column) -> str:

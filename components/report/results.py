@@ -1,6 +1,5 @@
 """Reads the finished folders of a run into plain values, the only input of the report."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from components.certify.certificate import CertificateDocument
 from components.certify.family import AnyFamily
 from components.certify.registry import family_of
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.types import Array
@@ -184,7 +184,7 @@ class CertifyResult:
 def read_json(path: Path, *, step: str) -> Json:
     """Read a JSON object; errors name the step."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise CasemateError(step, path, f"is missing{RUN_AGAIN}") from error
     except ValueError as error:

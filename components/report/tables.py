@@ -3,20 +3,39 @@
 import csv
 import io
 
+from components.core.control_characters import visible
 from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Missing, Table
 
+FORMULA = ("=", "+", "-", "@", "\t")
 _PARTS = ("value", "low", "high", "num_items")
 
 
 def _header(column: Column) -> list[str]:
-    name = f"{column.title} ({column.detail})" if column.detail else column.title
+    name = _text(f"{column.title} ({column.detail})" if column.detail else column.title)
     return [f"{name} {part}" for part in _PARTS] if column.kind in RESULT_KINDS else [name]
 
 
 def _plain(value: Cell) -> str:
     if value is None:
         return ""
-    return repr(value) if isinstance(value, float) else str(value)  # repr: shortest exact decimal
+    if isinstance(value, float):
+        return repr(value)  # the shortest exact decimal
+    return _text(str(value)) if isinstance(value, str) else str(value)
+
+
+def _text(text: str) -> str:
+    """A cell that spreadsheets do not compute: they take `=`, `+`, `-` and `@` for formulas."""
+    shown = visible(text)
+    is_formula = shown.startswith(FORMULA) and len(shown) > 1 and not _is_number(shown)
+    return f"'{shown}" if is_formula else shown
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _fields(column: Column, value: Cell) -> list[str]:

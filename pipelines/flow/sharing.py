@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from components.core.digests import digest_bytes
 from components.core.errors import CasemateError
+from components.core.folders import is_below
 from pipelines.flow.plan import PlannedStep
 from pipelines.runtime.storage import StepPlace
 from pipelines.stages.registry import STAGES
@@ -49,9 +50,11 @@ def shared(step: PlannedStep) -> PlannedStep:
         return step
     store = step.place.store
     for entry in store.listing(_folder(step)):
-        recipe, _, folder = (store.find(entry.key) or b"").decode().partition("/")
-        there = StepPlace(step.place.storage, f"{recipe}/{folder}")
+        key = (store.find(entry.key) or b"").decode(errors="replace")
+        if not is_below(key) or key.count("/") != 1:  # not written by `announce`
+            continue
+        there = StepPlace(step.place.storage, key)
         with suppress(CasemateError):  # damaged: the other recipe's to mend
-            if folder and there.is_finished(step.fingerprint):
+            if there.is_finished(step.fingerprint):
                 return replace(step, place=there)
     return step

@@ -3,13 +3,13 @@
 Needs no torch.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.certify.settings import CertificateSettings, TrainedModel
+from components.core.documents import parse_json
 from components.core.folders import Folder
 from components.core.settings import plain
 from components.data.settings import DataSettings
@@ -128,7 +128,7 @@ def spec_of(folder: Folder) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        header = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     spec = header.get("spec") if isinstance(header, dict) else None

@@ -23,6 +23,7 @@ from pipelines.recipe.schema.recipe import EXTENDS, Recipe
 RECIPES = Path(__file__).parents[1] / "recipes"
 MAX_BYTES = 1_000_000  # size of a recipe's file
 MAX_NODES = 50_000  # keys and values, aliases counted in full
+MAX_DIGITS = 100  # of a whole number
 MAX_DEPTH = 50  # sections inside sections; a recipe needs eight
 logger = logging.getLogger("casemate.recipe")  # no handler: prints one line on stderr
 
@@ -58,6 +59,22 @@ class BoundedLoader(yaml.SafeLoader):
             raise OutOfBoundsError(f"holds more than {MAX_NODES:,} values; aliases count in full")
         self._depth -= 1
         return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """The values; a tag such as `!!bool` on a text of another kind is an error."""
+        try:
+            return super().construct_document(node)  # type: ignore[no-untyped-call]
+        except (AttributeError, LookupError, TypeError) as error:
+            raise yaml.YAMLError(f"holds a tag that does not fit its value ({error})") from error
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number; Python would take hexadecimal ones of any length."""
+        if len(node.value) > MAX_DIGITS:
+            raise OutOfBoundsError(f"holds a number of {len(node.value):,} digits")
+        return int(super().construct_yaml_int(node))  # type: ignore[no-untyped-call]
+
+
+BoundedLoader.add_constructor("tag:yaml.org,2002:int", BoundedLoader.construct_yaml_int)  # type: ignore[no-untyped-call]
 
 
 def _refuse_repeated_keys(node: yaml.Node | None, *, source: str, path: str = "") -> None:
@@ -204,8 +221,9 @@ def loads(
         try:
             set_key(values, key.strip(), yaml.load(value, Loader=BoundedLoader))
         except (yaml.YAMLError, ValueError) as error:
+            shown = value if len(value) < 200 else f"{value[:197]}..."
             raise CasemateError(
-                f"--set {key}", value, f"is not a YAML value: {_one_line(error)}"
+                f"--set {key}", shown, f"is not a YAML value: {_one_line(error)}"
             ) from error
     if user_code and (named := references(values)):
         logger.warning("%s runs user code: %s", source, ", ".join(named))

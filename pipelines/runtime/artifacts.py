@@ -10,7 +10,8 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from components.core import files
-from components.core.folders import Folder
+from components.core.errors import CasemateError
+from components.core.folders import Folder, is_below
 from pipelines.runtime.manifests import Manifest, read_manifest
 from pipelines.runtime.notes import Notes
 from pipelines.runtime.parts import PartStore
@@ -77,6 +78,8 @@ class StageDir:
 
     def fetch(self, stored: Mapping[str, Ref]) -> None:
         """Bring files that a worker has stored to `path`; they are published with the step."""
+        if odd := [name for name in stored if not is_below(name)]:
+            raise CasemateError("storage", self.place, f"names a file outside of it: {odd[0]}")
         self.stored.update(stored)
         for name, ref in stored.items():
             target = self.path / name

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import ray
 from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.exceptions import AuthenticationError
 from ray.experimental.internal_kv import _internal_kv_get
 
 from components.core.errors import CasemateError, first_line
@@ -68,11 +69,13 @@ def connect(section: ClusterSection, *, address: str | None, user_code: Sequence
     if address or os.environ.get("RAY_ADDRESS"):
         try:
             ray.init(address=address, runtime_env=_driver_env(user_code), **quiet)
+        except AuthenticationError as error:
+            raise refused_token("cluster.address", address) from error
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise CasemateError(
                 "cluster.address",
                 address or os.environ["RAY_ADDRESS"],
-                f"cannot be joined: {first_line(error)}",
+                f"cannot be joined: {first_line(error)}; is RAY_AUTH_TOKEN that of its ray start?",
             ) from error
         return
     # A local Ray cannot be preempted: skip the watcher, a process per training.
@@ -89,6 +92,13 @@ def connect(section: ClusterSection, *, address: str | None, user_code: Sequence
         **quiet,
     )
     _started_here.add(ray.get_runtime_context().gcs_address)
+
+
+def refused_token(key: str, address: str | None) -> CasemateError:
+    """The error for a cluster whose token this process does not have."""
+    has = "another token than the one here" if os.environ.get("RAY_AUTH_TOKEN") else "a token"
+    remedy = f"asks for {has}; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN as for its ray start"
+    return CasemateError(key, address or os.environ.get("RAY_ADDRESS", "the cluster"), remedy)
 
 
 def _hide_secrets_of_command() -> None:

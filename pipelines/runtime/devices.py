@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from components.core.errors import CasemateError, first_line
 from pipelines.recipe.schema.place import ClusterSection
-from pipelines.runtime.cluster import check_reachable
+from pipelines.runtime.cluster import check_reachable, refused_token
 
 START_SECONDS = 30.0  # until a head that has just started knows its nodes
 STAND_IN = "CASEMATE_TEST_GPU"
@@ -81,6 +82,8 @@ def gpus_at(address: str) -> float:
         while not nodes and time.monotonic() < deadline:  # a head that starts has none yet
             nodes = list_nodes(address, filters=[("state", "=", "ALIVE")], timeout=10)
             time.sleep(0 if nodes else 0.5)
+    except AuthenticationError as error:
+        raise refused_token("--address", address) from error
     except Exception as error:  # the state API raises errors of requests, of Ray and its own
         raise CasemateError("--address", address, f"gives no answer: {first_line(error)}") from None
     return sum(float((node.resources_total or {}).get("GPU", 0)) for node in nodes)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from components.core.files import put_in_place
-from pipelines.runtime.store_errors import folder_error, missing
+from pipelines.runtime.store_errors import StoreError, folder_error, missing
 
 WRITING = ".writing"  # below the root
 ABANDONED = 24 * 3600.0  # age in seconds at which an unfinished write is removed
@@ -97,10 +97,15 @@ class FolderBackend:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove keys and the folders that are empty then; missing keys are fine."""
+        folders = {self.path(key).parent for key in keys}
+        home = self.root.resolve()
+        for folder in folders:
+            if not folder.resolve().is_relative_to(home):
+                raise StoreError(folder, "leads out of the storage; remove the link")
         for key in keys:
             with self._errors(key):
                 self.path(key).unlink(missing_ok=True)
-        for folder in {self.path(key).parent for key in keys}:
+        for folder in folders:
             self._remove_empty(folder)
 
     def modified(self, key: str) -> float:
@@ -186,9 +191,10 @@ def _walk(folder: str, prefix: str) -> Iterator[Entry]:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            # A link may lead out of the storage, and what is listed may be deleted.
+            if entry.is_dir(follow_symlinks=False):
                 yield from _walk(entry.path, f"{prefix}{entry.name}/")
                 continue
             with suppress(FileNotFoundError):  # deleted meanwhile
-                stat = entry.stat()
+                stat = entry.stat(follow_symlinks=False)
                 yield Entry(prefix + entry.name, stat.st_size, stat.st_mtime)

@@ -7,10 +7,11 @@ from typing import Any
 
 import requests
 from ray.dashboard.modules import dashboard_sdk
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from components.core.errors import CasemateError, first_line
-from pipelines.runtime.cluster import check_reachable
+from pipelines.runtime.cluster import check_reachable, refused_token
 
 PATIENCE = 600.0  # seconds without an answer before a client gives up
 REQUEST = 30.0  # seconds without a byte before a request counts as lost
@@ -46,6 +47,8 @@ class PatientClient(JobSubmissionClient):  # type: ignore[misc]  # Ray has no ty
                         self.say("the dashboard answers again")
                     return answer
                 problem = f"HTTP {answer.status_code}"
+            except AuthenticationError as error:  # the cluster was started anew
+                raise refused_token("--address", getattr(self, "_address", None)) from error
             except (requests.ConnectionError, requests.Timeout) as error:
                 if not self.patience:
                     raise
@@ -80,6 +83,8 @@ def connect(address: str | None, *, say: Say = lambda _: None) -> PatientClient:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         return PatientClient(address, say=say)
+    except AuthenticationError as error:
+        raise refused_token("--address", address) from error
     except (ConnectionError, RuntimeError, requests.RequestException) as error:
         remedy = f"does not accept jobs: {first_line(error)}"
         raise CasemateError("--address", address, remedy) from error

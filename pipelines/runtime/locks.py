@@ -9,7 +9,6 @@ An entry expires `ttl` seconds after it was written, by the clock of the storage
 same machine whose process is gone is replaced at once.
 """
 
-import json
 import os
 import socket
 import threading
@@ -22,6 +21,7 @@ from typing import Self
 from uuid import uuid4
 
 from components.core.digests import canonical_json
+from components.core.documents import parse_json
 from pipelines.runtime.store import Listed, Store
 from pipelines.runtime.store_errors import DamagedError, StoreError, UnavailableError
 
@@ -101,7 +101,7 @@ def _entries(store: Store, name: str) -> list[Listed]:
 def parse_entry(where: str, number: int, content: bytes, age: float) -> Entry:
     """An entry from its content; `where` is for the message about a damaged one."""
     try:
-        found = json.loads(content)
+        found = parse_json(content)
         holder = Holder(**found["holder"])
         return Entry(number, str(found["state"]), float(found["ttl"]), age, holder)
     except (ValueError, KeyError, TypeError) as error:

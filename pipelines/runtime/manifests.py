@@ -1,6 +1,6 @@
 """The manifest of a finished step: its files with their digests, its inputs, and its own digest."""
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -8,7 +8,9 @@ from typing import Any, TypedDict
 
 from components.core import files
 from components.core.digests import digest_file, digest_json
+from components.core.documents import parse_json
 from components.core.errors import CasemateError
+from components.core.folders import is_below
 from pipelines.runtime.provenance import InputEntry
 
 MANIFEST = "manifest.json"
@@ -19,6 +21,7 @@ FIRST_FORMAT = {  # keys of manifests that did not protect themselves (version 0
     *("git_revision", "software", "fingerprint", "mlflow_run_id"),
 }
 REMEDY = "redo the step with --force"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class FileEntry(TypedDict):
@@ -63,12 +66,12 @@ def manifest_text(values: Mapping[str, object]) -> str:
 def parse_manifest(text: str | bytes, *, source: object) -> Manifest:
     """A manifest; a damaged one is an error that names `source`."""
     try:
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = parse_json(text)
         keys = document.keys() - {OWN_DIGEST}
         body = {name: document[name] for name in keys}
         _check_own_digest(document.get(OWN_DIGEST), body)
         known = {entry.name for entry in fields(Manifest)} & keys
-        return Manifest(**{name: document[name] for name in known})
+        return _checked(Manifest(**{name: document[name] for name in known}))
     except (ValueError, AttributeError) as error:
         raise CasemateError("storage", source, f"is damaged ({error}); {REMEDY}") from error
 
@@ -79,6 +82,29 @@ def _check_own_digest(recorded: str | None, body: Mapping[str, object]) -> None:
         raise ValueError(f"it lacks {OWN_DIGEST}")
     if recorded is not None and recorded != digest_json(dict(body)):
         raise ValueError("it does not match its own digest")
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """The manifest; raises for what no step writes: a manifest is as trusted as its storage."""
+    for name, entry in manifest.files.items():
+        if not is_below(name):
+            raise ValueError(f"its file {name!r} is not below the step")
+        if not (isinstance(entry, dict) and is_content(entry.get("sha256"), entry.get("bytes"))):
+            raise ValueError(f"it does not give digest and size of {name}")
+    texts: list[object] = [manifest.step, manifest.fingerprint, manifest.mlflow_run_id]
+    texts += [*manifest.input_folders.values()]
+    texts += [text for entry in manifest.inputs.values() for text in entry.values()]
+    is_number = isinstance(manifest.generation, int | None)
+    if not is_number or not all(isinstance(text, str) for text in texts):
+        raise ValueError("it holds a value of another type")
+    return manifest
+
+
+def is_content(sha256: object, size: object) -> bool:
+    """Whether these are the digest and the size of a file."""
+    if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
+        return False
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 0
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -35,6 +35,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from components.core.control_characters import visible
 from components.core.files import write_text
 from components.core.secrets import redact
 
@@ -300,4 +301,4 @@ class _RatedProgress(Progress):
 
 def say(text: str) -> None:
     """Print one plain line on stderr, also where it is not a terminal."""
-    console.print(redact(text), highlight=False, markup=False, soft_wrap=True)
+    console.print(visible(redact(text)), highlight=False, markup=False, soft_wrap=True)

@@ -14,9 +14,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from components.core.digests import digest_file
+from components.core.folders import is_below
 from components.core.object_stores import uri_problem
 from pipelines.runtime.bucket_backend import BucketBackend
 from pipelines.runtime.folder_backend import FolderBackend
+from pipelines.runtime.manifests import is_content
 from pipelines.runtime.node_cache import (
     CheckedFiles,
     NodeCache,
@@ -155,6 +157,8 @@ class Store:
 
         For a folder it is the file itself, else a copy in the cache of this node.
         """
+        if not (is_below(ref.key) and is_content(ref.sha256, ref.bytes)):
+            raise DamagedError(self.root, f"names a file that no step stores: {ref.key}")
         if isinstance(self._backend, FolderBackend):
             path = self._backend.path(ref.key)
             if not self._checked.holds(path, ref):
@@ -229,6 +233,5 @@ def _checked_url(text: str) -> str:
 def _check(key: str, *, hidden: bool = False) -> None:
     """A key is a relative path without empty, hidden or upward parts."""
     parts = key.split("/")
-    odd = {".", ".."} if hidden else {part for part in parts if part.startswith(".")}
-    if not all(parts) or odd & set(parts):
+    if not is_below(key) or (not hidden and any(part.startswith(".") for part in parts)):
         raise ValueError(f"not a key of a store: {key!r}")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.data.sources.files import FORMATS
 
 NUM_TEXTURES = 5
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -45,9 +46,9 @@ def load_textures(folder: str | None) -> tuple[Texture, ...]:
 
 def _read(path: Path) -> Texture:
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return np.asarray(image.convert("RGB"))
-    except OSError as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         remedy = f"is not a readable image ({error}); copy it again"
         raise CasemateError("corruptions.textures", path, remedy) from error
 

@@ -58,13 +58,17 @@ def _indexed(archive: Place, version: str, part: Member, *, window: int) -> tupl
             with tarfile.open(fileobj=file, mode="r:") as content:
                 while (entry := content.next()) is not None:
                     content.members = []  # type: ignore[attr-defined]  # else it keeps all
+                    if entry.size < 0:  # the next header would be this one
+                        raise tarfile.ReadError(f"{entry.name} has {entry.size} bytes")
                     if entry.isreg():
                         check_utf8(entry.name, archive)
                         start = part.start + entry.offset_data
                         found.append(Member(entry.name, start, entry.size))
                 end = content.offset
-        except (tarfile.TarError, EOFError, ValueError) as error:
+        except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
             raise _damaged(where, str(error)) from error
+        except RecursionError:  # tarfile calls itself for each header before a member
+            raise _damaged(where, "its headers do not end") from None
     _check_end(where, found, end=part.start + end, size=part.start + part.size)
     return tuple(found)
 

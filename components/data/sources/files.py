@@ -17,6 +17,8 @@ from components.data.sources.base import Entry, Pixels, UndecodableItemError
 from components.data.sources.versions import file_bytes, unreachable
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+# The formats of these suffixes, whatever the name: others of Pillow start programs (EPS).
+FORMATS = ("BMP", "DIB", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _GREY_MODES = {"1", "L", "LA"}
 _COLOUR_MODES = {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"}
 
@@ -29,7 +31,7 @@ def decode_image_file(path: Place) -> Pixels:
 def decode_image_bytes(content: bytes, *, where: str) -> Pixels:
     """Pixels of one encoded image, grey as (H, W, 1) and colour as (H, W, 3)."""
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             return _to_pixels(image)
     except MemoryError:
         raise

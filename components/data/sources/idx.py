@@ -21,7 +21,8 @@ from components.data.places import Place
 from components.data.sources.base import Entry, Pixels, SourceDefaults
 from components.data.sources.labels import check_label_range, checked_labels
 from components.data.sources.names import DIGITS, FASHION_MNIST
-from components.data.sources.versions import check_unchanged, file_version
+from components.data.sources.packing import check_ratio
+from components.data.sources.versions import check_unchanged, file_size, file_version
 
 _FILES = {"train": "train", "test": "t10k"}
 _DAMAGED = (OSError, EOFError, zlib.error, struct.error, ValueError)
@@ -109,11 +110,14 @@ def _read(path: Place, *, dimensions: int) -> NDArray[np.uint8]:
     try:
         with _open(path) as file:
             shape = _header(file, dimensions=dimensions)
-            content = file.read()
+            unpacked = math.prod(shape)
+            check_ratio(path, packed=file_size(file_version(path)), unpacked=unpacked)
+            content = file.read(unpacked + 1)
     except _DAMAGED as error:
         raise _unreadable(path, error) from error
-    if len(content) != math.prod(shape):
-        found = f"holds {len(content)} bytes for {'x'.join(map(str, shape))} values"
+    if len(content) != unpacked:
+        more = "or more " if len(content) > unpacked else ""
+        found = f"holds {len(content)} bytes {more}for {'x'.join(map(str, shape))} values"
         raise CasemateError("data.path", path, f"{found}; download it again")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 

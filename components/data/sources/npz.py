@@ -7,6 +7,7 @@ arrays are memory-mapped. Of an object, a worker holds at most three arrays of l
 bytes; the rows of larger ones are read one by one, or from a temporary file if they are packed.
 """
 
+import math
 import struct
 import zipfile
 import zlib
@@ -28,6 +29,7 @@ from components.data.sources.labels import (
     checked_labels,
     numbered_classes,
 )
+from components.data.sources.packing import check_ratio
 from components.data.sources.versions import check_unchanged, file_version
 
 _VAL = ("x_val", "y_val")
@@ -37,7 +39,10 @@ _LAYOUTS: tuple[dict[str | None, tuple[str, str]], ...] = (
     {None: ("images", "labels")},
     {None: ("image", "label")},
 )
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, ValueError)
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, ValueError),
+    *(MemoryError, NotImplementedError, OverflowError, RuntimeError),  # absurd shapes, passwords
+)
 READ_AHEAD = 2**22  # bytes of a request where a whole array is read
 HEADER = 2**12  # bytes of a request where its header is read
 MAP_FROM = 2**28  # bytes; smaller arrays are read whole, which also checks the archive's CRC
@@ -94,6 +99,9 @@ def open_npz(
             np.load(_readable(path), allow_pickle=False) as arrays,
         ):
             keys = _choose_keys(path, set(arrays.files))
+            read = {key for pair in keys.values() for key in pair} | {"classes"}
+            for key in sorted(read.intersection(arrays.files)):
+                _check_size(path, archive, key)
             parts = tuple(_part(path, archive, arrays, *item) for item in keys.items())
             if "classes" in arrays.files:
                 classes = _class_names(path, arrays["classes"])
@@ -120,6 +128,19 @@ def _part(
     where = f"{path} [{label_key}]"
     labels = checked_labels(arrays[label_key], where=where, num_items=num_items)
     return Part(split, image_key, tuple(image_shape), labels)
+
+
+def _check_size(path: Place, archive: zipfile.ZipFile, key: str) -> None:
+    """Refuse an array that is not in the file: shorter than its shape, or packed to nothing."""
+    member = archive.getinfo(f"{key}.npy")
+    where = f"{path} [{key}]"
+    check_ratio(where, packed=member.compress_size, unpacked=member.file_size)
+    with archive.open(member) as file:
+        shape, _, dtype = npy_header(file)
+        size = file.tell() + math.prod(shape) * dtype.itemsize
+    if size > member.file_size and not dtype.hasobject:
+        remedy = f"is {dtype} {shape}: {size:,} bytes, of which it has {member.file_size:,}"
+        raise CasemateError("data.path", where, remedy)
 
 
 def _choose_keys(path: Place, present: set[str]) -> dict[str | None, tuple[str, str]]:

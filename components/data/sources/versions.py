@@ -1,7 +1,9 @@
 """Reading of files as they were listed: a file that has changed since is an error."""
 
 import io
+import os
 from pathlib import Path
+from stat import S_ISREG
 
 from components.core.errors import CasemateError
 from components.data.places import WINDOW, Place, RemotePath, buffered, changed, missing
@@ -38,9 +40,17 @@ def file_bytes(path: Place) -> bytes:
     if isinstance(path, RemotePath):
         return path.read_bytes()
     try:
-        return path.read_bytes()
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CasemateError("data.path", path, "is not a regular file; remove it")
+            return file.read()
     except OSError as error:
         raise unreachable(path, error) from error
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe does not wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_range(path: Place, start: int, length: int, version: str) -> bytes:

@@ -1,6 +1,5 @@
 """Chapters of the studies of the analyze stage; studies that were not made have none."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from components.evaluate.metrics import METRICS_NAME, MetricRow, read_metrics
 from components.report.analysis import charts
 from components.report.analysis.galleries import accumulation_gallery, perturbation_gallery
 from components.report.content import Chapter, Chart
-from components.report.results import RUN_AGAIN
+from components.report.results import RUN_AGAIN, read_json
 
 STAGE = "analyze"
 BINS_PER_DECADE = 16  # of histograms in figures
@@ -75,11 +74,11 @@ def read_analyses(folders: Mapping[str, Folder]) -> Analyses:
         stage, _, study = step.partition(".")
         if stage != STAGE:
             continue
+        summary = read_json(folder / "summary.json", step=step)
         with at_key(step, then=RUN_AGAIN):
             rows: dict[str, list[MetricRow]] = {}
             for row in read_metrics(folder / METRICS_NAME):
                 rows.setdefault(row.model, []).append(row)
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
             found[study] = Study(folder, rows, summary)
     return Analyses(found)
 
