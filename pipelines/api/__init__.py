@@ -26,7 +26,7 @@ from pipelines.api.certificates import (
     recertify,
     verify,
 )
-from pipelines.api.clusters import doctor, submit
+from pipelines.api.clusters import doctor, manifest, submit
 from pipelines.api.evaluations import EvaluationReport, evaluate
 from pipelines.api.gates import Check, Gate, figures, gate
 from pipelines.api.models import load_model
@@ -73,6 +73,7 @@ __all__ = [
     "load_certificate",
     "load_model",
     "load_recipe",
+    "manifest",
     "recertify",
     "results",
     "run",

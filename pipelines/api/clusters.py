@@ -1,9 +1,9 @@
-"""Clusters: check one, and send a flow to it."""
+"""Clusters: check one, send a flow to it, write the file that makes one."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from pipelines.api.runs import load_recipe
@@ -11,6 +11,7 @@ from pipelines.runtime.node_probe import ANSWER_SECONDS
 
 if TYPE_CHECKING:
     from pipelines.api.runs import RecipeSource
+    from pipelines.deploy.manifest import Manifest
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.findings import Finding
     from pipelines.runtime.flows import FlowJob
@@ -105,3 +106,33 @@ def doctor(
     from pipelines.runtime.doctor import diagnose
 
     return diagnose(loaded, address=address, timeout=timeout)
+
+
+def manifest(
+    recipe: "RecipeSource",
+    *,
+    storage: str | None = None,
+    overrides: Sequence[str] = (),
+    smoke: bool = False,
+    **options: Any,
+) -> "Manifest":
+    """The file that runs a recipe's flow on a cluster, or makes a cluster for it.
+
+    `options` are the fields of `pipelines.deploy.settings.ManifestSettings`: `kind` (rayjob,
+    raycluster, argo, ray-up, skypilot), `image`, `claim`, `secret`, ... No cluster is asked.
+
+    >>> from pipelines import api
+    >>> api.manifest("demo", image="casemate:0.1.0", claim=["runs:/runs"]).name
+    'demo'
+    """
+    from pipelines.deploy.flow import flow_of
+    from pipelines.deploy.manifest import manifest_of, settings_of
+    from pipelines.recipe.check import check
+    from pipelines.recipe.load import available
+
+    settings = settings_of(options)
+    loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+    check(loaded)
+    ready = recipe if isinstance(recipe, str) and recipe in available() else None
+    flow = flow_of(loaded, settings, ready=ready, overrides=overrides, smoke=smoke, storage=storage)
+    return manifest_of(flow)

@@ -23,16 +23,9 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.forwarding import FORWARD_ENV, SETUP_HOOK, in_job
 from pipelines.runtime.provenance import REVISION_ENV, git_revision
 from pipelines.runtime.shipping import ROOT, code_env
+from pipelines.runtime.worker_env import WORKER_ENV
 
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
-WORKER_ENV = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    # glibc otherwise hands large tensors back to the kernel after every layer: 20,000 page faults
-    # per thousand noisy draws, a tenth of the time.
-    "MALLOC_MMAP_THRESHOLD_": str(2**28),
-    "MALLOC_TRIM_THRESHOLD_": str(2**29),
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"],
-}
 _started_here: set[str] = set()  # addresses of local Rays that end with this process
 
 

@@ -20,7 +20,7 @@ from components.core.user_code import digests
 from pipelines.recipe.credentials import refuse_credentials_in_job
 from pipelines.recipe.paths import refuse_relative, with_paths_of
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.runtime.cluster import WORKER_ENV, revision_env
+from pipelines.runtime.cluster import revision_env
 from pipelines.runtime.flows import (
     CONTROLLER,
     FLOW_KEY,
@@ -40,6 +40,7 @@ from pipelines.runtime.forwarding import (
 )
 from pipelines.runtime.job_client import PatientClient, Say, connect
 from pipelines.runtime.shipping import code_env
+from pipelines.runtime.worker_env import WORKER_ENV
 
 FORCE, PARALLEL = "--force", "--parallel"  # flags of a flow
 MAX_TRIES = 3

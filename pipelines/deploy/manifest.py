@@ -1,0 +1,61 @@
+"""The file of one kind for a flow: its documents and their text."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from components.core.errors import CasemateError
+from components.core.settings import SettingError
+from pipelines.deploy import rules
+from pipelines.deploy.flow import Flow, unmounted
+from pipelines.deploy.settings import ManifestSettings
+from pipelines.deploy.text import Document, to_text, without_notes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A file for a cluster."""
+
+    kind: str
+    name: str  # of the job or cluster
+    text: str
+    documents: list[Document]
+
+    def write(self, path: str | Path) -> Path:
+        """Write the file; what was there is replaced."""
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self.text, encoding="utf-8")
+        except OSError as error:
+            remedy = f"cannot be written ({error.strerror}); choose another file"
+            raise CasemateError("--out", path, remedy) from error
+        return path
+
+
+def settings_of(options: dict[str, Any]) -> ManifestSettings:
+    """Settings from options; a wrong one is named by its flag."""
+    try:
+        return ManifestSettings(**options)
+    except SettingError as error:
+        first = error.problems[0]
+        flag = f"--{first.field.replace('_', '-')}"
+        raise CasemateError(flag, first.value, first.remedy) from error
+
+
+def manifest_of(flow: Flow) -> Manifest:
+    """The file of a flow; it keeps the rules of the operator."""
+    kind = flow.settings.kind
+    module = _module(kind)
+    documents: list[Document] = module.documents(flow)
+    assert not (broken := rules.problems(documents)), broken
+    about = f"Flow {flow.recipe.name} as {kind}, written by: casemate manifest"
+    header = [about, *module.header(flow), *unmounted(flow)]
+    text = to_text(documents, header=header)
+    return Manifest(kind, flow.name, text, [without_notes(d) for d in documents])
+
+
+def _module(kind: str) -> ModuleType:
+    return import_module(f"pipelines.deploy.{kind.replace('-', '_')}")

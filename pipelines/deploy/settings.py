@@ -1,0 +1,96 @@
+"""Settings of a manifest: what a recipe does not say about the cluster it runs on."""
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+
+from components.core.settings import Count, Positive, Problem, Settings, settings
+from pipelines.deploy.names import claim_of, name_problem
+
+Kind = Literal["rayjob", "raycluster", "argo", "ray-up", "skypilot"]
+ON_KUBERNETES = ("rayjob", "raycluster", "argo")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IMAGE = re.compile(
+    r"[a-z0-9]+([._-]+[a-z0-9]+)*(:[0-9]+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"  # registry, path
+    r"(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+SPOT_LABEL = re.compile(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]+")
+SET_BY_CASEMATE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
+
+
+@settings
+class ManifestSettings(Settings):
+    """What `casemate manifest` takes besides a recipe; each field is a flag."""
+
+    kind: Kind = "rayjob"
+    image: str | None = None
+    """Container image with this version of Casemate and the locked packages."""
+    name: str | None = None
+    """Of the job or cluster; None: from the recipe's name."""
+    namespace: str | None = None
+    """None: the one that kubectl is asked for."""
+    queue: str | None = None
+    """Local queue of Kueue; the cluster then has a fixed size, since Kueue refuses autoscaling."""
+    claim: tuple[str, ...] = ()
+    """NAME:PATH of PersistentVolumeClaims that every pod mounts."""
+    secret: str | None = None
+    """Secret whose keys become variables of every pod; with `env`, only those."""
+    env: tuple[str, ...] = ()
+    """Names of variables that come from the Secret."""
+    node_cpus: Count | None = None
+    """Of a worker node; None: what the recipe's workers need, at least 4."""
+    node_memory: Count | None = None
+    """GiB; None: 4 per CPU, 32 per GPU."""
+    node_gpus: Count | None = None
+    """None: what one worker needs."""
+    max_workers: Count | None = None
+    """Worker nodes of a group at most; None: what the recipe asks for, else 4."""
+    spot: bool = False
+    """Workers, never the head, on machines that may be taken away."""
+    spot_label: str = "cloud.google.com/gke-spot=true"
+    """Label and taint of spot nodes on Kubernetes; this one is GKE's."""
+    deadline: Positive = 24.0
+    """Hours after which the flow is ended; the same file continues it."""
+    retries: Annotated[int, Ge(0)] = 2
+    """New clusters after a failed one; finished work is kept."""
+
+    @property
+    def on_kubernetes(self) -> bool:
+        return self.kind in ON_KUBERNETES
+
+    def problems(self) -> Iterator[Problem]:
+        if not self.image:
+            remedy = "is needed: name the image that holds Casemate, e.g. registry/casemate:0.1.0"
+            yield Problem("image", "", remedy)
+        elif not IMAGE.fullmatch(self.image):
+            yield Problem("image", self.image, "is not an image; write registry/path:tag")
+        for field in ("name", "namespace", "queue", "secret"):
+            if (value := getattr(self, field)) and (why := name_problem(value)):
+                yield Problem(field, value, why)
+        for text in self.claim:
+            yield from claim_of(text).problems()
+        for name in self.env:
+            if not VARIABLE.fullmatch(name):
+                shown = name.partition("=")[0]
+                yield Problem("env", shown, "is not the name of a variable; write the name alone")
+            elif name in SET_BY_CASEMATE:
+                yield Problem("env", name, "is set by the file itself; leave it out")
+        if not SPOT_LABEL.fullmatch(self.spot_label):
+            yield Problem("spot_label", self.spot_label, "is not label=value")
+        yield from self._misplaced()
+
+    def _misplaced(self) -> Iterator[Problem]:
+        """Settings that this kind of file would ignore."""
+        only = "belongs to Kubernetes; leave it out"
+        for field in () if self.on_kubernetes else ("namespace", "queue", "claim", "secret"):
+            if value := getattr(self, field):
+                yield Problem(field, " ".join(value) if field == "claim" else value, only)
+        if self.env and self.on_kubernetes and not self.secret:
+            remedy = "comes from a Secret; name it with --secret"
+            yield Problem("env", self.env[0], remedy)
+        if self.env and self.kind == "ray-up":
+            remedy = "cannot be handed to machines by ray up; use their role, or submit --env"
+            yield Problem("env", self.env[0], remedy)
