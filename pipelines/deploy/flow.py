@@ -9,14 +9,7 @@ from components.core.code_copies import copy_of
 from components.core.errors import CasemateError
 from components.core.object_stores import is_uri, uri_problem
 from components.core.user_code import digests, references
-from pipelines.deploy.names import (
-    GENERATED,
-    MAX_RAYJOB,
-    Claim,
-    claim_of,
-    name_problem,
-    resource_name,
-)
+from pipelines.deploy.names import Claim, claim_of, resource_name
 from pipelines.deploy.settings import ManifestSettings
 from pipelines.deploy.shapes import Group, actors_on, groups_of
 from pipelines.recipe.credentials import refuse_credentials_in_job
@@ -93,20 +86,8 @@ def flow_of(
         file = placed.to_yaml()
         _refuse_unfit(placed, file)
     written = ready or recipe.source.removesuffix(" --smoke")
-    name = _name(recipe, settings)
+    name = settings.name or resource_name(recipe.name)
     return Flow(settings, placed, name, tuple(groups), written, flags, file)
-
-
-def _name(recipe: Recipe, settings: ManifestSettings) -> str:
-    most = MAX_RAYJOB - (GENERATED if settings.kind == "argo" else 0)
-    if settings.name is None:
-        return resource_name(recipe.name, most=most)
-    why = name_problem(settings.name, most=most)
-    if not why and not settings.name[0].isalpha():
-        why = "does not start with a letter, as KubeRay demands"
-    if why:
-        raise CasemateError("--name", settings.name, why)
-    return settings.name
 
 
 def _changes(recipe: Recipe, groups: Sequence[Group]) -> dict[str, object]:

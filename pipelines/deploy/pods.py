@@ -106,7 +106,7 @@ def _container(flow: Flow, name: str, *, cpus: int, memory: int, gpus: int) -> D
         "volumeMounts": [
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "scratch", "mountPath": "/tmp"},
-            *({"name": claim.name, "mountPath": claim.path} for claim in flow.claims),
+            *({"name": claim.volume, "mountPath": claim.path} for claim in flow.claims),
         ],
     }
 
@@ -134,7 +134,7 @@ def _volumes(flow: Flow, *, shared_memory: int) -> list[dict[str, Any]]:
         {"name": "shm", "emptyDir": shm},
         {"name": "scratch", "emptyDir": {}},
         *(
-            {"name": claim.name, "persistentVolumeClaim": {"claimName": claim.name}}
-            for claim in flow.claims
+            {"name": volume, "persistentVolumeClaim": {"claimName": name}}
+            for volume, name in {claim.volume: claim.name for claim in flow.claims}.items()
         ),
     ]

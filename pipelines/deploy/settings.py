@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from components.core.settings import Count, Positive, Problem, Settings, settings
-from pipelines.deploy.names import claim_of, name_problem
+from pipelines.deploy.names import MAX_LABEL, MAX_NAME, claim_of, name_problem, reference_problem
 
 Kind = Literal["rayjob", "raycluster", "argo", "ray-up", "skypilot"]
 ON_KUBERNETES = ("rayjob", "raycluster", "argo")
@@ -18,6 +18,7 @@ IMAGE = re.compile(
     re.ASCII,
 )
 SPOT_LABEL = re.compile(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]+")
+TAKEN = ("/tmp", "/dev/shm", "/etc/casemate")  # paths at which pods mount other things
 SET_BY_CASEMATE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
 
 
@@ -67,11 +68,7 @@ class ManifestSettings(Settings):
             yield Problem("image", "", remedy)
         elif not IMAGE.fullmatch(self.image):
             yield Problem("image", self.image, "is not an image; write registry/path:tag")
-        for field in ("name", "namespace", "queue", "secret"):
-            if (value := getattr(self, field)) and (why := name_problem(value)):
-                yield Problem(field, value, why)
-        for text in self.claim:
-            yield from claim_of(text).problems()
+        yield from self._names()
         for name in self.env:
             if not VARIABLE.fullmatch(name):
                 shown = name.partition("=")[0]
@@ -81,6 +78,23 @@ class ManifestSettings(Settings):
         if not SPOT_LABEL.fullmatch(self.spot_label):
             yield Problem("spot_label", self.spot_label, "is not label=value")
         yield from self._misplaced()
+
+    def _names(self) -> Iterator[Problem]:
+        """Names that Kubernetes or KubeRay would refuse, and paths that are taken."""
+        for field, most in (("name", MAX_NAME), ("namespace", MAX_LABEL)):
+            if (value := getattr(self, field)) and (why := name_problem(value, most=most)):
+                yield Problem(field, value, why)
+        if self.name and self.name[0].isdigit():
+            yield Problem("name", self.name, "does not start with a letter, as KubeRay demands")
+        for field in ("queue", "secret"):
+            if (value := getattr(self, field)) and (why := reference_problem(value)):
+                yield Problem(field, value, why)
+        taken = list(TAKEN)
+        for claim in map(claim_of, self.claim):
+            yield from claim.problems()
+            if claim.path in taken:
+                yield Problem("claim", claim.path, "is mounted already; choose another path")
+            taken.append(claim.path)
 
     def _misplaced(self) -> Iterator[Problem]:
         """Settings that this kind of file would ignore."""

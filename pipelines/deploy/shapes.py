@@ -28,7 +28,7 @@ class Need(NamedTuple):
     key: str  # of the cluster section, followed by what it counts: {}_per_actor
     cpus: int
     gpus: float
-    count: int | None  # None: as many as there is room for
+    number: int | None  # None: as many as there is room for
     together: int = 1  # so many must run at the same time
 
     def fitting(self, cpus: int, gpus: int) -> int:
@@ -128,7 +128,7 @@ def _nodes(need: Need, fitting: int, most: int | None) -> int:
     if most and least > most:
         remedy = f"need {least} nodes at the same time, {fitting} on each; raise --max-workers"
         raise CasemateError("cluster.train_workers", need.together, f"{remedy} above {most}")
-    wanted = math.ceil(need.count / fitting) if need.count else max(least, most or MAX_WORKERS)
+    wanted = math.ceil(need.number / fitting) if need.number else max(least, most or MAX_WORKERS)
     return min(wanted, most) if most else wanted
 
 
