@@ -64,6 +64,8 @@ def _rayjob(document: Document, spec: Document) -> Iterator[str]:
             yield "spec.clusterSelector: excludes SidecarMode"
     elif "rayClusterSpec" not in spec:
         yield "spec: needs rayClusterSpec or clusterSelector"
+    submitter = spec.get("submitterPodTemplate", {"spec": {}})["spec"]
+    yield from _containers("submitter", submitter.get("containers", []))
     if mode == "SidecarMode" and "submitterPodTemplate" in spec:
         yield "spec.submitterPodTemplate: excludes SidecarMode"
     for key in ("activeDeadlineSeconds", "preRunningDeadlineSeconds"):
@@ -98,8 +100,7 @@ def _cluster(spec: Document, *, queued: bool) -> Iterator[str]:
             yield f"{name}: restartPolicy must be Never with autoscaler v2"
         if not pod.get("containers"):
             yield f"{name}: has no container"
-        for container in pod.get("containers", ())[:1]:
-            yield from _amounts(name, container.get("resources", {}))
+        yield from _containers(name, pod.get("containers", []))
     for group in groups:
         least, most = group.get("minReplicas", 0), group.get("maxReplicas", 0)
         if not least <= group.get("replicas", least) <= most:
@@ -115,10 +116,12 @@ def _cluster(spec: Document, *, queued: bool) -> Iterator[str]:
         yield "workerGroupSpecs: the name head is taken"
 
 
-def _amounts(name: str, resources: dict[str, Any]) -> Iterator[str]:
+def _containers(name: str, containers: list[dict[str, Any]]) -> Iterator[str]:
     """Ray counts the limits: less in the requests would be promised twice."""
-    if resources.get("limits") != resources.get("requests"):
-        yield f"{name}: requests and limits of the Ray container differ"
+    for container in containers:
+        resources = container.get("resources", {})
+        if not resources or resources.get("limits") != resources.get("requests"):
+            yield f"{name}: requests and limits of {container.get('name')} differ"
 
 
 def _authentication(spec: Document) -> Iterator[str]:
