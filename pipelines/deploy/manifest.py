@@ -1,12 +1,13 @@
 """The file of one kind for a flow: its documents and their text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from components.core.errors import CasemateError
+from components.core.hints import did_you_mean
 from components.core.settings import SettingError
 from pipelines.deploy import rules
 from pipelines.deploy.flow import Flow, unmounted
@@ -37,12 +38,19 @@ class Manifest:
 
 def settings_of(options: dict[str, Any]) -> ManifestSettings:
     """Settings from options; a wrong one is named by its flag."""
+    known = [field.name for field in fields(ManifestSettings)]
+    for name in options:
+        if name not in known:
+            raise CasemateError(_flag(name), "", did_you_mean(name, known))
     try:
         return ManifestSettings(**options)
     except SettingError as error:
         first = error.problems[0]
-        flag = f"--{first.field.replace('_', '-')}"
-        raise CasemateError(flag, first.value, first.remedy) from error
+        raise CasemateError(_flag(first.field), first.value, first.remedy) from error
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
 
 
 def manifest_of(flow: Flow) -> Manifest:
