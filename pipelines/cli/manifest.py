@@ -1,6 +1,7 @@
 """`casemate manifest`: the file that runs a recipe on a cluster."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -60,25 +61,11 @@ def manifest(
     as_json: JsonOpt = False,
 ) -> None:
     """Write the file that runs a recipe on Kubernetes (KubeRay, Argo), SkyPilot or `ray up`."""
-    given = {
-        "kind": kind,
-        "image": image,
-        "claim": claim,
-        "secret": secret,
-        "env": env,
-        "node_cpus": node_cpus,
-        "node_memory": node_memory,
-        "node_gpus": node_gpus,
-        "max_workers": max_workers,
-        "spot": spot,
-        "spot_label": spot_label,
-        "queue": queue,
-        "name": name,
-        "namespace": namespace,
-        "deadline": deadline,
-        "retries": retries,
-    }
-    options = {key: value for key, value in given.items() if value is not None}
+    given = locals()
+    from pipelines.deploy.settings import ManifestSettings
+
+    names = [field.name for field in fields(ManifestSettings)]
+    options = {name: given[name] for name in names if given[name] is not None}
     made = api.manifest(recipe, storage=storage, overrides=set_ or [], smoke=smoke, **options)
     if out:
         made.write(out)
