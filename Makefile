@@ -97,7 +97,7 @@ bench: setup ## measure what we promise: executor overhead, leases, input, memor
 image: ## build the container image $(IMAGE) with buildah, podman or docker
 	@test -n "$(BUILDER)" || { echo "image: needs buildah, podman or docker"; exit 2; }
 	$(BUILDER) build --file infra/image/Dockerfile --tag $(IMAGE) \
-	  $(IMAGE_ARGS:%=--build-arg %) $(BUILD_FLAGS) .
+	  $(if $(findstring buildah,$(BUILDER)),--layers) $(IMAGE_ARGS:%=--build-arg %) $(BUILD_FLAGS) .
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"
