@@ -45,14 +45,13 @@ def copied(stage: str) -> set[str]:
 
 def defaults() -> dict[str, str]:
     """Defaults of the build's arguments."""
-    given = [shlex.split(" ".join(w[1:]))[0] for w in sum(STAGES.values(), []) if w[0] == "ARG"]
-    return dict(argument.split("=", 1) for argument in given)
+    every = (words for stage in STAGES.values() for words in stage)
+    given = (shlex.split(" ".join(words[1:]))[0] for words in every if words[0] == "ARG")
+    return dict(argument.split("=", 1) for argument in given if "=" in argument)
 
 
 def hadolint(text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HADOLINT, "-"], input=text, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([HADOLINT, "-"], input=text, capture_output=True, text=True, check=False)
 
 
 def test_hadolint_finds_nothing():
@@ -64,7 +63,7 @@ def test_hadolint_finds_nothing():
     ("right", "wrong"),
     [
         ("\nCOPY components", "\nCOPPY components"),
-        ("--from=packages", "--form=packages"),
+        ("--from=code", "--form=code"),
         ("USER 1000:1000", "USER root"),
     ],
 )
@@ -83,7 +82,13 @@ def test_code_is_the_packages_of_the_project():
 
 def test_packages_are_installed_without_sight_of_the_code():
     assert copied("lock") == {"pyproject.toml", "requirements.lock"}
-    assert copied("packages") == copied("tools") == copied("runtime") == set()
+    assert copied("tools") == copied("runtime") == set()
+    layers = [words for words in STAGES["runtime"] if words[0] in ("COPY", "RUN")]
+    code, packages = (
+        next(i for i, words in enumerate(layers) if name in words)
+        for name in ("--from=code", "sync")
+    )
+    assert packages < code == len(layers) - 1  # a change of the code repeats the last layer alone
 
 
 def test_the_context_is_what_is_copied():
