@@ -78,7 +78,7 @@ def check_driver(uri: str) -> None:
 def check_artifact_client(location: str | None) -> None:
     """Refuse a bucket for artifacts when the client that MLflow opens it with is not installed."""
     if location and location.startswith("s3://") and find_spec("boto3") is None:
-        remedy = "needs the Python package boto3: pip install 'casemate[s3]', or name an MLflow server"
+        remedy = "needs boto3: pip install 'casemate[s3]', or name an MLflow server"
         raise CasemateError(TRACKING, location, remedy)
 
 
