@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runtime import cluster
+from pipelines.runtime import cluster, provenance
 from pipelines.runtime.shipping import PACKAGES, PROJECT, ROOT, code_digest, code_env, code_files
 
 HUGE = 600 * 10**9  # bytes: reading them would take longer than the whole suite
@@ -91,7 +91,12 @@ def test_a_sent_copy_knows_the_revision_it_was_sent_with():
     sent = Path(code_env()["working_dir"])
     assert revision_in(sent) == "None"
     assert revision_in(sent, CASEMATE_REVISION="abc-dirty") == "abc-dirty"
-    assert revision_in(sent, CASEMATE_REVISION="") == "None"
+
+
+def test_an_empty_revision_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a/b/c.py"))  # has no .git
+    monkeypatch.setenv("CASEMATE_REVISION", "")
+    assert provenance.git_revision.__wrapped__() is None
 
 
 @pytest.mark.parametrize(
