@@ -4,6 +4,12 @@ UV := .boot/bin/uv
 BIN := .venv/bin
 STORAGE ?= runs
 STAMP := .venv/.installed
+# The image: `make image BASE=... BUILDER=docker BUILD_FLAGS=... SOURCE=<address of this repository>`
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION = $(shell git rev-parse HEAD)$(if $(shell git status --porcelain),-dirty)
+IMAGE ?= casemate:$(VERSION)
+BUILDER ?= $(notdir $(firstword $(shell for name in buildah podman docker; do command -v $$name; done)))
+IMAGE_ARGS = VERSION=$(VERSION) REVISION=$(REVISION) $(if $(BASE),BASE=$(BASE)) $(if $(SOURCE),SOURCE=$(SOURCE))
 # Tests with Ray that need no finished flow: they run beside the others, which take as long.
 BESIDE := tests/e2e/test_additions.py tests/e2e/test_own_code.py tests/e2e/test_replications.py \
   tests/e2e/test_import_weights.py tests/ray
@@ -12,7 +18,7 @@ FAST := tests/unit tests/recipes tests/golden
 UNIT := not ray and not e2e and not cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-fast test-cluster check fix lock audit sbom bench ui clean browser postgres
+.PHONY: help setup demo smoke test test-fast test-cluster check fix lock audit sbom bench image ui clean browser postgres
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +99,11 @@ sbom: setup ## list the packages of the runtime environment: dist/casemate.cdx.j
 bench: setup ## measure what we promise: executor overhead, leases, input, memory, attacks, training steps, votes, draws, votes files, corruptions, poses, lesions, storage, flows on S3
 	@for what in executor leases input memory attacks training sampling patches workers sequential votes corruptions spatial lesions storage storage_flow; do \
 	  $(BIN)/python -m tests.benchmarks.$$what || failed=1; done; exit $${failed:-0}
+
+image: ## build the container image $(IMAGE) with buildah, podman or docker
+	@test -n "$(BUILDER)" || { echo "image: needs buildah, podman or docker"; exit 2; }
+	$(BUILDER) build --file infra/image/Dockerfile --tag $(IMAGE) \
+	  $(if $(findstring buildah,$(BUILDER)),--layers) $(IMAGE_ARGS:%=--build-arg %) $(BUILD_FLAGS) .
 
 ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"

@@ -22,7 +22,7 @@ from pipelines import RAY_CAME_FIRST
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.forwarding import FORWARD_ENV, SETUP_HOOK, in_job
 from pipelines.runtime.provenance import REVISION_ENV, git_revision
-from pipelines.runtime.shipping import ROOT, code_env
+from pipelines.runtime.shipping import ROOT, code_env, is_checkout
 from pipelines.runtime.worker_env import WORKER_ENV
 
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
@@ -121,9 +121,12 @@ def _driver_env(user_code: Sequence[str]) -> dict[str, Any]:
 
 
 def revision_env() -> dict[str, str]:
-    """The variable that tells the code on a cluster its revision: the copy has no `.git`."""
-    revision = git_revision()
-    return {REVISION_ENV: revision} if revision else {}
+    """The variable that tells a sent copy its revision: it has no `.git`.
+
+    Code that is not sent is of the cluster's image, which knows its own. Sent code without a
+    revision must not take the image's for its own.
+    """
+    return {REVISION_ENV: git_revision() or ""} if is_checkout() else {}
 
 
 def check_joinable(address: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from subprocess import CalledProcessError, run
 from typing import TypedDict
 
-REVISION_ENV = "CASEMATE_REVISION"  # of code that was sent to a cluster
+REVISION_ENV = "CASEMATE_REVISION"  # of code that was sent to a cluster, or of a container image
 
 
 class InputEntry(TypedDict):
@@ -49,11 +49,12 @@ def software() -> dict[str, str]:
 def git_revision() -> str | None:
     """The checkout's commit, with `-dirty` where files differ from it.
 
-    Outside a checkout: the revision that a submission has sent along, else None.
+    Outside a checkout: the revision that a submission has sent along or an image was built
+    from, else None.
     """
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
-        return os.environ.get(REVISION_ENV)
+        return os.environ.get(REVISION_ENV) or None
     head = _git(here, "rev-parse", "HEAD")
     return head and head + ("-dirty" if _git(here, "status", "--porcelain") else "")
 

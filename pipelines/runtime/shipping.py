@@ -38,17 +38,21 @@ def code_digest(root: Path = ROOT) -> str:
     return digest_of(code_files(root), root)
 
 
+def is_checkout(root: Path = ROOT) -> bool:
+    """Whether the code is sent to a cluster; an installed wheel must be in the cluster's image."""
+    return (root / PROJECT).exists()
+
+
 def code_env(
     user_code: Sequence[str] = (), *, root: Path = ROOT, further: Sequence[Path] = ()
 ) -> dict[str, Any]:
     """The part of a runtime environment that brings the code, and further folders, to a cluster.
 
-    A checkout is sent; an installed wheel must be in the cluster's image. Copies of the user's own
-    code travel in either case, each as a folder named by its digest; a local Ray finds them where
-    this process does.
+    A checkout is sent. Copies of the user's own code travel in any case, each as a folder named by
+    its digest; a local Ray finds them where this process does.
     """
     env: dict[str, Any] = {}
-    if (root / PROJECT).exists():
+    if is_checkout(root):
         env["working_dir"] = str(_staged(root))
     copies = [copy for digest in user_code if (copy := copy_of(digest))]
     if modules := [*copies, *further]:

@@ -37,6 +37,7 @@ from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
 from pipelines.runtime.tracking_uri import (
     artifact_location,
+    check_artifact_client,
     check_driver,
     check_port,
     credentials_in_environment,
@@ -186,10 +187,11 @@ class Tracker:
         self.uri = tracking_uri(section, storage)
         _silence()
         check_driver(self.uri)
+        location = artifact_location(self.uri, storage)
+        check_artifact_client(location)
         self.stack = ExitStack()
         place = self.stack.enter_context(credentials_in_environment(self.uri))
         self.connection = Connection(redact(self.uri), max_outage=section.max_outage, say=say)
-        location = artifact_location(self.uri, storage)
         try:
             self.experiment_id = self._first_contact(place, section, location, patience)
         except BaseException as error:

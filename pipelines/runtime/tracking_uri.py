@@ -75,6 +75,13 @@ def check_driver(uri: str) -> None:
         raise CasemateError(TRACKING, uri, f"needs the Python package {module}: {remedy}")
 
 
+def check_artifact_client(location: str | None) -> None:
+    """Refuse a bucket for artifacts when the client that MLflow opens it with is not installed."""
+    if location and location.startswith("s3://") and find_spec("boto3") is None:
+        remedy = "needs boto3: pip install 'casemate[s3]', or name an MLflow server"
+        raise CasemateError(TRACKING, location, remedy)
+
+
 def check_port(uri: str) -> None:
     """One quick TCP try of a database on the network; raises `UnavailableError`."""
     parts = urlsplit(uri)

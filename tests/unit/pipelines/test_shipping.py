@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.runtime import cluster, provenance
 from pipelines.runtime.shipping import PACKAGES, PROJECT, ROOT, code_digest, code_env, code_files
 
 HUGE = 600 * 10**9  # bytes: reading them would take longer than the whole suite
@@ -90,3 +91,23 @@ def test_a_sent_copy_knows_the_revision_it_was_sent_with():
     sent = Path(code_env()["working_dir"])
     assert revision_in(sent) == "None"
     assert revision_in(sent, CASEMATE_REVISION="abc-dirty") == "abc-dirty"
+
+
+def test_an_empty_revision_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "a/b/c.py"))  # has no .git
+    monkeypatch.setenv("CASEMATE_REVISION", "")
+    assert provenance.git_revision.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "revision", "expected"),
+    [
+        (True, "abc", {"CASEMATE_REVISION": "abc"}),
+        (True, None, {"CASEMATE_REVISION": ""}),  # not that of the cluster's image
+        (False, "abc", {}),  # the cluster's image has its own code and revision
+    ],
+)
+def test_the_revision_travels_with_the_code(monkeypatch, sent, revision, expected):
+    monkeypatch.setattr(cluster, "is_checkout", lambda: sent)
+    monkeypatch.setattr(cluster, "git_revision", lambda: revision)
+    assert cluster.revision_env() == expected

@@ -13,6 +13,7 @@ from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime import tracking_uri as module
 from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_uri import (
+    check_artifact_client,
     check_driver,
     credentials_in_environment,
     how_to_open,
@@ -117,6 +118,15 @@ def test_a_missing_driver_is_named(monkeypatch):
         check_driver("postgresql://host/db")
     check_driver("sqlite:////tmp/x.db")
     check_driver("http://host")
+
+
+def test_a_missing_client_of_a_bucket_is_named(monkeypatch):
+    check_artifact_client("s3://team/runs/mlartifacts")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(CasemateError, match=r"pip install 'casemate\[s3\]'"):
+        check_artifact_client("s3://team/runs/mlartifacts")
+    check_artifact_client(None)
+    check_artifact_client("file:///x")
 
 
 def test_how_a_store_is_opened():
