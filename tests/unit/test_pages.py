@@ -18,21 +18,16 @@ from typer.exceptions import TyperException
 from components.core.errors import CasemateError
 from pipelines.cli.main import app
 from pipelines.recipe import load as recipes
+from tests.pages import FENCE, fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("components", "pipelines", "tests", "notebooks", "infra")
 PAGES = sorted([*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))])
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CLI = typer.main.get_command(app)
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 by_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)
-
-
-def fenced(page: Path, *languages: str) -> list[str]:
-    """Fenced blocks in one of these languages."""
-    return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
 
 
 def code_spans(page: Path) -> list[str]:
