@@ -27,7 +27,7 @@ from tests.e2e.cli import ROOT
 from tests.object_store import free_port, moto_command, serving
 from tests.pages import fenced
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 PAGE = ROOT / "infra" / "README.md"
 COMPOSE = "docker compose --project-directory infra/mlflow up --detach --wait\n"
 HAS_ACCOUNTS = importlib.util.find_spec("flask_wtf") is not None  # of the extra mlflow[auth]
@@ -63,7 +63,7 @@ class Machine:
         own["CASEMATE_CACHE"] = str(self.folder / "cache")
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
-            cwd=self.folder, env=own, capture_output=True, text=True, timeout=1500, check=False,
+            cwd=self.folder, env=own, capture_output=True, text=True, timeout=3000, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         self.said = done.stdout + done.stderr

@@ -33,6 +33,7 @@ def job(tmp_path):
     """Runs the script as a job of Slurm would; returns its exit code."""
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
+    (tmp_path / "temporary").mkdir()
     for name, text in (("srun", SRUN), ("ray", RAY), ("casemate", CASEMATE)):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -43,7 +44,7 @@ def job(tmp_path):
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
             "SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "4", "CASEMATE_HEAD_IP": "10.0.0.7",
             "SLURM_SUBMIT_DIR": str(tmp_path), "NOTES": str(tmp_path),
-            "FLOW_ENDS": str(flow_ends), "RAY_FAILS": "yes" if ray_fails else "",
+            "TMPDIR": str(tmp_path / "temporary"), "FLOW_ENDS": str(flow_ends), "RAY_FAILS": "yes" if ray_fails else "",
         }  # fmt: skip
         return subprocess.run(["bash", SCRIPT, *arguments], env=env, check=False).returncode
 
@@ -65,7 +66,7 @@ def test_one_ray_over_all_nodes_with_a_token_and_the_flow_on_it(job, tmp_path):
     assert env["RAY_AUTH_MODE"] == "token"
     assert len(env["RAY_AUTH_TOKEN"]) == 64
     assert not any(env["RAY_AUTH_TOKEN"] in word for word in ray)
-    assert list(tmp_path.glob(".casemate-*")) == []  # the note of the exit code
+    assert list((tmp_path / "temporary").iterdir()) == []  # the note of the exit code
 
 
 @pytest.mark.parametrize(("flow_ends", "ray_fails", "code"), [(2, False, 2), (0, True, 1)])
