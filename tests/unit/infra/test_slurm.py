@@ -44,7 +44,8 @@ def job(tmp_path):
             **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
             "SLURM_JOB_ID": "123456", "SLURM_JOB_NUM_NODES": "4", "CASEMATE_HEAD_IP": "10.0.0.7",
             "SLURM_SUBMIT_DIR": str(tmp_path), "NOTES": str(tmp_path),
-            "TMPDIR": str(tmp_path / "temporary"), "FLOW_ENDS": str(flow_ends), "RAY_FAILS": "yes" if ray_fails else "",
+            "TMPDIR": str(tmp_path / "temporary"), "FLOW_ENDS": str(flow_ends),
+            "RAY_FAILS": "yes" if ray_fails else "",
         }  # fmt: skip
         return subprocess.run(["bash", SCRIPT, *arguments], env=env, check=False).returncode
 
