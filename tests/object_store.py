@@ -93,9 +93,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(command, port):
+def serving(command, port, *, env=None):
     """Run a server until the block ends; waits until it accepts connections."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=env, **silent)
     try:
         for _ in range(1200):
             assert process.poll() is None, f"{command[0]} ended with {process.returncode}"

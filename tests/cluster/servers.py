@@ -42,30 +42,31 @@ def wait_until(ready, *, seconds: float = UP_SECONDS, what: str) -> None:
 
 
 class Postgres:
-    """A Postgres of its own folder and port with the user `casemate` and his database `mlflow`."""
+    """A Postgres of its own folder and port with one user and his database `mlflow`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, user: str = "casemate", password: str = PASSWORD) -> None:
         binaries = postgres_binaries()
         assert binaries is not None
         self.binaries, self.folder, self.port = binaries, folder, free_port()
-        self.uri = f"postgresql://casemate@127.0.0.1:{self.port}/mlflow"
+        self.user, self.password = user, password
+        self.uri = f"postgresql://{user}@127.0.0.1:{self.port}/mlflow"
 
     def start(self) -> None:
         self.folder.mkdir(parents=True)
         password = self.folder / "password"
-        password.write_text(PASSWORD)
+        password.write_text(self.password)
         if os.getuid() == 0:  # Postgres refuses to run as root
             account = pwd.getpwnam("postgres")
             for path in (self.folder, password):
                 os.chown(path, account.pw_uid, account.pw_gid)
         where = self.folder / "data"
         self._call(
-            "initdb", "-D", where, "-U", "casemate", f"--pwfile={password}", "-A", "scram-sha-256",
+            "initdb", "-D", where, "-U", self.user, f"--pwfile={password}", "-A", "scram-sha-256",
             "--no-sync",
         )  # fmt: skip
         options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         self._call("pg_ctl", "-D", where, "-o", options, "-l", self.folder / "log", "-w", "start")
-        self._call("createdb", "-h", "127.0.0.1", "-p", self.port, "-U", "casemate", "mlflow")
+        self._call("createdb", "-h", "127.0.0.1", "-p", self.port, "-U", self.user, "mlflow")
 
     def stop(self) -> None:
         self._call("pg_ctl", "-D", self.folder / "data", "-m", "immediate", "stop")
@@ -74,7 +75,7 @@ class Postgres:
         command = [str(self.binaries / name), *map(str, arguments)]
         if os.getuid() == 0:
             command = ["runuser", "-u", "postgres", "--", *command]
-        env = {**os.environ, "PGPASSWORD": PASSWORD}
+        env = {**os.environ, "PGPASSWORD": self.password}
         subprocess.run(command, check=True, env=env, cwd="/", stdout=subprocess.DEVNULL)
 
 
@@ -119,7 +120,9 @@ class MlflowServer:
 class Proxy:
     """In front of a server: asks for a password (401 without it), or loses requests and answers."""
 
-    def __init__(self, server: str, *, login: str | None = None, lose_every: int = 0) -> None:
+    def __init__(
+        self, server: str, *, login: str | None = None, lose_every: int = 0, port: int = 0
+    ) -> None:
         wanted = "Basic " + base64.b64encode(login.encode()).decode() if login else None
         self.num_refused, self.num_lost = 0, 0
         self.num_requests: Counter[str] = Counter()
@@ -175,7 +178,7 @@ class Proxy:
             def log_message(self, *_: object) -> None:
                 """Silent."""
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.address = f"127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 

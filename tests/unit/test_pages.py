@@ -18,21 +18,17 @@ from typer.exceptions import TyperException
 from components.core.errors import CasemateError
 from pipelines.cli.main import app
 from pipelines.recipe import load as recipes
+from tests.pages import FENCE, fenced
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("components", "pipelines", "tests", "notebooks", "infra")
 PAGES = sorted([*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))])
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CLI = typer.main.get_command(app)
+ENDS = ("|", "&&", ";", ">")  # of a command
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 by_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)
-
-
-def fenced(page: Path, *languages: str) -> list[str]:
-    """Fenced blocks in one of these languages."""
-    return [body for language, body in FENCE.findall(page.read_text()) if language in languages]
 
 
 def code_spans(page: Path) -> list[str]:
@@ -52,10 +48,16 @@ def casemate_calls(page: Path) -> list[list[str]]:
     calls = []
     for words in shell_lines(page):
         for start, word in enumerate(words):
-            if Path(word).name == "casemate":
-                ends = [i for i, w in enumerate(words) if i > start and w in ("|", "&&", ";", ">")]
+            if Path(word).name == "casemate" and begins_command(words[:start]):
+                ends = [i for i, w in enumerate(words) if i > start and w in ENDS]
                 calls.append(words[start + 1 : min(ends, default=len(words))])
     return calls
+
+
+def begins_command(before: list[str]) -> bool:
+    """Whether a word after these is a command; after others than variables it is an argument."""
+    begins = [i + 1 for i, word in enumerate(before) if word in ENDS]
+    return all(re.match(r"\w+=", word) for word in before[max(begins, default=0) :])
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
@@ -151,8 +153,9 @@ def exists_from(page: Path, span: str) -> bool:
 @by_page
 def test_every_path_named_exists(page):
     missing = [s for s in code_spans(page) if names_a_path(s) and not exists_from(page, s)]
-    words = {word for line in shell_lines(page) for word in line if word.startswith("tests/")}
-    missing += [word for word in sorted(words) if not exists_from(page, word)]
+    words = {word.rpartition("=")[2].rstrip(";") for line in shell_lines(page) for word in line}
+    named = [word for word in sorted(words) if word.startswith(("tests/", "infra/"))]
+    missing += [word for word in named if not exists_from(page, word) and not word.endswith(".env")]
     assert not missing
 
 
