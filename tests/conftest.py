@@ -5,6 +5,7 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -67,6 +68,16 @@ def ray_session():
     connect(ClusterSection(num_cpus=2, object_store_mb=256), address=None)
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def kept_workers(ray_session):
+    """Actors stay from one flow to the next: for flows that neither prepare data nor train."""
+    from pipelines.runtime.shards import release_workers
+
+    with mock.patch("pipelines.flow.execute.release_workers"):
+        yield
+    release_workers()
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from ray import cloudpickle
@@ -17,11 +17,13 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from components.core.errors import last_line
 from components.core.units import BriefFn, WorkFn
-from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime import cluster as ray_place
 from pipelines.runtime import crew
 from pipelines.runtime.leases import Lease, Outcome, work_off
 from pipelines.runtime.parts import Plan, PlanWriter
+
+if TYPE_CHECKING:  # workers import this module and need no recipe
+    from pipelines.recipe.schema.place import ClusterSection
 
 COUNT_SECONDS = 5.0  # between two counts of the cluster's resources
 
@@ -117,7 +119,7 @@ class ActorPool:
         self.pending: dict[Any, tuple[int, ActorHandle]] = {}  # by the reference of `ready()`
         self.held: list[ActorHandle] = []
 
-    def reshape(self, cluster: ClusterSection) -> None:
+    def reshape(self, cluster: "ClusterSection") -> None:
         """Forget actors of another Ray, end those with other resources."""
         job = ray.get_runtime_context().get_job_id()
         shape = (job, cluster.cpus_per_actor, cluster.gpus_per_actor)
@@ -157,7 +159,7 @@ class ActorPool:
 class ActorCrew:
     """The actors of a pool at work on one job."""
 
-    def __init__(self, pool: ActorPool, cluster: ClusterSection, job: Job, plan: Plan) -> None:
+    def __init__(self, pool: ActorPool, cluster: "ClusterSection", job: Job, plan: Plan) -> None:
         pool.reshape(cluster)
         self.pool, self.cluster, self.plan = pool, cluster, plan
         self.job = ray.put(job)

@@ -8,22 +8,24 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import ray
-from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.exceptions import AuthenticationError
 from ray.experimental.internal_kv import _internal_kv_get
 
 from components.core.errors import CasemateError, first_line
 from components.core.secrets import redact
 from pipelines import RAY_CAME_FIRST
-from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.forwarding import FORWARD_ENV, SETUP_HOOK, in_job
+from pipelines.runtime.local_ray import local_nodes
 from pipelines.runtime.provenance import REVISION_ENV, git_revision
 from pipelines.runtime.shipping import ROOT, code_env, is_checkout
 from pipelines.runtime.worker_env import WORKER_ENV
+
+if TYPE_CHECKING:  # workers import this module and need no recipe
+    from pipelines.recipe.schema.place import ClusterSection
 
 LEFT_BY_RAY_DATA = ("_dataset_stats_actor", "AutoscalingCoordinator")  # namespaces
 _started_here: set[str] = set()  # addresses of local Rays that end with this process
@@ -31,7 +33,7 @@ _started_here: set[str] = set()  # addresses of local Rays that end with this pr
 
 @contextmanager
 def ray_cluster(
-    section: ClusterSection, *, address: str | None = None, user_code: Sequence[str] = ()
+    section: "ClusterSection", *, address: str | None = None, user_code: Sequence[str] = ()
 ) -> Iterator[None]:
     """A connected Ray for the time of a flow; an already connected one is left as it is.
 
@@ -47,7 +49,9 @@ def ray_cluster(
         ray.shutdown()
 
 
-def connect(section: ClusterSection, *, address: str | None, user_code: Sequence[str] = ()) -> None:
+def connect(
+    section: "ClusterSection", *, address: str | None, user_code: Sequence[str] = ()
+) -> None:
     """Join the named cluster or the job's own, else start a local Ray that ends with us."""
     if RAY_CAME_FIRST:
         raise CasemateError(
@@ -77,13 +81,14 @@ def connect(section: ClusterSection, *, address: str | None, user_code: Sequence
     # that Ray has started ahead.
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ.update({**WORKER_ENV, "PYTHONPATH": os.pathsep.join(paths)})
-    ray.init(
-        address="local",
-        num_cpus=section.num_cpus,
-        include_dashboard=False,
-        object_store_memory=section.object_store_mb * 2**20,
-        **quiet,
-    )
+    with local_nodes():
+        ray.init(
+            address="local",
+            num_cpus=section.num_cpus,
+            include_dashboard=False,
+            object_store_memory=section.object_store_mb * 2**20,
+            **quiet,
+        )
     _started_here.add(ray.get_runtime_context().gcs_address)
 
 
@@ -195,13 +200,13 @@ def is_local() -> bool:
     return ray.get_runtime_context().gcs_address in _started_here
 
 
-def train_resources(cluster: ClusterSection) -> dict[str, float]:
+def train_resources(cluster: "ClusterSection") -> dict[str, float]:
     """What a train worker needs."""
     gpus = cluster.gpus_per_train_worker
     return {"CPU": cluster.cpus_per_train_worker, **({"GPU": gpus} if gpus else {})}
 
 
-def actor_resources(cluster: ClusterSection) -> dict[str, float]:
+def actor_resources(cluster: "ClusterSection") -> dict[str, float]:
     """What an actor of the sharded executor needs."""
     return {"CPU": cluster.cpus_per_actor, "GPU": cluster.gpus_per_actor}
 
@@ -246,6 +251,8 @@ def _who_adds_nodes() -> str:
     An autoscaler leaves its status in Ray's key-value store; so does the monitor of a head without
     one, which names every node's type after the node.
     """
+    from ray.autoscaler.v2.utils import is_autoscaler_v2  # loads half of the autoscaler
+
     if is_autoscaler_v2(fetch_from_server=True):
         return ""
     status = _internal_kv_get("__autoscaling_status")
@@ -254,7 +261,7 @@ def _who_adds_nodes() -> str:
     return " (it has no autoscaler)" if has_none else ""
 
 
-def cannot_be_met(cluster: ClusterSection) -> CasemateError:
+def cannot_be_met(cluster: "ClusterSection") -> CasemateError:
     """A local Ray without room for a single actor."""
     total = ray.cluster_resources()
     if gpus := cluster.gpus_per_actor:

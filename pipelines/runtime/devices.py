@@ -6,14 +6,16 @@ A driver never asks torch for GPUs: it often runs on a machine without any.
 import os
 import platform
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import AuthenticationError
 
 from components.core.errors import CasemateError, first_line
-from pipelines.recipe.schema.place import ClusterSection
 from pipelines.runtime.cluster import check_reachable, refused_token
+
+if TYPE_CHECKING:  # workers import this module and need no recipe
+    from pipelines.recipe.schema.place import ClusterSection
 
 START_SECONDS = 30.0  # until a head that has just started knows its nodes
 STAND_IN = "CASEMATE_TEST_GPU"
@@ -89,7 +91,7 @@ def gpus_at(address: str) -> float:
     return sum(float((node.resources_total or {}).get("GPU", 0)) for node in nodes)
 
 
-def process_group_backend(cluster: ClusterSection) -> str:
+def process_group_backend(cluster: "ClusterSection") -> str:
     """The library by which train workers talk to each other: that of their devices."""
     on_gpus = cluster.gpus_per_train_worker and not os.environ.get(STAND_IN)
     return "nccl" if on_gpus else "gloo"

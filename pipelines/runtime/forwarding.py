@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from components.core.errors import CasemateError
-from pipelines.recipe.credentials import refuse_password_in_url
 from pipelines.runtime.provenance import REVISION_ENV
 from pipelines.runtime.shipping import temporary_folder
 
@@ -34,6 +33,10 @@ def in_job() -> bool:
 
 def values_of(names: Sequence[str], *, reserved: Mapping[str, str]) -> dict[str, str]:
     """The variables that a user forwards by name; their values are never printed."""
+    from pipelines.recipe.credentials import (
+        refuse_password_in_url,
+    )  # jobs and workers need no recipe
+
     for name in names:
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             shown = name.partition("=")[0]

@@ -47,7 +47,7 @@ def command(places, other, storage, *, workers: int):
 
 
 @pytest.mark.ray
-def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_flow, tmp_path):
+def test_workers_and_a_kill_change_no_byte(kept_workers, cli, places, finished_flow, tmp_path):
     """One worker; and killed in the middle of the lesions with one worker, ended by two."""
     other = step_folder(finished_flow, "train.columns") / "model"
     run = partial(command, places, other)

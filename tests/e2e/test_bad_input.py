@@ -1,6 +1,6 @@
 """Bad input as users meet it: exit code 2, one line that names the place and the remedy.
 
-What fails before Ray starts is tried in a process of its own; the rest shares one Ray session.
+One case of each kind is tried in a process of its own; the rest shares this one and its Ray.
 """
 
 import json
@@ -24,7 +24,9 @@ from tests.steps import files_of
 
 pytestmark = pytest.mark.e2e
 
-NOTES = re.compile(r"^[a-z0-9.-]+ +(done before|[0-9.]+ s) +[a-z0-9.-]+$")  # progress of the flow
+NOTES = re.compile(  # progress of the flow; on a busy machine workers take their time
+    r"^[a-z0-9.-]+ +(done before|[0-9.]+ s) +[a-z0-9.-]+$|^[a-z0-9. -]+: waiting for \d+ worker"
+)
 ANYWHERE = "http://127.0.0.1:1"  # nobody listens on port 1
 
 
@@ -72,7 +74,8 @@ def recipe(tmp_path):
     ],
 )
 def test_recipe_mistakes_name_file_key_and_value(cli, tmp_path, recipe, override, words):
-    result = cli("run", recipe, "--set", override, "--storage", tmp_path / "storage")
+    run = cli if override == "data.colour=red" else call
+    result = run("run", recipe, "--set", override, "--storage", tmp_path / "storage")
     assert_refused(result, recipe, *words)
     assert files(tmp_path) == {"tiny.yaml"}
     assert not (tmp_path / "storage").exists()
@@ -140,14 +143,15 @@ def test_storage_that_cannot_be_written(cli, tmp_path, recipe, place):
 )
 def test_clusters_that_cannot_be_joined(cli, tmp_path, recipe, address, words):
     storage = tmp_path / "storage"
-    result = cli("run", recipe, "--address", address, "--storage", storage)
+    run = cli if address == "127.0.0.1:1" else call
+    result = run("run", recipe, "--address", address, "--storage", storage)
     assert_refused(result, f"cluster.address: {words[0]}", words[1])
     assert files(tmp_path) == {"tiny.yaml"}
 
 
-def test_an_address_in_the_recipe_is_tried_like_one_on_the_command_line(cli, tmp_path):
+def test_an_address_in_the_recipe_is_tried_like_one_on_the_command_line(tmp_path):
     recipe = tiny_recipe(tmp_path / "tiny.yaml", cluster={"address": "127.0.0.1:1"})
-    result = cli("run", recipe, "--storage", tmp_path / "storage")
+    result = call("run", recipe, "--storage", tmp_path / "storage")
     assert_refused(result, "cluster.address: 127.0.0.1:1 cannot be reached")
 
 
@@ -355,7 +359,7 @@ def statuses(storage: Path) -> dict[str, list[str]]:
 
 
 def test_a_truncated_part_is_named_and_its_remedy_works(
-    ray_session, finished_flow, trained, tmp_path, monkeypatch
+    kept_workers, finished_flow, trained, tmp_path, monkeypatch
 ):
     certify = {"patch": TINY["certify"]["patch"]}
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify=certify, attack={})

@@ -33,7 +33,7 @@ def command(places, storage, *further):
 
 
 @pytest.mark.ray
-def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_flow, tmp_path):
+def test_workers_and_a_kill_change_no_byte(kept_workers, cli, places, finished_flow, tmp_path):
     """Killed in the middle of the corruptions with one worker, ended by two."""
     one, two = tmp_path / "one", tmp_path / "two"
     further = step_folder(finished_flow, "train.columns") / "model"
@@ -51,11 +51,11 @@ def test_workers_and_a_kill_change_no_byte(ray_session, cli, places, finished_fl
     kept = parts()
     assert 3 <= len(kept) < 8  # of 19 units
     assert not (step_folder(two, "evaluate.corruptions") / "manifest.json").exists()
+    whole = call(*command(places, one, *suites, "--set", "cluster.num_actors=1"))
+    assert whole.code == 0, whole.err
     said = call(*command(places, two, *suites, "--set", "cluster.num_actors=2"))
     assert said.code == 0, said.err
     assert "done before" in said.err  # the clean items
-    whole = call(*command(places, one, *suites, "--set", "cluster.num_actors=1"))
-    assert whole.code == 0, whole.err
     assert whole.json["summary"] == said.json["summary"]
     for suite, further in (("clean", ()), ("corruptions", ()), ("transfer", ("matrix.parquet",)),
                            ("spatial", ("failure_map.parquet",))):  # fmt: skip

@@ -37,7 +37,7 @@ def killed_flow(cli, tmp_path_factory, finished_flow):
     """
     storage = tmp_path_factory.mktemp("kill ünd resume") / "my runs"  # spaces and an umlaut
     command = ("run", finished_flow.parent / "tiny.yaml", "--storage", storage)
-    for step in ("train.columns", "train.cleaner"):  # one training is enough to kill
+    for step in ("prepare", "train.columns", "train.cleaner"):  # one training is enough to kill
         trained = step_folder(finished_flow, step)
         shutil.copytree(trained, storage / "tiny" / trained.name)
 

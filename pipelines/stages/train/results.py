@@ -15,7 +15,6 @@ from pipelines.runtime import progress
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.machine import MACHINE
 from pipelines.runtime.notes import Notes
-from pipelines.stages.train.session import load_start
 from pipelines.stages.train.worker import LIVE
 
 Row = Mapping[str, float | int | None]  # figures of one epoch by name
@@ -88,6 +87,8 @@ def report_start(source: str, spec: ModelSpec, out: StageDir) -> None:
     """
     path = out.path / "pretrained.json"
     if not path.exists():
+        from pipelines.stages.train.session import load_start  # with all of the training code
+
         report = load_start(PixelModel(spec), source)
         if is_source(source):
             parent: dict[str, Any] = {"source": source, "digest": source_digest(source)}

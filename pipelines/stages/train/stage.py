@@ -23,7 +23,6 @@ from components.core.folders import Folder
 from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from components.train.sharding import check_shardable
 from pipelines.recipe import build
 from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
@@ -37,7 +36,6 @@ from pipelines.runtime.waiting import NoRoomError, wait_for_room
 from pipelines.stages.train import results
 from pipelines.stages.train.backend import CheckedTorchConfig
 from pipelines.stages.train.failures import MistakesEndTraining, lacked_room, mistake_in
-from pipelines.stages.train.session import objective_of
 from pipelines.stages.train.worker import JOB, STOPPED, STORED, TrainJob, train_loop
 
 
@@ -89,6 +87,9 @@ def _check_network(recipe: Recipe, spec: ModelSpec, model: str) -> None:
             raise
         return  # its constructor computes with values: only the workers can build it
     if sharded:
+        from components.train.sharding import check_shardable  # drivers need no training code
+        from pipelines.stages.train.session import objective_of
+
         check_shardable(network, objective_of(recipe, model))
 
 

@@ -1,0 +1,28 @@
+"""Processes with a network do not load torch's compiler; what needs it still finds it."""
+
+import subprocess
+import sys
+
+LIGHT = """
+import sys
+import pipelines.runtime.actors, pipelines.runtime.devices
+from pipelines.stages.analyze import worker
+from pipelines.stages.attack import worker
+from pipelines.stages.certify import worker
+from components.models.zoo import OWN
+import timm, torch, torchvision
+heavy = ("torch._dynamo", "sympy", "pydantic", "ray.autoscaler", "mlflow", "pandas", "scipy.stats")
+print([name for name in heavy if name in sys.modules])
+boxes = torch.tensor([[0, 0.0, 0.0, 4.0, 4.0]])
+print(torchvision.ops.roi_align(torch.ones(1, 1, 8, 8), boxes, 1).item())
+from timm.layers import disable_compiler
+print(disable_compiler(lambda x: x + 1)(2), "torch._dynamo" in sys.modules)
+print(sys.modules["torchvision.ops.roi_align"].is_compile_supported("cpu"))
+"""
+
+
+def test_workers_load_the_compiler_only_when_something_is_compiled():
+    """Fails when a release of timm or torchvision changes its import: `late_compiler` follows."""
+    run = [sys.executable, "-c", LIGHT]
+    said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == ["[]", "1.0", "3 True", "True"]
