@@ -14,6 +14,7 @@ from components.models.adapt import ShapePair, State, fit_sizes
 
 SHOWN = 3  # names of each kind in the one-line error; the report has them all
 # Tensors that do not contribute to the logits of the network, so may be left out.
+COUNTERS = "*num_batches_tracked"  # not in files of torch below 0.4.1; eval mode never reads it
 IDLE = re.compile(
     r"(pooler|pre_logits|head_dist|normali[sz]er?|sub_block1)\..*"  # TRADES never calls sub_block1
     r"|(.*\.)?(attn_mask|relative_position_index|relative_coords_table|attention_bias_idxs)"
@@ -41,15 +42,18 @@ class ImportReport:
         """Plain values for JSON."""
         return {"complete": self.complete, **asdict(self)}
 
-    def lines(self) -> list[str]:
-        """The number of loaded tensors, then one line per other tensor."""
+    def lines(self, most: int | None = None) -> list[str]:
+        """The number of loaded tensors, then one line per other tensor, at most `most`."""
         lines = [f"{'loaded':<11}{len(self.loaded)} tensors"]
         for kind in ("resampled", "mismatched"):
             for name, (theirs, ours) in getattr(self, kind).items():
                 lines.append(f"{kind:<11}{name}: {theirs} in the weights, {ours} in the network")
         for kind in ("fresh", "missing", "unused", "ignored"):
             lines += [f"{kind:<11}{name}" for name in getattr(self, kind)]
-        return lines
+        left = len(lines) - 1 - most if most is not None else 0
+        return (
+            [*lines[:-left], f"{'':<11}and {left} more (--json lists all)"] if left > 0 else lines
+        )
 
 
 class DoesNotFit(CasemateError):  # noqa: N818 - reads as the sentence it prints
@@ -90,8 +94,8 @@ def load_matching(
 ) -> ImportReport:
     """Load `state` into `net`, resampling tensors that depend on the patch or image size.
 
-    Tensors that match `allow_missing` (globs) keep their initial values if they are missing or do
-    not fit; those that match `allow_unused`, or that are idle, may be absent from `net`. If any
+    Tensors that match `allow_missing` (globs), and counters of batches, keep their initial values
+    if they are missing or do not fit; those that match `allow_unused`, or that are idle, may be absent from `net`. If any
     other tensor is unset or left over, nothing is loaded: `DoesNotFit` names it, after the key and
     value of `origin` and before the `remedy`.
     """
@@ -104,7 +108,7 @@ def load_matching(
     }
     fitting = [name for name, (theirs, ours) in shapes.items() if theirs == ours]
     unset = [name for name in wanted if name not in fitting]
-    fresh = _fitting_globs(unset, allow_missing)
+    fresh = _fitting_globs(unset, [*allow_missing, COUNTERS])
     extra = [name for name in fitted if name not in wanted]
     ignored = {*_fitting_globs(extra, allow_unused), *filter(IDLE.fullmatch, extra)}
     report = ImportReport(

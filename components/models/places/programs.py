@@ -4,7 +4,8 @@ from pathlib import Path
 
 from components.core.errors import CasemateError
 from components.models.networks.program import architecture_of, input_shape, load_program
-from components.models.places.registry import FILES, Loaded, ModelFacts, kind_of_file
+from components.models.places.files import kind_of_file
+from components.models.places.registry import Loaded, ModelFacts
 from components.models.places.wrapping import model_around
 
 DYNAMIC = "dynamic_shapes=({0: torch.export.Dim.AUTO},)"
@@ -17,7 +18,7 @@ def load(name: str, given: ModelFacts, suggested: ModelFacts) -> Loaded:
     exported = _exported_facts(path) if kind == "pt2" else ModelFacts()
     for key, value in exported.said().items():
         if getattr(given, key) not in (None, value):
-            remedy = f"contradicts {FILES[kind].form}, which takes {value}; leave it out"
+            remedy = f"contradicts {path.name}, which takes {value}; leave it out"
             raise CasemateError(key, getattr(given, key), remedy)
     facts = exported.or_else(given).or_else(suggested.without("num_classes"))
     architecture = architecture_of(path, kind)

@@ -9,8 +9,6 @@ A loader returns the network with its weights and the spec from which workers bu
 a place, write its loader and an entry below. Nothing numerical is imported here.
 """
 
-import re
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -114,21 +112,14 @@ PREFIXED = {
         ),
     )
 }
-FILES = {
-    place.kind: place
-    for place in (
-        ModelPlace("pt2", "a .pt2 file", f"{_HERE}.programs:load", _PIXELS, "the file"),
-        ModelPlace("torchscript", "a TorchScript file", f"{_HERE}.programs:load", _PIXELS, "it"),
-    )
-}
-PLACES = {FOLDER.kind: FOLDER, **PREFIXED, **FILES}
+FILE = ModelPlace(
+    "file", "a .pt2 or TorchScript file", f"{_HERE}.programs:load", _PIXELS, "the file"
+)
+PLACES = {FOLDER.kind: FOLDER, **PREFIXED, FILE.kind: FILE}
 FORMS = (
     "a model folder, timm:NAME, hf:ORG/NAME, robustbench:NAME, python:FILE.py:FACTORY, "
     "a .pt2 file or a TorchScript file"
 )
-WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
-PICKLES = (".pkl", ".pickle", ".joblib")
-_INSTEAD = "save the network with torch.export, or its state_dict() beside its code"
 
 
 def find_place(text: str) -> tuple[ModelPlace, str]:
@@ -140,7 +131,7 @@ def find_place(text: str) -> tuple[ModelPlace, str]:
         return PREFIXED[kind], name
     path = Path(text).expanduser()
     if not is_uri(text) and path.is_file():
-        return FILES[kind_of_file(path)], str(path)
+        return FILE, str(path)
     return FOLDER, text
 
 
@@ -153,54 +144,3 @@ def folder_of(text: str) -> Folder:
         raise CasemateError("model", text, f"does not exist{guess}")
     inside = within(folder, "model")
     return inside if (inside / "model.json").is_file() else folder
-
-
-def kind_of_file(path: Path) -> str:
-    """`pt2` or `torchscript`; an error that says what any other file is."""
-    names = _members(path)
-    if any(re.search(r"(^|/)(models/.+|serialized_exported_program)\.json$", n) for n in names):
-        return "pt2"
-    if any(name.endswith("/constants.pkl") for name in names):
-        return "torchscript"
-    raise CasemateError("model", path, _what_it_is(path, names))
-
-
-def _members(path: Path) -> list[str]:
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        return archive.namelist()
-
-
-def _what_it_is(path: Path, names: Sequence[str]) -> str:
-    if path.name == "model.json":
-        return f"is a file of a model folder; name the folder: {path.parent}"
-    if any(name.endswith((".so", ".cubin")) for name in names):
-        return (
-            "holds compiled code (AOTInductor), which has no gradients; save the exported program"
-        )
-    if path.suffix in WEIGHTS or any(name.endswith("/data.pkl") for name in names):
-        return _about_weights(path)
-    if path.suffix in PICKLES:
-        return f"is a pickle, and loading it would run its code; {_INSTEAD}"
-    if path.suffix == ".onnx":
-        return "is an ONNX graph, which has no gradients here; export the network with torch.export"
-    if path.suffix == ".py":
-        return f"is code; name what builds the network: python:{path}:FACTORY"
-    return f"is a file of an unknown kind; name {FORMS}"
-
-
-def _about_weights(path: Path) -> str:
-    """What a file of tensors is, or a pickle that needs code."""
-    from components.models.importing.read import read_checkpoint  # imports torch
-
-    try:
-        read_checkpoint(path)
-    except CasemateError as error:
-        if "needs Python code" not in error.remedy:
-            return error.remedy
-        return f"is a pickled object, and loading it would run its code; {_INSTEAD}"
-    return (
-        "holds weights without their network; for a timm architecture: casemate import-weights, "
-        "for your own: --model python:FILE.py:FACTORY --weights FILE"
-    )
