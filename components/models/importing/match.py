@@ -95,9 +95,9 @@ def load_matching(
     """Load `state` into `net`, resampling tensors that depend on the patch or image size.
 
     Tensors that match `allow_missing` (globs), and counters of batches, keep their initial values
-    if they are missing or do not fit; those that match `allow_unused`, or that are idle, may be absent from `net`. If any
-    other tensor is unset or left over, nothing is loaded: `DoesNotFit` names it, after the key and
-    value of `origin` and before the `remedy`.
+    if they are missing or do not fit; those that match `allow_unused`, or that are idle, may be
+    absent from `net`. If any other tensor is unset or left over, nothing is loaded: `DoesNotFit`
+    names it, after the key and value of `origin` and before the `remedy`.
     """
     fitted, resampled = fit_sizes(state, net, kernel_method=kernel_method)
     wanted = net.state_dict()

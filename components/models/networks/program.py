@@ -80,6 +80,8 @@ def copy_program(architecture: str, folder: Path) -> None:
 def load_program(architecture: str) -> nn.Module:
     """The network of a program, with its weights, on the device that is the default."""
     path, (kind, _) = _file(architecture), _parsed(architecture)
+    if kind == "torchscript" and torch.get_default_device().type == "meta":
+        raise RuntimeError("TorchScript cannot be moved to the meta device: its shapes are unknown")
     with torch._C.DisableTorchFunction():  # of modes that skip values or choose a device
         program = _from_export(path) if kind == "pt2" else _from_torchscript(path)
     net, device = Program(program, kind), torch.get_default_device()

@@ -96,8 +96,10 @@ def _timm_repository(repository: Repository, config: Mapping[str, Any]) -> Loade
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise CasemateError("model", repository, f"timm fails: {first_line(error)}") from error
     described = dict(net.pretrained_cfg)
+    channels, *sides = described["input_size"]
     if size := arguments.get("img_size"):
-        described["input_size"] = [3, size, size] if isinstance(size, int) else [3, *size]
+        sides = [size, size] if isinstance(size, int) else size
+    described["input_size"] = [arguments.get("in_chans", channels), *sides]
     options = {key: value for key, value in arguments.items() if key not in FROM_DATA}
     return Loaded(net, _spec_of(architecture, described, options, origin=str(repository)))
 
@@ -161,6 +163,10 @@ def _spec_of(
         raise CasemateError("model", origin, f"takes images of {height}x{width}, not square ones")
     if not config.get("num_classes"):
         raise CasemateError("model", origin, "has no classes: it computes features only")
+    for key in ("mean", "std"):
+        if len(config[key]) != channels:
+            remedy = f"has {channels} channels, but {len(config[key])} values of its {key}"
+            raise CasemateError("model", origin, remedy)
     return ModelSpec(
         architecture=architecture,
         num_classes=int(config["num_classes"]),
