@@ -74,7 +74,12 @@ def model_command(
         **own: Any,
     ) -> None:
         overrides = set_ or []
-        where = {"storage": storage, "force": force, "address": address, "as_json": as_json}
+        where: dict[str, Any] = {
+            "storage": storage,
+            "force": force,
+            "address": address,
+            "as_json": as_json,
+        }
         facts = {
             "weights": weights, "image_size": image_size, "channels": channels,
             "num_classes": num_classes, "mean": mean, "std": std,

@@ -64,34 +64,23 @@ def done(*arguments):
 
 @pytest.mark.ray
 def test_an_exported_program_is_attacked_and_evaluated(ray_session, home, data, tmp_path):
-    command = (
-        "--model",
-        home / "net.pt2",
-        "--data",
-        data,
-        "--storage",
-        tmp_path,
-        "--num-items",
-        12,
-    )
-    attacked = done("attack", *command, "--eps", 0.05, "--attacks", "fgsm,pgd-5",
-                    "--set", "attack.linf.sanity=null")  # fmt: skip
+    on_data = ("--data", data, "--storage", tmp_path, "--num-items", 12)
+    budget = ("--eps", 0.05, "--attacks", "fgsm,pgd-5", "--set", "attack.linf.sanity=null")
+    attacked = done("attack", "--model", home / "net.pt2", *on_data, *budget)
     assert set(attacked["steps"]) == {"prepare", "model.main", "attack.linf", "report"}
     clean, _, robust = attacked["summary"]
     assert robust["value"] < clean["value"] > 0.6
     stored = Path(attacked["steps"]["model.main"])
     assert stored.parent.name == "attack-net-pt2"
     assert [path.suffix for path in (stored / "code").iterdir()] == [".pt2"]
-    as_script = ("--model", home / "script.pt", *command[2:])
-    evaluated = done("evaluate", *as_script)
+    evaluated = done("evaluate", "--model", home / "script.pt", *on_data)
     (row,) = [row for row in evaluated["summary"] if "clean" in row["what"]]
     assert (row["value"], row["num_items"]) == (clean["value"], 12)
     step = Path(attacked["steps"]["attack.linf"])
     manifest = json.loads((step / "manifest.json").read_text())
     assert manifest["input_folders"]["model.main"] == f"../{stored.name}"
     # The stored folder is a model of its own: the same model, so the same step.
-    again = done("attack", "--model", stored, *command[2:], "--eps", 0.05, "--attacks", "fgsm,pgd-5",
-                 "--set", "attack.linf.sanity=null")  # fmt: skip
+    again = done("attack", "--model", stored, *on_data, *budget)
     other = Path(again["steps"]["attack.linf"])
     assert other.name == step.name
     tables = [pq.read_table(folder / "attacks.parquet") for folder in (step, other)]

@@ -41,7 +41,7 @@ class Program(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         # TorchScript compiles itself anew during the first calls, which moves last digits.
-        with torch.jit.optimized_execution(False):
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             logits: Tensor = self.program(images)
         return logits
 
@@ -50,7 +50,7 @@ class Program(nn.Module):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Program":
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.kind == "pt2":
             _move_constants(self.program, fn(torch.empty(0)).device)
         return self
@@ -127,7 +127,9 @@ def _file(architecture: str) -> Path:
 
 def _from_torchscript(path: Path) -> nn.Module:
     try:
-        program: nn.Module = torch.jit.load(str(path), map_location="cpu")
+        program: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
+            str(path), map_location="cpu"
+        )
         return program.eval()
     except (RuntimeError, ValueError, OSError) as error:
         remedy = f"cannot be read as TorchScript: {first_line(error)}"
@@ -142,7 +144,8 @@ def _from_export(path: Path) -> nn.Module:
         if flag is not None and len(node.args) > flag and node.args[flag] is True:
             remedy = f"was exported in training mode ({name}); call eval() before torch.export"
             raise CasemateError("model", path, remedy)
-    return exported.module()
+    program: nn.Module = exported.module()
+    return program
 
 
 def _exported(path: Path) -> Any:

@@ -63,9 +63,10 @@ def build(entry: Entry, *, package: str) -> nn.Module:
         remedy = "was saved with another version of robustbench than the one installed here"
         raise CasemateError(KEY, entry, remedy)
     if timm.is_model(registered := _timm_name(entry)):
-        return timm.create_model(registered, num_classes=SIDES[entry.dataset][1])
-    net: nn.Module = _listed(entry)["model"]()
-    return net
+        net: nn.Module = timm.create_model(registered, num_classes=SIDES[entry.dataset][1])
+        return net
+    listed: nn.Module = _listed(entry)["model"]()
+    return listed
 
 
 def check_listed(entry: Entry) -> None:
