@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
@@ -220,8 +221,9 @@ def check_known(architecture: str, options: Mapping[str, Any] | None = None) -> 
 
 def _unknown(architecture: str) -> CasemateError:
     family = architecture.split("_")[0]
-    close = [*OWN, *(name for name in VARIANTS if name.startswith(family))]
-    close += timm.list_models(f"{family}*")[:5]
+    close = get_close_matches(architecture, [*OWN, *VARIANTS, *timm.list_models()], n=3)
+    close += [*OWN, *(name for name in VARIANTS if name.startswith(family))]
+    close = list(dict.fromkeys([*close, *timm.list_models(f"{family}*")[:5]]))
     return CasemateError(
         "model.architecture", architecture, f"is unknown here and in timm; for example {close}"
     )

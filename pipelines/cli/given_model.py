@@ -166,9 +166,10 @@ def _opened(
                 given_model(model, ModelFacts(**given), _suggested(source, prepared))
             )
         except CasemateError as error:
-            if error.key not in (*facts, "model"):
+            key = "model" if error.key == "storage" else error.key  # of the URI of a folder
+            if key not in (*facts, "model"):
                 raise
-            raise CasemateError(flag(error.key), error.value, error.remedy) from error
+            raise CasemateError(flag(key), error.value, error.remedy) from error
         yield opened
 
 

@@ -185,7 +185,7 @@ def _refused(error: "DoesNotFit", as_json: bool) -> Exception:
         _show(error.report, {"folder": None}, as_json)
         return error
     print(f"casemate: {error}", file=sys.stderr)
-    for line in error.report.lines(most=SHOWN_KEYS):
+    for line in error.report.refused(SHOWN_KEYS):
         print(line, file=sys.stderr)
     return typer.Exit(2)
 

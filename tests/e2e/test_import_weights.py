@@ -102,7 +102,7 @@ def test_blocks_that_would_be_cut_off_are_told(tmp_path, arguments):
     torch.save(deep.state_dict(), arguments[1])
     told = call(*arguments, *STATISTICS)
     assert told.code == 2
-    reason, _, *keys, rest = told.err.splitlines()
+    reason, *keys, rest = told.err.splitlines()
     assert "hold blocks.1.norm1.weight" in reason
     assert keys[0] == "unused     blocks.1.norm1.weight"
     assert len(keys) == 10

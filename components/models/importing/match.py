@@ -42,18 +42,29 @@ class ImportReport:
         """Plain values for JSON."""
         return {"complete": self.complete, **asdict(self)}
 
-    def lines(self, most: int | None = None) -> list[str]:
-        """The number of loaded tensors, then one line per other tensor, at most `most`."""
-        lines = [f"{'loaded':<11}{len(self.loaded)} tensors"]
-        for kind in ("resampled", "mismatched"):
-            for name, (theirs, ours) in getattr(self, kind).items():
-                lines.append(f"{kind:<11}{name}: {theirs} in the weights, {ours} in the network")
-        for kind in ("fresh", "missing", "unused", "ignored"):
-            lines += [f"{kind:<11}{name}" for name in getattr(self, kind)]
-        left = len(lines) - 1 - most if most is not None else 0
-        return (
-            [*lines[:-left], f"{'':<11}and {left} more (--json lists all)"] if left > 0 else lines
-        )
+    def lines(self) -> list[str]:
+        """The number of loaded tensors, then one line per other tensor."""
+        kinds = ("resampled", "mismatched", "fresh", "missing", "unused", "ignored")
+        return [f"{'loaded':<11}{len(self.loaded)} tensors", *self._listed(kinds)]
+
+    def refused(self, most: int) -> list[str]:
+        """At most `most` lines about tensors that do not fit, and the number of all others."""
+        lines = self._listed(("mismatched", "missing", "unused"))
+        left = len(lines) - most
+        more = [f"{'':<11}and {left} more (--json lists all)"] if left > 0 else []
+        return [*lines[:most], *more]
+
+    def _listed(self, kinds: Sequence[str]) -> list[str]:
+        lines = []
+        for kind in kinds:
+            found = getattr(self, kind)
+            for name in found:
+                shapes = ""
+                if isinstance(found, Mapping):
+                    theirs, ours = found[name]
+                    shapes = f": {theirs} in the weights, {ours} in the network"
+                lines.append(f"{kind:<11}{name}{shapes}")
+        return lines
 
 
 class DoesNotFit(CasemateError):  # noqa: N818 - reads as the sentence it prints

@@ -10,8 +10,9 @@ import io
 import json
 import re
 import shutil
+import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ class Program(nn.Module):
         return self
 
 
+def program_kind(members: Sequence[str]) -> str | None:
+    """`pt2` or `torchscript`, by the names of the files in an archive; None: it is neither."""
+    if any(re.search(r"(^|/)(models/.+|serialized_exported_program)\.json$", n) for n in members):
+        return "pt2"
+    return "torchscript" if any(name.endswith("/constants.pkl") for name in members) else None
+
+
+def members_of(path: Path) -> list[str]:
+    """The names of the files in an archive; none if it is not an archive."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with zipfile.ZipFile(path) as archive:
+        return archive.namelist()
+
+
 def is_program(architecture: str) -> bool:
     """Whether an architecture is a saved program."""
     return architecture.partition(":")[0] in KINDS
@@ -82,7 +98,8 @@ def load_program(architecture: str) -> nn.Module:
     path, (kind, _) = _file(architecture), _parsed(architecture)
     if kind == "torchscript" and torch.get_default_device().type == "meta":
         raise RuntimeError("TorchScript cannot be moved to the meta device: its shapes are unknown")
-    with torch._C.DisableTorchFunction():  # of modes that skip values or choose a device
+    # Modes that skip values or choose a device are off; TorchScript announces its successor.
+    with torch._C.DisableTorchFunction(), warnings.catch_warnings(action="ignore"):
         program = _from_export(path) if kind == "pt2" else _from_torchscript(path)
     net, device = Program(program, kind), torch.get_default_device()
     return net if device.type == "cpu" else net.to(device)

@@ -1,12 +1,11 @@
 """What a file is that a user names as a model."""
 
-import re
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from components.core.errors import CasemateError
 from components.models.importing.read import read_checkpoint
+from components.models.networks.program import members_of, program_kind
 from components.models.places.registry import FORMS
 
 WEIGHTS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".tar")
@@ -16,19 +15,10 @@ _INSTEAD = "save the network with torch.export, or its state_dict() beside its c
 
 def kind_of_file(path: Path) -> str:
     """`pt2` or `torchscript`; an error that says what any other file is."""
-    names = _members(path)
-    if any(re.search(r"(^|/)(models/.+|serialized_exported_program)\.json$", n) for n in names):
-        return "pt2"
-    if any(name.endswith("/constants.pkl") for name in names):
-        return "torchscript"
+    names = members_of(path)
+    if kind := program_kind(names):
+        return kind
     raise CasemateError("model", path, _what_it_is(path, names))
-
-
-def _members(path: Path) -> list[str]:
-    if not zipfile.is_zipfile(path):
-        return []
-    with zipfile.ZipFile(path) as archive:
-        return archive.namelist()
 
 
 def _what_it_is(path: Path, names: Sequence[str]) -> str:

@@ -124,6 +124,8 @@ FORMS = (
 
 def find_place(text: str) -> tuple[ModelPlace, str]:
     """The place that a text names, and the name in it."""
+    if not text:
+        raise CasemateError("model", "''", f"is empty; name {FORMS}")
     kind, colon, name = text.partition(":")
     if colon and not is_uri(text) and kind in PREFIXED:
         if not name:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from components.core.errors import CasemateError, first_line
+from components.core.errors import CasemateError, first_line, last_line
 from components.core.settings import MAX_SIDE
 from components.models.pixels import PixelModel
 from components.models.places.registry import ModelFacts
@@ -59,7 +59,9 @@ def _count_classes(
                 logits = net(torch.zeros(rows, channels, side, side, device=device))
         except Exception as error:
             images = "an image" if rows == 1 else f"{rows} images"
-            remedy = f"fails on {images} of {channels}x{side}x{side}: {first_line(error)}"
+            scripted = "TorchScript" in first_line(error)  # whose last line has the cause
+            why = last_line(error) if scripted else first_line(error)
+            remedy = f"fails on {images} of {channels}x{side}x{side}: {why}"
             also = "check image_size and channels" if rows == 1 else "it must take any batch"
             raise CasemateError("model", name, f"{remedy}; {also}") from error
         shape = tuple(getattr(logits, "shape", ()))
@@ -68,6 +70,8 @@ def _count_classes(
             images = "one image" if rows == 1 else f"{rows} images"
             returned = shape or type(logits).__name__
             remedy = f"returned {returned} for {images}, not {expected} logits"
+            if not shape:
+                remedy += "; let it return the logits alone"
             raise CasemateError("model", name, remedy)
     return int(shape[1])
 
