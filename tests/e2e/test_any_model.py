@@ -65,7 +65,7 @@ def done(*arguments):
 @pytest.mark.ray
 def test_an_exported_program_is_attacked_and_evaluated(ray_session, home, data, tmp_path):
     on_data = ("--data", data, "--storage", tmp_path, "--num-items", 12)
-    budget = ("--eps", 0.05, "--attacks", "fgsm,pgd-5", "--set", "attack.linf.sanity=null")
+    budget = ("--eps", 0.2, "--attacks", "fgsm,pgd-5", "--set", "attack.linf.sanity=null")
     attacked = done("attack", "--model", home / "net.pt2", *on_data, *budget)
     assert set(attacked["steps"]) == {"prepare", "model.main", "attack.linf", "report"}
     clean, _, robust = attacked["summary"]
