@@ -47,6 +47,12 @@ def copy_of(digest: str) -> Path | None:
     return next((folder for folder in found if folder.is_dir()), None)
 
 
+def file_of_copies(name: str) -> Path | None:
+    """A single file among the copies on this machine."""
+    places = (cache_folder(), *_further_places)
+    return next((place / name for place in places if (place / name).is_file()), None)
+
+
 def look_in(folder: Path) -> None:
     """Add a folder in which copies are searched, such as the one beside a model's weights."""
     if folder.is_dir() and folder not in _further_places:

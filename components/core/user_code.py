@@ -175,6 +175,14 @@ def settings_class(text: str, *, field: str) -> type:
     return own
 
 
+def argument_names(text: str, *, field: str) -> set[str] | None:
+    """Names of the arguments that the referenced object takes; None: any."""
+    parameters = _parameters(load(text, field=field), text, field=field)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+
+
 def checked_options(
     text: str,
     options: Mapping[str, Any],
@@ -192,10 +200,7 @@ def checked_options(
         own = settings_class(text, field=field)
         made = _made(own, options)
         return {f.name: getattr(made, f.name) for f in fields(own)}
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise _refusal(field, text, f"cannot be called: {error}") from error
+    parameters = _parameters(target, text, field=field)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return dict(options)
     named = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -205,6 +210,13 @@ def checked_options(
     needed = [name for name, p in free.items() if p.default is p.empty]
     _refuse_keys(options, free, needed)
     return dict(options)
+
+
+def _parameters(target: Any, text: str, *, field: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise _refusal(field, text, f"cannot be called: {error}") from error
 
 
 def _made(own: type, options: Mapping[str, Any]) -> Any:

@@ -1,7 +1,7 @@
 """The model format: `model.safetensors` + `model.json`; never a pickled class.
 
-A model with a user-defined architecture also has `code/`: a copy of the code whose digest
-`model.json` names. The folder is self-contained; loading it runs that code.
+A model with a user-defined architecture, or a saved program, also has `code/`: a copy of the code
+or program whose digest `model.json` names. The folder is self-contained; loading it runs that code.
 """
 
 from pathlib import Path
@@ -18,6 +18,7 @@ from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.files import atomic, write_json
 from components.core.folders import Folder
+from components.models.networks import program
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 
@@ -45,9 +46,10 @@ def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     if user_code.is_reference(model.spec.architecture):
         user_code.copy_code(model.spec.architecture, folder / CODE)
-    state = {k: v.detach().cpu().contiguous() for k, v in model.net.state_dict().items()}
+    if program.is_program(model.spec.architecture):
+        program.copy_program(model.spec.architecture, folder / CODE)
     with atomic(folder / "model.safetensors") as temporary:
-        save_file(state, temporary)
+        save_file(_own_tensors(model), temporary)
     digest = weights_digest(model)
     header = {
         "format": FORMAT,
@@ -59,6 +61,18 @@ def save_model(folder: Path, model: PixelModel, *, recipe_digest: str) -> str:
     return digest
 
 
+def _own_tensors(model: PixelModel) -> dict[str, torch.Tensor]:
+    """The tensors of the network; safetensors refuses those that share memory: they are copied."""
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.net.state_dict().items():
+        tensor = value.detach().cpu().contiguous()
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return found
+
+
 def read_header(folder: Folder) -> dict[str, Any]:
     """Parsed model.json."""
     path = folder / "model.json"
@@ -68,6 +82,8 @@ def read_header(folder: Folder) -> dict[str, Any]:
         raise CasemateError(
             "model", folder, "has no model.json; is this a model folder?"
         ) from error
+    except NotADirectoryError as error:
+        raise CasemateError("model", folder, "is a file; name the model folder") from error
     except ValueError as error:
         raise CasemateError("model", path, f"is not valid JSON: {error}") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:

@@ -117,7 +117,7 @@ def load_pretrained(
     parent = read_parent(source, architecture=model.spec.architecture)
     check_compatible(model.spec, parent)
     net: nn.Module = (
-        _timm_network(parent.architecture) if source == TIMM else load_model(folder_at(source)).net
+        timm_network(parent.architecture) if source == TIMM else load_model(folder_at(source)).net
     )
     other_classes = parent.num_classes != model.spec.num_classes
     return load_matching(
@@ -147,17 +147,20 @@ def _timm_config(architecture: str) -> Any:
     return config
 
 
-def _timm_network(architecture: str) -> Any:
-    """timm's network of that name with its hub weights, from the cache if present."""
+def timm_network(architecture: str, *, key: tuple[str, str] = (KEY, TIMM)) -> Any:
+    """timm's network of that name with its hub weights, from the cache if present.
+
+    `key` are the key and the value that errors name.
+    """
     config = _timm_config(architecture)
     cached = _cached_file(config)
     if cached is None:
-        _check_reachable(constants.ENDPOINT if config.hf_hub_id else config.url)
+        check_reachable(constants.ENDPOINT if config.hf_hub_id else config.url, key=key)
     overlay = {"file": cached, "custom_load": False} if cached else None
     try:
         return timm.create_model(architecture, pretrained=True, pretrained_cfg_overlay=overlay)
     except (OSError, RuntimeError, ValueError) as error:
-        raise _unreachable(architecture, error) from error
+        raise _unreachable(architecture, error, key) from error
 
 
 def _cached_file(config: Any) -> str | None:
@@ -168,8 +171,8 @@ def _cached_file(config: Any) -> str | None:
     return path if isinstance(path, str) else None
 
 
-def _check_reachable(address: str) -> None:
-    """Check the hub with one short request: timm would retry for minutes."""
+def check_reachable(address: str, *, key: tuple[str, str]) -> None:
+    """Check a hub with one short request: its client would retry for minutes."""
     try:
         urllib.request.urlopen(
             urllib.request.Request(address, method="HEAD"), timeout=PROBE_SECONDS
@@ -177,14 +180,13 @@ def _check_reachable(address: str) -> None:
     except urllib.error.HTTPError:
         return  # an error response: the hub is reachable
     except OSError as error:
-        raise _unreachable(address, error) from error
+        raise _unreachable(address, error, key) from error
 
 
-def _unreachable(what: str, error: Exception) -> CasemateError:
+def _unreachable(what: str, error: Exception, key: tuple[str, str]) -> CasemateError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return CasemateError(
-        KEY,
-        "timm",
+        *key,
         f"cannot fetch weights from {what} ({reason}); download them elsewhere, import them with "
         "casemate import-weights and name the model folder here",
     )

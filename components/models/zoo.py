@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from components.core.errors import CasemateError
 from components.core.settings import SettingError
 from components.models.adapt import set_xcit_patch
 from components.models.names import VARIANTS
+from components.models.networks import program, robustbench
 from components.models.networks.preact import preact_resnet18, wrn_28_10
 from components.models.networks.tiny import tiny_vit, tiny_xcit
 from components.models.networks.unet import tiny_unet, unet
@@ -87,7 +89,29 @@ def _users(architecture: str) -> Maker | None:
     return Maker(partial(_users_network, architecture), Sizes._asdict)
 
 
-FAMILIES: tuple[Callable[[str], Maker | None], ...] = (_users, _own, _variant, _timm)
+def _program(architecture: str) -> Maker | None:
+    """A saved program, which has its sizes."""
+    if not program.is_program(architecture):
+        return None
+    return Maker(partial(program.load_program, architecture), _no_arguments)
+
+
+def _robustbench(architecture: str) -> Maker | None:
+    """A network of the package robustbench, which has its sizes."""
+    if not robustbench.is_robustbench(architecture):
+        return None
+    entry = robustbench.Entry.of(architecture.removeprefix(robustbench.PREFIX))
+    return Maker(partial(robustbench.build, entry), _no_arguments)
+
+
+def _no_arguments(_: Sizes) -> dict[str, Any]:
+    return {}
+
+
+FAMILIES: tuple[Callable[[str], Maker | None], ...] = (
+    *(_users, _own, _variant, _timm),
+    *(_program, _robustbench),
+)
 
 
 def find_maker(architecture: str) -> Maker | None:
@@ -146,9 +170,11 @@ def network_for(spec: ModelSpec) -> nn.Module:
 def _users_network(architecture: str, **arguments: Any) -> nn.Module:
     """The network of a user-defined factory."""
     sizes = {key: arguments.pop(key) for key in Sizes._fields}
-    options = _users_options(architecture, arguments)
+    taken = sizes_taken(architecture)
+    options = _users_options(architecture, arguments, given=taken)
+    chosen = {key: sizes[key] for key in taken}
     try:
-        net = user_code.load(architecture, field="architecture")(**sizes, **options)
+        net = user_code.load(architecture, field="architecture")(**chosen, **options)
     except Exception as error:
         if isinstance(error, RuntimeError) and torch.get_default_device().type == "meta":
             raise  # it computes with values, which shapes do not have
@@ -160,12 +186,18 @@ def _users_network(architecture: str, **arguments: Any) -> nn.Module:
     return net
 
 
-def _users_options(architecture: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def sizes_taken(architecture: str) -> tuple[str, ...]:
+    """The sizes that a user-defined factory takes; recipes need all of them."""
+    names = user_code.argument_names(architecture, field="architecture")
+    return tuple(name for name in Sizes._fields if names is None or name in names)
+
+
+def _users_options(
+    architecture: str, options: Mapping[str, Any], *, given: tuple[str, ...] = Sizes._fields
+) -> dict[str, Any]:
     """Checked options of a user-defined factory; problems refer to the `model` section."""
     try:
-        return user_code.checked_options(
-            architecture, options, field="architecture", given=Sizes._fields
-        )
+        return user_code.checked_options(architecture, options, field="architecture", given=given)
     except SettingError as error:
         first = error.problems[0]
         raise CasemateError(f"model.{first.field}", first.value, first.remedy) from error
@@ -184,14 +216,20 @@ def check_known(architecture: str, options: Mapping[str, Any] | None = None) -> 
     """
     if user_code.is_reference(architecture):
         _users_options(architecture, options or {})
-    elif find_maker(architecture) is None:
+    elif (maker := find_maker(architecture)) is None:
         raise _unknown(architecture)
+    elif maker.arguments is _no_arguments:
+        remedy = (
+            "cannot be trained, it has its weights; attack, evaluate or certify it with --model"
+        )
+        raise CasemateError("model.architecture", architecture, remedy)
 
 
 def _unknown(architecture: str) -> CasemateError:
     family = architecture.split("_")[0]
-    close = [*OWN, *(name for name in VARIANTS if name.startswith(family))]
-    close += timm.list_models(f"{family}*")[:5]
+    close = get_close_matches(architecture, [*OWN, *VARIANTS, *timm.list_models()], n=3)
+    close += [*OWN, *(name for name in VARIANTS if name.startswith(family))]
+    close = list(dict.fromkeys([*close, *timm.list_models(f"{family}*")[:5]]))
     return CasemateError(
         "model.architecture", architecture, f"is unknown here and in timm; for example {close}"
     )

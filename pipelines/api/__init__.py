@@ -2,7 +2,7 @@
 
     from pipelines import api
 
-    model = api.load_model(my_network, image_size=32)      # or the path of a model folder
+    model = api.load_model(my_network, image_size=32)      # or "timm:resnet18", a folder, net.pt2
     api.attack(model, images, labels, eps=8 / 255)          # AutoAttack
     api.evaluate(model, images, labels, corruptions={}, spatial={})
     api.certify_patch(model, images, labels, patch_sizes=[5], band=4)

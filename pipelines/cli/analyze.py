@@ -1,4 +1,4 @@
-"""The analyze command: a recipe's models, or any model folder on any data."""
+"""The analyze command: a recipe's models, or any model on any data."""
 
 from typing import Annotated
 

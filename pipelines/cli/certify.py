@@ -1,4 +1,4 @@
-"""Commands around certificates: `casemate estimate` and `casemate export-tsv`."""
+"""Commands around certificates: `casemate certify`, `estimate` and `export-tsv`."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,83 @@ from typing import Annotated, Any
 
 import typer
 
+from components.core.errors import CasemateError
 from pipelines import api
 from pipelines.api.runs import DTYPE
 from pipelines.cli.amounts import size
-from pipelines.cli.options import JsonOpt, RecipeArg, SetOpt, SmokeOpt
+from pipelines.cli.given_model import Section, flag, model_command
+from pipelines.cli.options import JsonOpt, NumItemsOpt, RecipeArg, SetOpt, SmokeOpt, numbers
 
 commands = typer.Typer()
+EXAMPLE = (
+    "Example: casemate certify demo   Without a recipe: casemate certify --model models/deit-s "
+    "--data imagenet --data-path imagenet --patch-sizes 32 --band 19 --stride 10   or --sigma 0.25 "
+    "--denoiser diffusers:ddpm --num-estimate 10000"
+)
+PATCH = ("patch_sizes", "kind", "band", "stride")  # options of each certificate, first its own
+L2 = ("sigma", "radii", "num_estimate", "denoiser")
+
+
+def _section(
+    _: list[str],
+    patch_sizes: Annotated[
+        str | None, typer.Option(help="Patches: sides in pixels, with commas, e.g. 2,4.")
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Patches: columns, rows, blocks, both, double_masking; default: columns."
+        ),
+    ] = None,
+    band: Annotated[
+        int | None, typer.Option(help="Patches: visible pixels; default: as the model was trained.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Patches: of the ablations, in pixels.")
+    ] = None,
+    sigma: Annotated[
+        str | None, typer.Option(help="l2: deviation of the noise, e.g. 0.25.")
+    ] = None,
+    radii: Annotated[
+        str | None, typer.Option(help="l2: radii with commas; default: those of recipes.")
+    ] = None,
+    num_estimate: Annotated[
+        int | None, typer.Option(help="l2: draws per item; default: as in recipes.")
+    ] = None,
+    denoiser: Annotated[
+        str | None, typer.Option(help="l2: diffusers:DIR or model:DIR, before the model.")
+    ] = None,
+    num_items: NumItemsOpt = None,
+) -> Section:
+    """A certificate against patches, one in an l2 ball, or both."""
+    given = {
+        "patch_sizes": _whole_numbers("--patch-sizes", patch_sizes),
+        "kind": kind, "band": band, "stride": stride, "sigma": sigma,
+        "radii": numbers("--radii", radii), "num_estimate": num_estimate, "denoiser": denoiser,
+    }  # fmt: skip
+    found: Section = {}
+    for name, keys, kind_ in (("patch", PATCH, "columns"), ("l2", L2, "gaussian")):
+        chosen = {key: given[key] for key in keys if given[key] is not None}
+        if keys[0] in chosen:
+            entry = {"kind": kind_, **chosen, "num_items": num_items}
+            found[name] = {k: list(v) if isinstance(v, tuple) else v for k, v in entry.items()}
+        elif chosen:
+            key, value = next(iter(chosen.items()))
+            raise CasemateError(flag(key), value, f"needs {flag(keys[0])}")
+    if not found:
+        remedy = "is missing; certify against patches with it, or in an l2 ball with --sigma"
+        raise CasemateError("certify", "--patch-sizes", remedy)
+    return found
+
+
+def _whole_numbers(key: str, text: str | None) -> tuple[int, ...] | None:
+    found = numbers(key, text)
+    if found is not None and any(value != int(value) for value in found):
+        raise CasemateError(key, text, "is not a comma-separated list of whole numbers")
+    return None if found is None else tuple(int(value) for value in found)
+
+
+certify = model_command("certify", _section)
 
 
 @commands.command(epilog="Example: casemate estimate svit-in1k-col19-vit-s --accelerator A100")

@@ -1,30 +1,39 @@
-"""Commands that take a recipe, or a model folder and any data: these describe a recipe."""
+"""Commands that take a recipe, or any model and any data: these describe a recipe."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.folders import Folder, absolute, folder_at
 from components.core.object_stores import is_uri
+from components.models.places.registry import ModelFacts
 from pipelines.api import load_recipe
+from pipelines.api.given_models import GivenModel, given_model
 from pipelines.cli.flow import run_and_show
 from pipelines.cli.options import (
     AddressOpt,
+    ChannelsOpt,
     Command,
     DataOpt,
     DataPathOpt,
     FitOpt,
     ForceOpt,
+    ImageSizeOpt,
     JsonOpt,
+    MeanOpt,
+    ModelOpt,
     NoRecipeArg,
+    NumClassesOpt,
     SetOpt,
     SmokeOpt,
+    StdOpt,
     StorageOpt,
+    WeightsOpt,
+    numbers,
     with_parameters,
 )
 
@@ -46,12 +55,13 @@ def model_command(
 
     def command(
         recipe: NoRecipeArg = None,
-        model: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DIR", help=f"{stage.capitalize()} this model folder, without a recipe."
-            ),
-        ] = None,
+        model: ModelOpt = None,
+        weights: WeightsOpt = None,
+        image_size: ImageSizeOpt = None,
+        channels: ChannelsOpt = None,
+        num_classes: NumClassesOpt = None,
+        mean: MeanOpt = None,
+        std: StdOpt = None,
         data: DataOpt = None,
         data_path: DataPathOpt = None,
         fit: FitOpt = None,
@@ -63,32 +73,37 @@ def model_command(
         as_json: JsonOpt = False,
         **own: Any,
     ) -> None:
-        prepared, overrides = None, set_ or []
-        given = {"model": model, "data": data, "data_path": data_path, "fit": fit, **own}
+        overrides = set_ or []
+        where: dict[str, Any] = {
+            "storage": storage,
+            "force": force,
+            "address": address,
+            "as_json": as_json,
+        }
+        facts = {
+            "weights": weights, "image_size": image_size, "channels": channels,
+            "num_classes": num_classes, "mean": mean, "std": std,
+        }  # fmt: skip
+        given = {"model": model, "data": data, "data_path": data_path, "fit": fit, **facts, **own}
         needed = {key: given[key] for key in ("model", "data", *required)}
         if recipe is not None:
             _refuse_beside_recipe({**needed, **given})
             loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
-        else:
-            _check_needed(stage, needed)
-            _check_num_items(own["num_items"])
-            assert model is not None
-            assert data is not None
-            prepared = _prepared_folder(data, data_path=data_path, fit=fit)
-            source = {"source": data, "path": data_path, "fit": fit or "pad"}
+            run_and_show(loaded, until=stage, **where)
+            return
+        _check_needed(stage, needed)
+        _check_num_items(own["num_items"])
+        assert model is not None
+        assert data is not None
+        prepared = _prepared_folder(data, data_path=data_path, fit=fit)
+        source = {"source": data, "path": data_path, "fit": fit or "pad"}
+        section = section_of(overrides, **own)
+        with _opened(model, facts, source, prepared) as opened:
             loaded = _recipe_of(
-                stage, model, source, section_of(overrides, **own), prepared,
-                overrides=overrides, smoke=smoke,
+                stage, opened, source, section, prepared,
+                storage=storage, overrides=overrides, smoke=smoke,
             )  # fmt: skip
-        run_and_show(
-            loaded,
-            storage=storage,
-            force=force,
-            address=address,
-            as_json=as_json,
-            until=stage,
-            prepared=prepared,
-        )
+        run_and_show(loaded, prepared=prepared, **where)
 
     parameters = signature(command).parameters.values()
     shared = [p for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
@@ -101,18 +116,19 @@ def _refuse_beside_recipe(options: Mapping[str, object]) -> None:
     """Refuse options that the recipe sets itself."""
     for key, value in options.items():
         if value is not None:
-            raise CasemateError(_flag(key), value, "cannot be combined with RECIPE, which sets it")
+            raise CasemateError(flag(key), value, "cannot be combined with RECIPE, which sets it")
 
 
 def _check_needed(stage: str, options: Mapping[str, object]) -> None:
-    *others, last = map(_flag, options)
+    *others, last = map(flag, options)
     for key, value in options.items():
         if value is None:
             remedy = f"is missing; name a RECIPE, or {', '.join(others)} and {last}"
-            raise CasemateError(stage, _flag(key), remedy)
+            raise CasemateError(stage, flag(key), remedy)
 
 
-def _flag(key: str) -> str:
+def flag(key: str) -> str:
+    """The option of a field."""
     return "--" + key.replace("_", "-")
 
 
@@ -127,7 +143,7 @@ def _prepared_folder(data: str, **of_sources: str | None) -> Folder | None:
     if (folder / "dataset.json").is_file():
         for key, value in of_sources.items():
             if value is not None:
-                raise CasemateError(_flag(key), value, "does not apply to a prepared dataset")
+                raise CasemateError(flag(key), value, "does not apply to a prepared dataset")
         return folder_at(absolute(folder))
     if is_uri(data) or Path(data).is_dir():
         remedy = "has no dataset.json; name a prepared dataset, or a source with --data-path"
@@ -135,42 +151,88 @@ def _prepared_folder(data: str, **of_sources: str | None) -> Folder | None:
     return None
 
 
+@contextmanager
+def _opened(
+    model: str,
+    facts: Mapping[str, Any],
+    source: Mapping[str, Any],
+    prepared: Folder | None,
+) -> Iterator[GivenModel]:
+    """The model; what neither it nor the user says about its images follows from the data."""
+    given = {**facts, **{key: numbers(flag(key), facts[key]) for key in ("mean", "std")}}
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(
+                given_model(model, ModelFacts(**given), _suggested(source, prepared))
+            )
+        except CasemateError as error:
+            key = "model" if error.key == "storage" else error.key  # of the URI of a folder
+            if key not in (*facts, "model"):
+                raise
+            raise CasemateError(flag(key), error.value, error.remedy) from error
+        yield opened
+
+
+def _suggested(source: Mapping[str, Any], prepared: Folder | None) -> ModelFacts:
+    """Sizes of the data, as far as they are known without reading images."""
+    if prepared is not None:
+        from components.data.prepared import PreparedDataset
+
+        dataset = PreparedDataset.open(prepared)
+        side = dataset.height if dataset.height == dataset.width else None
+        return ModelFacts(
+            image_size=side, channels=dataset.channels, num_classes=len(dataset.classes)
+        )
+    from components.data.sources import find_source
+
+    info = find_source(source["source"]).with_options({})
+    return ModelFacts(image_size=info.side, channels=info.channels, num_classes=info.num_classes)
+
+
 def _recipe_of(
     stage: str,
-    model: str,
+    model: GivenModel,
     source: Mapping[str, object],
     section: Mapping[str, Any],
     prepared: Folder | None,
     *,
+    storage: str | None,
     overrides: list[str],
     smoke: bool,
 ) -> "Recipe":
-    """The recipe that the options describe: no training, a model folder, one section."""
+    """The recipe that the options describe: no training, a given model, one section.
+
+    A model that is not a folder yet is stored after all that could be wrong with the recipe.
+    """
     import yaml
 
-    from components.models.checkpoint import read_header
-    from components.models.spec import ModelSpec
     from pipelines.recipe import load as recipe
 
-    folder = folder_at(absolute(folder_at(model)))
-    spec = ModelSpec.from_dict(read_header(folder)["spec"], source=str(folder / "model.json"))
-    values = {
-        "name": f"{stage}-"
-        + (re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-") or "model"),
-        "data": _data(source, spec, prepared),
-        "model": {"pretrained": str(folder)},
-        stage: dict(section),
-    }
-    loaded = recipe.loads(
-        yaml.safe_dump(values), source=f"casemate {stage}", overrides=overrides, smoke=smoke
-    )
+    def read(place: str) -> "Recipe":
+        values = {
+            "name": f"{stage}-" + (_plain_name(model.label) or "model"),
+            "data": _data(source, model.spec, prepared),
+            "model": {"pretrained": place},
+            stage: dict(section),
+        }
+        text, named = yaml.safe_dump(values), f"casemate {stage}"
+        return recipe.loads(text, source=named, overrides=overrides, smoke=smoke)
+
+    loaded = read(str(model.folder))
     if prepared is None:  # fail before thousands of images are prepared
         from components.data.sources import open_source
 
         chosen = loaded.data
         opened = open_source(chosen.source, path=chosen.path, options=chosen.options)
-        spec.check_classes(len(opened.classes))
-    return loaded
+        model.spec.check_classes(len(opened.classes))
+    if not model.is_new:
+        return loaded
+    root = storage or loaded.storage.root
+    return read(model.stored(storage=root, recipe=loaded.name))
+
+
+def _plain_name(label: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
 
 
 def _data(

@@ -1,6 +1,7 @@
 """`casemate import-weights`: converts weights of other projects to a model folder."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,13 +10,14 @@ import typer
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.models.settings import ModelSettings
-from pipelines.cli.options import JsonOpt
+from pipelines.cli.options import JsonOpt, numbers
 
 if TYPE_CHECKING:
-    from components.models.importing.match import ImportReport
+    from components.models.importing.match import DoesNotFit, ImportReport
     from components.models.pixels import PixelModel
 
 commands = typer.Typer()
+SHOWN_KEYS = 10  # of weights that do not fit
 DENOISER = "unet"  # architecture of imported denoisers
 
 
@@ -134,8 +136,8 @@ def import_weights(
         channels=channels,
         upsample=upsample,
         upsample_mode=upsample_mode,
-        mean=_numbers("--mean", mean),
-        std=_numbers("--std", std),
+        mean=numbers("--mean", mean),
+        std=numbers("--std", std),
         token_policy=token_policy,
         options=_options(option or []),
     )
@@ -150,8 +152,7 @@ def import_weights(
             kernel_method=kernel,
         )
     except DoesNotFit as error:
-        _show(error.report, {"folder": None}, as_json)
-        raise
+        raise _refused(error, as_json) from error
     origin = {"file": str(file), "layout": imported.layout, "entry": imported.entry}
     _show(imported.report, {**_save(out, imported.model), **origin}, as_json)
 
@@ -167,8 +168,7 @@ def _import_denoiser(
     try:
         model, report = import_denoiser(file, DenoiserTarget(**given), entry=entry)
     except DoesNotFit as error:
-        _show(error.report, {"folder": None}, as_json)
-        raise
+        raise _refused(error, as_json) from error
     heads = [
         {"channels": width, "num_heads": number, "head_width": width // number}
         for width, number in attention_heads(model).items()
@@ -177,6 +177,17 @@ def _import_denoiser(
     origin = {"file": str(file), "layout": "guided-diffusion", "entry": entry}
     attention = {"attention": heads, "attention_assumed": not given_heads}
     _show(report, {**_save(out, model), **origin, **attention}, as_json)
+
+
+def _refused(error: "DoesNotFit", as_json: bool) -> Exception:
+    """The error to raise: as it is with JSON, else after its reason and a few keys are printed."""
+    if as_json:
+        _show(error.report, {"folder": None}, as_json)
+        return error
+    print(f"casemate: {error}", file=sys.stderr)
+    for line in error.report.refused(SHOWN_KEYS):
+        print(line, file=sys.stderr)
+    return typer.Exit(2)
 
 
 def _save(out: Path, model: "PixelModel") -> dict[str, Any]:
@@ -234,15 +245,6 @@ def _heads_line(attention: list[dict[str, int]], *, assumed: bool) -> str:
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise CasemateError(key, value, f"is not one of {', '.join(choices)}")
-
-
-def _numbers(key: str, text: str | None) -> tuple[float, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
 def _options(pairs: list[str]) -> dict[str, Any]:

@@ -78,6 +78,7 @@ cli_flow.add_commands(
         "attack": (cli_attack.attack, cli_attack.EXAMPLE),
         "evaluate": (cli_evaluate.evaluate, cli_evaluate.EXAMPLE),
         "analyze": (cli_analyze.analyze, cli_analyze.EXAMPLE),
+        "certify": (cli_certify.certify, cli_certify.EXAMPLE),
     },
 )
 

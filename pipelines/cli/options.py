@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from components.core.errors import CasemateError
+
 Command = Callable[..., None]
 
 
@@ -24,13 +26,35 @@ _recipe = typer.Argument(
     autocompletion=_ready_recipes,
 )
 RecipeArg = Annotated[str, _recipe]
-NoRecipeArg = Annotated[str | None, _recipe]  # of commands that take a model folder instead, too
+NoRecipeArg = Annotated[str | None, _recipe]  # of commands that take any model instead, too
 DataOpt = Annotated[
     str | None, typer.Option(metavar="DIR|SOURCE", help="Prepared dataset, or a source.")
 ]
 DataPathOpt = Annotated[
     str | None, typer.Option(metavar="P", help="Files of the source, if it needs any.")
 ]
+ModelOpt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Model, without a recipe: its folder, timm:NAME, hf:ORG/NAME, robustbench:NAME, "
+        "python:FILE.py:FACTORY, a .pt2 or TorchScript file.",
+    ),
+]
+WeightsOpt = Annotated[
+    str | None, typer.Option(metavar="FILE", help="State dict of the network of a FACTORY.")
+]
+ImageSizeOpt = Annotated[
+    int | None, typer.Option(help="Side of the model's images; default: as it says, or the data's.")
+]
+ChannelsOpt = Annotated[int | None, typer.Option(help="Channels of the images; the same default.")]
+NumClassesOpt = Annotated[
+    int | None, typer.Option(help="Classes of a FACTORY; default: the data's.")
+]
+MeanOpt = Annotated[
+    str | None, typer.Option(help="Comma-separated, per channel, if the model does not say it.")
+]
+StdOpt = Annotated[str | None, typer.Option(help="The same; default: pixels in [0, 1].")]
 FitOpt = Annotated[
     str | None, typer.Option(help="pad, resize, crop or squash a source's images; default: pad.")
 ]
@@ -74,6 +98,16 @@ def takes_recipe(command: Command) -> Command:
 
     _, *own = signature(command).parameters.values()
     return with_parameters(called, [*signature(Chosen).parameters.values(), *own])
+
+
+def numbers(key: str, text: str | None) -> tuple[float, ...] | None:
+    """The numbers of a comma-separated list."""
+    if text is None:
+        return None
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
 def with_parameters(command: Command, parameters: Sequence[Parameter]) -> Command:

@@ -1,6 +1,6 @@
 """The plan of a flow: the steps of all its stages, each with its fingerprint and its place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,17 +72,22 @@ def plan(
     root, prints = Storage.at(storage), dict[str, str]()
     planned = []
     for step in steps_of(recipe, prepared=prepared):
-        prints[step.name] = digest_json(
-            {
-                "stage": step.stage,
-                "version": STAGES[step.stage].version if step.stage in STAGES else GIVEN_VERSION,
-                "identity": step.identity,
-                "inputs": {need: prints[need] for need in step.needs},
-            }
-        )
+        prints[step.name] = fingerprint_of(step, prints)
         place = root.step(recipe.name, f"{step.name}-{prints[step.name][:12]}")
         planned.append(PlannedStep(step, prints[step.name], place, place))
     return planned
+
+
+def fingerprint_of(step: Step, prints: Mapping[str, str]) -> str:
+    """The fingerprint of a step, from those of the steps it needs."""
+    return digest_json(
+        {
+            "stage": step.stage,
+            "version": STAGES[step.stage].version if step.stage in STAGES else GIVEN_VERSION,
+            "identity": step.identity,
+            "inputs": {need: prints[need] for need in step.needs},
+        }
+    )
 
 
 def select(steps: Sequence[PlannedStep], until: str | None) -> list[PlannedStep]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from components.core.code_copies import look_in
 from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.problems import Problems
@@ -143,18 +144,22 @@ def _add(problems: Problems, study: str, error: CasemateError) -> None:
 
 
 def given_network(folder: Folder) -> "nn.Module | None":
-    """The network of a given model on the meta device; None if it cannot be inspected here."""
+    """The network of a given model, on the meta device if it can be; None if it is not here."""
     values = spec_of(folder)
     if values is None:
         return None
+    from components.models.checkpoint import CODE, load_model
     from components.models.costs import network_of_spec
     from components.models.spec import ModelSpec
 
     spec = ModelSpec.from_dict(values, source=str(folder))
+    look_in((folder / CODE).absolute())
     try:
         return network_of_spec(spec)
-    except (CasemateError, RuntimeError):
-        return None  # a user's network that is not here, or that computes while it is built
+    except CasemateError:
+        return None  # a user's network that is not here
+    except RuntimeError:  # it computes while it is built, or cannot be moved
+        return load_model(folder).net
 
 
 def analysis_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,7 @@ def test_a_given_model_is_attacked_as_in_its_own_recipe(
                "--set", "attack.linf.sanity.num_items=8", "--json")  # fmt: skip
     said = call(*command)
     assert said.code == 0, said.err
-    assert set(said.json["steps"]) == {"prepare", "model.main", "attack.linf"}
+    assert set(said.json["steps"]) == {"prepare", "model.main", "attack.linf", "report"}
     assert said.json["steps"]["prepare"] == str(data)
     rows = pq.read_table(step_folder(tmp_path, "attack.linf") / "attacks.parquet")
     expected = pq.read_table(step_folder(finished_flow, "attack.linf") / "attacks.parquet")
@@ -37,7 +37,7 @@ def test_a_given_model_is_attacked_as_in_its_own_recipe(
     assert said.json["summary"][-1]["verdict"] in ("reliable", "suspect")
     again = call(*command)
     assert again.code == 0, again.err
-    assert again.err.count("done before") == 1  # the attack; nobody claims to have made the rest
+    assert again.err.count("done before") == 2  # attack and report; the rest was made elsewhere
     assert again.json["summary"] == said.json["summary"]
 
 
@@ -53,6 +53,7 @@ def test_a_source_is_prepared_to_fit_the_model(ray_session, places, tmp_path):
     assert summary["models"]["main"]["num_items"] == 10
     assert summary["threat"]["eps"] == 8 / 255
     assert "fgsm linf 0.0313" in said.out
+    assert "\nreport: " in said.out
 
 
 mistake = partial(mistake_of, "attack")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from components.core.errors import CasemateError
+from components.core.hints import did_you_mean
 from components.core.user_code import PREFIX, is_reference
 from components.data.sources.info import Option, SourceInfo
 
@@ -332,7 +333,7 @@ def find_source(name: str) -> SourceInfo:
         return replace(_USERS, name=name)
     info = _BY_NAME.get(_ALIASES.get(name, name))
     if info is None:
-        raise CasemateError("data.source", name, f"is unknown; choose {', '.join(SOURCE_NAMES)}")
+        raise CasemateError("data.source", name, did_you_mean(name, SOURCE_NAMES))
     return info
 
 

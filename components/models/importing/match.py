@@ -14,6 +14,7 @@ from components.models.adapt import ShapePair, State, fit_sizes
 
 SHOWN = 3  # names of each kind in the one-line error; the report has them all
 # Tensors that do not contribute to the logits of the network, so may be left out.
+COUNTERS = "*num_batches_tracked"  # not in files of torch below 0.4.1; eval mode never reads it
 IDLE = re.compile(
     r"(pooler|pre_logits|head_dist|normali[sz]er?|sub_block1)\..*"  # TRADES never calls sub_block1
     r"|(.*\.)?(attn_mask|relative_position_index|relative_coords_table|attention_bias_idxs)"
@@ -43,12 +44,26 @@ class ImportReport:
 
     def lines(self) -> list[str]:
         """The number of loaded tensors, then one line per other tensor."""
-        lines = [f"{'loaded':<11}{len(self.loaded)} tensors"]
-        for kind in ("resampled", "mismatched"):
-            for name, (theirs, ours) in getattr(self, kind).items():
-                lines.append(f"{kind:<11}{name}: {theirs} in the weights, {ours} in the network")
-        for kind in ("fresh", "missing", "unused", "ignored"):
-            lines += [f"{kind:<11}{name}" for name in getattr(self, kind)]
+        kinds = ("resampled", "mismatched", "fresh", "missing", "unused", "ignored")
+        return [f"{'loaded':<11}{len(self.loaded)} tensors", *self._listed(kinds)]
+
+    def refused(self, most: int) -> list[str]:
+        """At most `most` lines about tensors that do not fit, and the number of all others."""
+        lines = self._listed(("mismatched", "missing", "unused"))
+        left = len(lines) - most
+        more = [f"{'':<11}and {left} more (--json lists all)"] if left > 0 else []
+        return [*lines[:most], *more]
+
+    def _listed(self, kinds: Sequence[str]) -> list[str]:
+        lines = []
+        for kind in kinds:
+            found = getattr(self, kind)
+            for name in found:
+                shapes = ""
+                if isinstance(found, Mapping):
+                    theirs, ours = found[name]
+                    shapes = f": {theirs} in the weights, {ours} in the network"
+                lines.append(f"{kind:<11}{name}{shapes}")
         return lines
 
 
@@ -90,10 +105,10 @@ def load_matching(
 ) -> ImportReport:
     """Load `state` into `net`, resampling tensors that depend on the patch or image size.
 
-    Tensors that match `allow_missing` (globs) keep their initial values if they are missing or do
-    not fit; those that match `allow_unused`, or that are idle, may be absent from `net`. If any
-    other tensor is unset or left over, nothing is loaded: `DoesNotFit` names it, after the key and
-    value of `origin` and before the `remedy`.
+    Tensors that match `allow_missing` (globs), and counters of batches, keep their initial values
+    if they are missing or do not fit; those that match `allow_unused`, or that are idle, may be
+    absent from `net`. If any other tensor is unset or left over, nothing is loaded: `DoesNotFit`
+    names it, after the key and value of `origin` and before the `remedy`.
     """
     fitted, resampled = fit_sizes(state, net, kernel_method=kernel_method)
     wanted = net.state_dict()
@@ -104,7 +119,7 @@ def load_matching(
     }
     fitting = [name for name, (theirs, ours) in shapes.items() if theirs == ours]
     unset = [name for name in wanted if name not in fitting]
-    fresh = _fitting_globs(unset, allow_missing)
+    fresh = _fitting_globs(unset, [*allow_missing, COUNTERS])
     extra = [name for name in fitted if name not in wanted]
     ignored = {*_fitting_globs(extra, allow_unused), *filter(IDLE.fullmatch, extra)}
     report = ImportReport(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from components.core.errors import CasemateError
+from components.models.networks.program import members_of, program_kind
 
 TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickles of old versions
 # Errors of torch's reader on a damaged pickle.
@@ -73,6 +74,9 @@ def _read_torch(path: Path) -> Any:
     if not start.startswith(TORCH_STARTS):
         found = f"begins with {start!r}" if start else "is empty"
         raise CasemateError("weights", path, f"is not a torch file: it {found}; is it complete?")
+    if kind := program_kind(members_of(path)):
+        remedy = f"is a program ({kind}) with its network; name it as --model, without an import"
+        raise CasemateError("weights", path, remedy)
     try:
         # DeiT and timm store their command line as a Namespace, which holds values, not code.
         with torch.serialization.safe_globals([argparse.Namespace]):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from components.core.digests import digest_file
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, at_key
 from components.core.settings import default_of
 from components.models.adapt import State
 from components.models.catalog import find
@@ -19,6 +19,7 @@ from components.models.importing.read import read_checkpoint
 from components.models.pixels import PixelModel
 from components.models.settings import ModelSettings, normalisation_problems
 from components.models.spec import ModelSpec
+from components.models.zoo import check_known
 
 REMEDY = (
     "check architecture, sizes and options, or name what may start fresh with --allow-missing, "
@@ -69,6 +70,8 @@ def import_weights(
     lowers accuracy silently. Raises `DoesNotFit` if a tensor of the network would stay unset, or if
     a tensor of the file that contributes to the logits would be left out.
     """
+    with at_key("--architecture"):
+        check_known(target.architecture, target.options)
     checkpoint = read_checkpoint(path, entry=entry)
     weights = unwrap(checkpoint.tensors, layout=layout)
     spec = _spec(path, target, weights)

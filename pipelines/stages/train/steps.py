@@ -1,5 +1,7 @@
 """Plan of the train stage: one step per model, or the given model."""
 
+from dataclasses import replace
+
 from components.core.errors import CasemateError
 from components.core.folders import Folder, absolute, folder_at
 from components.core.settings import plain
@@ -16,11 +18,16 @@ def steps(planning: Planning) -> list[Step]:
     recipe = planning.recipe
     if given := recipe.given_model():
         place = folder_at(absolute(given))  # workers start in other folders
-        return [Step("model", MAIN, identity={"digest": _model_digest(given)}, given=place)]
+        return [replace(given_step(_model_digest(given)), given=place)]
     if recipe.train is None:
         return []
     names = sorted(recipe.model_names(), key=lambda name: recipe.denoiser_of(name) is not None)
     return [_training(recipe, recipe.train, name) for name in names]
+
+
+def given_step(digest: str) -> Step:
+    """The step of a model with this digest that the recipe does not train."""
+    return Step("model", MAIN, identity={"digest": digest})
 
 
 def _training(recipe: Recipe, section: TrainSettings, model: str) -> Step:

@@ -348,7 +348,7 @@ def test_files_without_a_state_dict(tmp_path, content):
         ({"mean": (123.7, 116.3, 103.5)}, r"--mean: .* is outside \[0, 1\]; pixels are fractions"),
         ({"mean": (0.0, float("inf"), 0.0)}, r"--mean: .* must be finite"),
         ({"image_size": None, "upsample": 32}, r"--image-size: .* native side .* up-sampled to 32"),
-        ({"architecture": "tiny_vitt"}, r"model\.architecture: tiny_vitt is unknown"),
+        ({"architecture": "tiny_vitt"}, r"--architecture: tiny_vitt is unknown"),
         ({"options": {"depht": 2}}, r"do not fit tiny_vit"),
     ],
 )

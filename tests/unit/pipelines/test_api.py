@@ -100,7 +100,7 @@ def test_a_network_of_ones_own_is_normalised_and_has_a_digest():
 def test_a_folder_is_loaded_with_or_without_its_training(models, test_split):
     inside, outside = (api.load_model(p) for p in (models["main"] / "model", str(models["main"])))
     assert torch.equal(inside(test_split.pixels()), outside(test_split.pixels()))
-    with pytest.raises(CasemateError, match="image_size: 8 does not apply to a folder"):
+    with pytest.raises(CasemateError, match="image_size: 8 does not apply to a model folder"):
         api.load_model(models["main"], image_size=8)
 
 
@@ -389,7 +389,7 @@ def test_run_says_where_everything_is(tmp_path):
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (3, {}, "model: 3 is neither an nn.Module nor the path of a model folder"),
+        (3, {}, "model: 3 is neither an nn.Module nor the name of a model: a model folder"),
         (Own(), {"image_size": 9}, "model: Own fails on an image of 1x9x9: mat1 and mat2"),
         (Own(), {"image_size": 0}, "image_size: 0 is not a whole number from 1 to 4096"),
         (Own(), {"channels": 0}, "channels: 0 is not a whole number above 0"),
@@ -411,7 +411,7 @@ def test_bare_networks_and_files_are_not_models(own):
         api.attack(own.net, images, labels, eps=0.1)
     with pytest.raises(CasemateError, match="model: Own is not a loaded model; use"):
         api.certify_patch(own.net, images, labels, patch_sizes=[1], band=4)
-    with pytest.raises(CasemateError, match="is a file; name the model folder"):
+    with pytest.raises(CasemateError, match="is code; name what builds the network: python:"):
         api.load_model(__file__)
 
 
