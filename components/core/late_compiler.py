@@ -26,7 +26,8 @@ LATE = {
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        source = self.get_data(self.path).decode().replace(*LATE[fullname])
+        early, late = LATE[fullname]
+        source = self.get_data(self.path).decode().replace(early, late)
         return compile(source, self.path, "exec", dont_inherit=True)
 
 

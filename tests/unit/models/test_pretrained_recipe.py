@@ -109,5 +109,7 @@ def test_the_run_keeps_what_became_of_every_tensor(parent, tmp_path, monkeypatch
     assert page["parent"]["mean"] == [0.4, 0.5, 0.6]
     assert logged == [tmp_path / "out" / "pretrained.json"]
 
-    monkeypatch.setattr(train, "load_start", pytest.fail)  # a resumed one loads nothing
+    monkeypatch.setattr(
+        "pipelines.stages.train.session.load_start", pytest.fail
+    )  # a resumed one loads nothing
     train.report_start(str(parent), spec, out)
