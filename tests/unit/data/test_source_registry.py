@@ -43,7 +43,7 @@ def test_options_are_arguments_of_the_opener(info):
         ("caltech101", "x", {"background": 0}, "0 must be true or false"),
         ("caltech101", "x", {"train_per_class": "30"}, "'30' must be a whole number or null"),
         ("mnist", None, {}, "data.path: None must be set for source mnist: folder with the four"),
-        ("hf:", None, {}, "hf: is unknown; choose"),
+        ("hf:", None, {}, "hf: is unknown; "),
     ],
 )
 def test_wrong_settings_are_named(name, path, options, message):
