@@ -64,7 +64,7 @@ def done(*arguments):
 
 @pytest.mark.ray
 def test_an_exported_program_is_attacked_and_evaluated(ray_session, home, data, tmp_path):
-    on_data = ("--data", data, "--storage", tmp_path, "--num-items", 12)
+    on_data = ("--data", data, "--storage", tmp_path, "--num-items", 24)  # all
     budget = ("--eps", 0.2, "--attacks", "fgsm,pgd-5", "--set", "attack.linf.sanity=null")
     attacked = done("attack", "--model", home / "net.pt2", *on_data, *budget)
     assert set(attacked["steps"]) == {"prepare", "model.main", "attack.linf", "report"}
@@ -75,7 +75,7 @@ def test_an_exported_program_is_attacked_and_evaluated(ray_session, home, data, 
     assert [path.suffix for path in (stored / "code").iterdir()] == [".pt2"]
     evaluated = done("evaluate", "--model", home / "script.pt", *on_data)
     (row,) = [row for row in evaluated["summary"] if "clean" in row["what"]]
-    assert (row["value"], row["num_items"]) == (clean["value"], 12)
+    assert (row["value"], row["num_items"]) == (clean["value"], 24)
     step = Path(attacked["steps"]["attack.linf"])
     manifest = json.loads((step / "manifest.json").read_text())
     assert manifest["input_folders"]["model.main"] == f"../{stored.name}"
