@@ -356,6 +356,10 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """Settings by which several certificates of one claim are compared; {}: there are none."""
         return {}
 
+    def compared_under(self, header: VotesHeader, claim: Mapping[str, object]) -> dict[str, object]:
+        """What certificates of two models must share for their claims to be compared."""
+        return {}
+
     def metrics(self, summary: Summary) -> dict[str, float]:
         """The figures of a certificate by metric name."""
         values = {"standard_accuracy": summary["standard_accuracy"]["value"]}

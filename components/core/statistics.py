@@ -9,6 +9,7 @@ Wilson (1927), whose coverage is 95 % on average and not at every share.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,7 @@ def paired_difference(
     minus the share lost, q. An item cannot be both, so the correlation of the two shares is
     -sqrt(pq / ((1 - p)(1 - q))).
     """
-    won, lost = _discordant(correct, correct_before)
+    won, lost = discordant(correct, correct_before)
     n = len(correct)
     both = math.sqrt((n - won) * (n - lost))
     correlation = -math.sqrt(won * lost) / both if both else 0.0
@@ -104,11 +105,46 @@ def mcnemar_p_value(correct: NDArray[np.bool_], other: NDArray[np.bool_]) -> flo
     McNemar 1947 with the binomial in place of chi-squared: of the discordant items, each is won by
     either side with probability 1/2. 1 where the two sides never differ.
     """
-    won, lost = _discordant(correct, other)
+    won, lost = discordant(correct, other)
     return min(1.0, 2 * float(special.bdtr(min(won, lost), won + lost, 0.5)))
 
 
-def _discordant(correct: NDArray[np.bool_], other: NDArray[np.bool_]) -> tuple[int, int]:
+def paired_mean_difference(
+    shares: NDArray[np.float64], other: NDArray[np.float64]
+) -> tuple[dict[str, float], float]:
+    """Difference of two means over the same items as {"value", "low", "high"}, 95%, and a p-value.
+
+    For shares in [0, 1] of an item's variants, which McNemar's test does not cover. Student's t of
+    the differences per item; the p-value is never below 2 / 2^n, the least of a sign-flip test.
+    """
+    gaps = np.asarray(shares, dtype=np.float64) - np.asarray(other, dtype=np.float64)
+    if gaps.ndim != 1 or not len(gaps):
+        raise ValueError(f"expected shares of at least one item, got shape {gaps.shape}")
+    n, value = len(gaps), float(gaps.mean())
+    if n == 1:
+        return {"value": value, "low": -1.0, "high": 1.0}, 1.0
+    error = float(gaps.std(ddof=1)) / math.sqrt(n)
+    reach = error * float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    t = abs(value) / error if error else (math.inf if value else 0.0)
+    p_value = max(2 * float(special.stdtr(n - 1, -t)), 2 * 0.5**n)
+    interval = {"low": max(-1.0, value - reach), "high": min(1.0, value + reach)}
+    return {"value": value, **interval}, min(1.0, p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values adjusted for their number (Holm 1979), in the same order.
+
+    Where all that are below a limit are rejected, a true hypothesis is among them with a
+    probability of at most this limit, however the tests depend on each other.
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def discordant(correct: NDArray[np.bool_], other: NDArray[np.bool_]) -> tuple[int, int]:
     """Items that only the first is right about, and those that only the other is."""
     one, two = np.asarray(correct), np.asarray(other)
     if one.dtype != np.bool_ or two.dtype != np.bool_ or one.shape != two.shape:

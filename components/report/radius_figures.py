@@ -8,6 +8,7 @@ import numpy as np
 
 from components.core.types import FloatArray, IntArray
 from components.report.content import Accuracy
+from components.report.evaluation.signs import ModelSign
 from components.report.figures import interval_point, new_figure, percent_axis, to_svg
 from components.report.palette import ATTACKED, INK, MEASURED, MUTED, PROVEN
 
@@ -79,6 +80,17 @@ def curves(
                     color=colour,
                     fontsize=9,
                 )
+        _radius_axis(axes, right)
+        percent_axis(axes, "certified accuracy, % of items")
+        return to_svg(figure, name=name, alt=alt)
+
+
+def signed_curves(lines: Sequence[tuple[RadiusLine, ModelSign]], *, name: str, alt: str) -> str:
+    """Certified accuracy by l2 radius of several models, each with its own colour and dashes."""
+    with new_figure(1, height=3.3) as (figure, (axes,)):
+        right = 1.08 * max(1e-3, *(float(line.radii[-1]) for line, _ in lines))
+        for line, sign in lines:
+            _draw(axes, line, right, color=sign.colour, linestyle=sign.line, linewidth=1.8)
         _radius_axis(axes, right)
         percent_axis(axes, "certified accuracy, % of items")
         return to_svg(figure, name=name, alt=alt)

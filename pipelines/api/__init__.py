@@ -27,6 +27,7 @@ from pipelines.api.certificates import (
     verify,
 )
 from pipelines.api.clusters import doctor, manifest, submit
+from pipelines.api.comparisons import ComparedModel, Comparison, compare
 from pipelines.api.evaluations import EvaluationReport, evaluate
 from pipelines.api.gates import Check, Gate, figures, gate
 from pipelines.api.models import load_model
@@ -50,6 +51,8 @@ __all__ = [
     "Certificate",
     "Check",
     "Cleanup",
+    "ComparedModel",
+    "Comparison",
     "EvaluationReport",
     "Gate",
     "RunResult",
@@ -60,6 +63,7 @@ __all__ = [
     "attack",
     "certify_l2",
     "certify_patch",
+    "compare",
     "doctor",
     "estimate",
     "evaluate",

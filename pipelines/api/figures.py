@@ -17,11 +17,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.settings import Fractional
 from pipelines.api.found_results import FoundResult, results_at
+
+if TYPE_CHECKING:
+    from components.evaluate.metrics import MetricRow
 
 GRAYS = 255  # budgets are shown in 1/255 where that is shorter
 
@@ -41,7 +44,7 @@ class Figure:
 
     @property
     def name(self) -> str:
-        return self.base if self.budget is None else f"{self.base}@{_shown(self.budget)}"
+        return self.base if self.budget is None else f"{self.base}@{budget_text(self.budget)}"
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -60,7 +63,7 @@ class Figure:
         return text
 
 
-def _shown(budget: float) -> str:
+def budget_text(budget: float) -> str:
     """A budget as a recipe writes it: 0.5, 2, 8/255."""
     if budget == int(budget):
         return str(int(budget))
@@ -72,14 +75,15 @@ def _shown(budget: float) -> str:
 def figures_at(path: str | Path) -> list[Figure]:
     """All figures of the finished results at a path or URI; an error if there are none."""
     results = results_at(path)
-    found = [figure for result in results for figure in _figures(result)]
+    found = [figure for result in results for figure in figures_of(result)]
     if not found:
         remedy = "holds no finished attack, evaluation or certificate"
         raise CasemateError("path", path, remedy)
     return found
 
 
-def _figures(result: FoundResult) -> list[Figure]:
+def figures_of(result: FoundResult) -> list[Figure]:
+    """The figures of one result; none of other stages."""
     read = READERS.get(result.stage)
     try:
         return list(read(result)) if read else []
@@ -88,7 +92,8 @@ def _figures(result: FoundResult) -> list[Figure]:
         raise CasemateError("path", result.place, remedy) from error
 
 
-def _json(result: FoundResult, name: str) -> Any:
+def read_json(result: FoundResult, name: str) -> Any:
+    """A JSON file of a result."""
     return json.loads((result.files / name).read_text())
 
 
@@ -96,7 +101,7 @@ def _certified(result: FoundResult) -> Iterator[Figure]:
     from components.certify.certificate import CertificateDocument
     from components.certify.registry import family_of
 
-    document = CertificateDocument.from_dict(_json(result, "certificate.json"))
+    document = CertificateDocument.from_dict(read_json(result, "certificate.json"))
     family, summary = family_of(document.kind), document.summary
     doubt = "" if document.sound else "its certificate is not sound"
     threat = family.threat_name
@@ -108,7 +113,7 @@ def _certified(result: FoundResult) -> Iterator[Figure]:
 
 
 def _attacked(result: FoundResult) -> Iterator[Figure]:
-    summary = _json(result, "summary.json")
+    summary = read_json(result, "summary.json")
     threat = summary["threat"]
     for model, own in summary["models"].items():
         yield _share(result, "clean", None, own["clean_accuracy"], model=model)
@@ -130,8 +135,13 @@ def _evaluated(result: FoundResult) -> Iterator[Figure]:
             continue
         parts = [row.suite, row.metric] if row.item == ALL else [row.suite, row.item, row.metric]
         base = "clean" if row.suite == "clean" else ".".join(parts)
-        share = {"value": row.value, "low": row.lo95, "num_items": row.n}
-        yield _share(result, base, row.level, share, model=row.model)
+        yield row_figure(result, base, row)
+
+
+def row_figure(result: FoundResult, base: str, row: "MetricRow") -> Figure:
+    """A row of metrics.parquet as a figure."""
+    share = {"value": row.value, "low": row.lo95, "num_items": row.n}
+    return _share(result, base, row.level, share, model=row.model)
 
 
 READERS: dict[str, Callable[[FoundResult], Iterator[Figure]]] = {

@@ -1,19 +1,16 @@
 """Minimum figures for a release: results are verified first, and compared without rounding."""
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.core.errors import CasemateError, first_line
+from components.core.errors import CasemateError
 from components.core.settings import Fractional
-from pipelines.api.certificates import verify
 from pipelines.api.figures import Figure, exact_names, figures_at, matching
-from pipelines.api.found_results import FoundResult
 from pipelines.api.tables import frame
+from pipelines.api.verified_results import first_problem
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,7 +131,7 @@ def gate(
     for name, figure in named.items():
         place = figure.result.place
         if place not in verified:
-            verified[place] = _first_problem(figure.result, key)
+            verified[place] = first_problem(figure.result, key)
         value = _lower(figure) if lower_bound else figure.value
         problem = verified[place] or _doubt(figure, allow_suspect=allow_suspect)
         if not problem and value < shares[name]:
@@ -183,40 +180,3 @@ def _lower(figure: Figure) -> Fraction:
 def _doubt(figure: Figure, *, allow_suspect: bool) -> str:
     suspect = figure.base.startswith("robust.")
     return "" if suspect and allow_suspect else figure.doubt
-
-
-def _first_problem(result: FoundResult, key: str | Path | None) -> str:
-    """Why a result cannot be trusted, or nothing."""
-    try:
-        problems = result.changed()
-        if result.stage == "certify":
-            problems += verify(result.place, key=key).problems
-        elif result.stage == "attack":
-            problems += _attack_problems(result)
-    except (CasemateError, KeyError, ValueError, TypeError) as error:
-        problems = [first_line(error)]
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return f"does not verify: {problems[0]}{more}" if problems else ""
-
-
-def _attack_problems(result: FoundResult) -> list[str]:
-    """Accuracies in the summary of an attack that its rows do not give."""
-    from components.core.statistics import accuracy
-    from components.core.tables import read_table
-
-    table = read_table(result.files / "attacks.parquet").to_pandas()
-    clean = table["clean_prediction"] == table["label"]
-    robust = clean & (table["adversarial_prediction"] == table["label"])
-    summary = json.loads((result.files / "summary.json").read_text())
-    return [
-        f"summary.json: {what} of {model} is not that of attacks.parquet"
-        for model, own in summary["models"].items()
-        for what, verdicts in (("clean_accuracy", clean), ("robust_accuracy", robust))
-        if not _is_same(own[what], accuracy(verdicts[table["model"] == model].to_numpy()))
-    ]
-
-
-def _is_same(stored: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Whether two accuracies agree; other versions of scipy may differ in digits of an interval."""
-    exact = all(stored[name] == expected[name] for name in ("value", "num_items"))
-    return exact and math.isclose(stored["low"], expected["low"], abs_tol=1e-9)

@@ -16,6 +16,7 @@ from pipelines import api
 from pipelines.cli import analyze as cli_analyze
 from pipelines.cli import attack as cli_attack
 from pipelines.cli import certify as cli_certify
+from pipelines.cli import comparing as cli_comparing
 from pipelines.cli import data as cli_data
 from pipelines.cli import doctor as cli_doctor
 from pipelines.cli import evaluate as cli_evaluate
@@ -282,8 +283,8 @@ def _percent(share: Mapping[str, Any]) -> str:
 
 
 for group in (
-    *(cli_signing, cli_gate, cli_certify, cli_doctor, cli_jobs, cli_manifest, cli_data),
-    *(cli_models, cli_import, cli_scaling, cli_storages),
+    *(cli_signing, cli_comparing, cli_gate, cli_certify, cli_doctor, cli_jobs, cli_manifest),
+    *(cli_data, cli_models, cli_import, cli_scaling, cli_storages),
 ):
     app.add_typer(group.commands)
 

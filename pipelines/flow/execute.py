@@ -37,7 +37,7 @@ from pipelines.runtime.locks import Lock
 from pipelines.runtime.shards import release_workers
 from pipelines.runtime.step_locks import in_turn
 from pipelines.runtime.storage import SCRATCH, Storage
-from pipelines.runtime.tracking_uri import flow_outbox, tracking_uri
+from pipelines.runtime.tracking_uri import FOLDER_TAG, flow_outbox, tracking_uri
 from pipelines.stages.registry import DATASET, STAGES
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class _Runner:
         stage = STAGES[step.stage]
         try:
             run.params({step.stage: step.identity})
-            run.tags({"casemate.folder": planned.place.name})
+            run.tags({FOLDER_TAG: planned.place.name})
             if DATASET in inputs:
                 self._log_dataset(run, stage.context, inputs[DATASET])
             with named(self.recipe.source, Recipe.model_fields):

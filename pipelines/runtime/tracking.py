@@ -36,6 +36,7 @@ from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_crea
 from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
 from pipelines.runtime.tracking_uri import (
+    RECIPE_TAG,
     artifact_location,
     check_artifact_client,
     check_driver,
@@ -230,7 +231,7 @@ class Tracker:
         self, name: str, fingerprint: str, resolved: Mapping[str, object], *, outbox: Path
     ) -> StepRun:
         """The parent run of the flow of a recipe: same recipe and inputs, same run."""
-        identity, extra = {FLOW_TAG: fingerprint, **self.owner}, {"casemate.recipe": name}
+        identity, extra = {FLOW_TAG: fingerprint, **self.owner}, {RECIPE_TAG: name}
         run = self._open(name, identity, extra, outbox)
         run.params(resolved)
         return run

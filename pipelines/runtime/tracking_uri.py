@@ -21,6 +21,7 @@ from pipelines.runtime.storage import Storage
 URI_ENV = "MLFLOW_TRACKING_URI"
 ARTIFACTS, STORAGE_ID = "mlartifacts", "storage-id"  # keys in a storage
 SQLITE = "sqlite:///"
+RECIPE_TAG, FOLDER_TAG = "casemate.recipe", "casemate.folder"  # of flows, and of steps
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to install
     "postgresql": ("psycopg", "pip install 'casemate[postgres]'"),

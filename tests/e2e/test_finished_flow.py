@@ -179,6 +179,31 @@ def test_minima_of_the_flow(finished_flow, tmp_path):
     assert call("gate", finished_flow, "--min", "certified.l2@0.1=0").code == 2  # three have it
 
 
+def test_results_of_the_flow_are_compared(finished_flow, tmp_path):
+    """By MLflow's ids of a step and of the flow, against the same votes and against others."""
+    steps = {name: step_folder(finished_flow, f"certify.{name}") for name in ("l2", "early")}
+    run_id = read(steps["l2"] / "manifest.json")["mlflow_run_id"]
+    again = tmp_path / "again"
+    assert call("recertify", steps["l2"], "--out", again).code == 0
+    uri, page = f"sqlite:///{finished_flow}/mlflow.db", tmp_path / "page.html"
+    said = call("compare", f"A=mlflow:{run_id}", again, "--tracking", uri, "--out", page, "--json")
+    assert said.code == 0, said.err
+    assert said.json["models"][0]["places"] == [str(steps["l2"])]
+    figures = [row["figure"] for row in said.json["comparisons"]]
+    assert figures == ["smoothed.l2", "certified.l2@0.05", "certified.l2@0.1"]
+    assert {(row["won"], row["lost"], row["p_value"]) for row in said.json["comparisons"]} == {
+        (0, 0, 1.0)
+    }
+    assert "certified.l2: certified accuracy" in page.read_text()
+    flow = MlflowClient(uri).get_run(run_id).data.tags["mlflow.parentRunId"]
+    whole = call("compare", f"flow={flow}", again, "--tracking", uri, "--model", "main", "--json")
+    assert whole.code == 0, whole.err
+    assert {row["one"] for row in whole.json["comparisons"]} == {"flow"}
+    said = call("compare", steps["l2"], steps["early"])
+    assert said.code == 2
+    assert "other draws declared" in said.err
+
+
 def flip_one_vote(folder: Path, *, item: str, stream: str) -> None:
     """One vote of the winner goes to another class; header and all else stay."""
     claims = {row["item_id"]: row for row in rows_of(folder / "certificates.parquet")}

@@ -28,6 +28,7 @@ from components.certify.l2.evidence import (
     declare,
     drawn_of,
     is_sequential,
+    method_of,
     plan_of,
 )
 from components.certify.l2.radius import Method
@@ -264,6 +265,13 @@ class GaussianFamily(
     ) -> NDArray[np.bool_]:
         proven: NDArray[np.bool_] = np.asarray(columns["radius"], dtype=np.float64) >= budget
         return proven
+
+    def compared_under(self, header: VotesHeader, claim: Mapping[str, object]) -> dict[str, object]:
+        """Draws and failure probability: more draws certify more of the same model."""
+        own = header.settings
+        draws = {name: own[name] for name in ("num_select", "num_estimate")}
+        draws |= {"method": method_of(header), "declared": own.get("declared")}
+        return {"draws": draws, "failure_prob": claim["failure_prob"]}
 
     def proof_words(self, kinds: Collection[str]) -> str:
         return (

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from components.core.statistics import (
     accuracy,
     clopper_pearson_interval,
+    holm,
     mcnemar_p_value,
     mean_interval,
+    paired_mean_difference,
     wilson_interval,
 )
 
@@ -121,3 +124,39 @@ def test_the_interval_of_a_mean_covers_it():
         low, high = mean_interval(rng.binomial(20, difficulty) / 20)
         held += low <= 2 / 3 <= high
     assert 0.92 <= held / 400 <= 0.98
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_rejects_what_its_steps_reject(p_values):
+    """The definition: rejected in rising order, until one is not below limit / (tests left)."""
+    adjusted = holm(p_values)
+    assert len(adjusted) == len(p_values)
+    for limit in (0.01, 0.05, 0.3):
+        order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+        rejected = set()
+        for rank, place in enumerate(order):
+            if p_values[place] * (len(order) - rank) >= limit:
+                break
+            rejected.add(place)
+        assert {i for i, p in enumerate(adjusted) if p < limit} == rejected
+
+
+def test_holm_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+def test_means_of_variants_have_students_interval():
+    random = np.random.default_rng(0)
+    one, other = random.integers(0, 6, (2, 50)) / 5
+    gap, p_value = paired_mean_difference(one, other)
+    oracle = stats.ttest_rel(one, other)
+    assert p_value == pytest.approx(oracle.pvalue)
+    interval = oracle.confidence_interval()
+    assert (gap["low"], gap["high"]) == pytest.approx((interval.low, interval.high))
+    assert gap["value"] == pytest.approx((one - other).mean())
+    assert paired_mean_difference(one, one)[1] == 1
+    assert paired_mean_difference(np.ones(4), np.zeros(4))[1] == 1 / 8  # all four signs flipped
+    assert paired_mean_difference(np.ones(1), np.zeros(1)) == (
+        {"value": 1, "low": -1, "high": 1}, 1
+    )  # fmt: skip

@@ -4,25 +4,18 @@ import json
 import math
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from components.attacks.listing import attack_list
 from components.certify.votes import write_votes
-from components.evaluate.metrics import Subject, rows_of, share, write_metrics
 from pipelines import api
-from pipelines.recipe.schema.attack import AttackSection
-from pipelines.runtime.artifacts import StageDir
-from pipelines.runtime.step_locks import hold
-from pipelines.runtime.storage import StepPlace, Storage
-from pipelines.stages.attack.results import ModelUnderAttack, write_rows, write_summary
+from pipelines.runtime.storage import Storage
 from tests.e2e.cli import call, mistake_of
+from tests.finished_results import attack_step, certify_step, evaluate_step
 from tests.refusals import refusal_of
 from tests.small_certificates import (
     COLUMNS_CLAIM,
@@ -32,74 +25,8 @@ from tests.small_certificates import (
     write_small_certificate,
 )
 from tests.stored_steps import PRINT, finish, force, place_of, stage_of
-from tests.unit.pipelines.conftest import FakeRun
 
 MIN = "--min"
-
-
-def attack_step(
-    place: StepPlace,
-    models: dict[str, tuple[int, int]],
-    *,
-    suspect: str = "",
-    eps: object = "8/255",
-) -> None:
-    """Ten items: (classified correctly, robust) of each model."""
-    run = SimpleNamespace(**{n: getattr(FakeRun(), n) for n in ("metrics", "tags", "artifacts")})
-    run.model_results, run.run_id = FakeRun().model_results, "mlflow-1"
-    section = AttackSection.model_validate({"eps": eps, "attacks": [{"kind": "fgsm"}]})
-    listed = attack_list(section.attacks, norm="linf", eps=section.eps)
-    place.work.mkdir(parents=True)
-    out = StageDir(place.work, place.name.rpartition("-")[0], PRINT, run, {}, place)
-    attacked, summaries = [], {}
-    for model, (clean, robust) in models.items():
-        own = ModelUnderAttack.before(
-            model,
-            pa.table(
-                {
-                    "item_id": [f"i{i}" for i in range(10)],
-                    "label": [0] * 10,
-                    "clean_prediction": [int(i >= clean) for i in range(10)],
-                }
-            ),
-        )
-        zeros = [0] * clean
-        outcome = {
-            "place": list(range(clean)),
-            "clean_prediction": zeros,
-            "adversarial_prediction": [int(i >= robust) for i in range(clean)],
-            "num_evaluations": zeros, "num_gradients": zeros, "num_zero_gradients": zeros,
-            "norm": [0.01] * clean, "image": [None] * clean,
-        }  # fmt: skip
-        own.record(listed[0], pa.table(outcome), [])
-        attacked.append(own)
-        summaries[model] = own.summary()
-        if suspect:
-            summaries[model]["sanity"] = {"verdict": "suspect", "reasons": [suspect]}
-    with hold(place.store, [place.key]):
-        write_rows(out, attacked)
-        write_summary(out, section, listed, summaries, devices=["cpu"])
-        out.finish()
-
-
-def certify_step(place: StepPlace, made: Path, evidence: tuple, claim: dict) -> None:
-    write_small_certificate(made, evidence, claim)
-    finish(place, {path.name: path.read_bytes() for path in made.iterdir()})
-
-
-def evaluate_step(
-    place: StepPlace, made: Path, suite: str, correct: dict[str, int], n: int
-) -> None:
-    """The accuracy of one suite for each model."""
-    metric = {"clean": "accuracy", "corruptions": "mean95"}[suite]
-    rows = []
-    for model, k in correct.items():
-        digests = {"model_digest": "a" * 64, "dataset_digest": "b" * 64}
-        subject = Subject(model=model, dataset="digits", seed=1, **digests)
-        found = share(np.arange(n) < k, item="all", metric=metric)
-        rows += rows_of(subject, suite, [found])
-    write_metrics(made, rows)
-    finish(place, {"metrics.parquet": made.read_bytes()})
 
 
 def make_flow(storage: Storage, made: Path) -> None:

@@ -1,0 +1,376 @@
+"""Verdicts per item of finished results: what `compare` pairs, under the names of `figures`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.core.errors import CasemateError
+from components.core.folders import within
+from components.evaluate.verdicts import Kind, Verdicts, in_order
+from pipelines.api.figures import Figure, budget_text, figures_of, read_json, row_figure
+from pipelines.api.found_results import FoundResult
+from pipelines.api.verified_results import first_problem
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from components.evaluate.metrics import MetricRow
+
+KINDS: dict[str, Kind] = {"robust": "attacked", "certified": "proven"}  # others are measured
+ROUNDING = 1e-9  # of a stored share against that of its rows
+SHIFTED = "shifted"
+SUBSTITUTED = ("train.", "model.")  # inputs that are models
+
+
+@dataclass(frozen=True)
+class ModelVerdicts:
+    """Verdicts with the model that they are about."""
+
+    model: str  # its name in the flow
+    digest: str
+    verdicts: Verdicts
+
+
+def verdicts_of(result: FoundResult) -> list[ModelVerdicts]:
+    """All verdicts of one result; a result that does not verify is refused, figure by figure."""
+    read = READERS.get(result.stage)
+    if read is None:
+        return []
+    source, figures = _Source(result), figures_of(result)
+    if problem := first_problem(result):
+        return list(_refused(source, figures, problem))
+    try:
+        return list(read(source, figures))
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        remedy = f"cannot be read as a result ({type(error).__name__}: {error})"
+        raise CasemateError("path", result.place, remedy) from error
+
+
+def is_about(result: FoundResult, digest: str) -> bool:
+    """Whether a result has figures of the model with this digest."""
+    if result.stage not in READERS:
+        return False
+    source = _Source(result)
+    return any(source.digest_of(figure) == digest for figure in figures_of(result))
+
+
+def _refused(source: "_Source", figures: list[Figure], problem: str) -> Iterator[ModelVerdicts]:
+    """Figures without verdicts: rows that do not verify are not read."""
+    for figure in figures:
+        digest = source.digest_of(figure)
+        empty = source.verdicts(figure, [], [], np.zeros(0, np.bool_), conditions={})
+        named = figure.model or source.name_of(digest)
+        yield ModelVerdicts(named, digest, replace(empty, refusal=problem))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A result with the dataset and the models it was made from, where these are still there."""
+
+    result: FoundResult
+
+    @cached_property
+    def dataset(self) -> Mapping[str, Any]:
+        """dataset.json of the step's input; empty where that is not there."""
+        from components.data.stream import read_document
+        from pipelines.runtime.storage import input_of
+
+        folders = self.result.manifest.input_folders if self.result.manifest else {}
+        with suppress(CasemateError, OSError):
+            if "prepare" in folders:
+                place = input_of(self.result.files, folders["prepare"])
+                document: dict[str, Any] = read_document(place / "dataset.json")
+                return document
+        return {}
+
+    @property
+    def prepared(self) -> str:
+        inputs = self.result.manifest.inputs if self.result.manifest else {}
+        return inputs["prepare"]["content"] if "prepare" in inputs else ""
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How images became what models see, as conditions of a comparison."""
+        if not self.dataset:
+            return {}
+        own, source = self.dataset, self.dataset.get("source", {})
+        size = f"{own['channels']}x{own['height']}x{own['width']}"
+        fitted = {f"preprocessing, {name}": source.get(name) for name in ("fit", "resize")}
+        return {"preprocessing, image size": size, **fitted}
+
+    @cached_property
+    def models(self) -> dict[str, str]:
+        """Digests of the step's models by name; of one that is not there, a digest of its files."""
+        from components.models.checkpoint import read_header
+        from pipelines.runtime.storage import input_of
+
+        manifest, found = self.result.manifest, {}
+        for name, relative in (manifest.input_folders if manifest else {}).items():
+            if not name.startswith(SUBSTITUTED):
+                continue
+            known = manifest.inputs.get(name) if manifest else None
+            digest = known["content"] if known else ""
+            with suppress(CasemateError, OSError):
+                place = input_of(self.result.files, relative)
+                folder = within(place, "model") if name.startswith("train.") else place
+                digest = str(read_header(folder)["digest"])
+            found[name.partition(".")[2]] = digest
+        return found
+
+    def digest_of(self, figure: Figure) -> str:
+        """The digest of the model of a figure; where it is unknown, a name of its own."""
+        if self.result.stage == "certify":
+            return str(read_json(self.result, "certificate.json")["evidence"]["model_digest"])
+        return self.models.get(figure.model, "") or f"{self.result.place} {figure.model}"
+
+    def name_of(self, digest: str) -> str:
+        """The name of a model in its flow, or the beginning of its digest."""
+        return next((name for name, own in self.models.items() if own == digest), digest[:12])
+
+    def table(self, name: str) -> "pd.DataFrame":
+        from components.core.tables import read_table
+
+        found: pd.DataFrame = read_table(self.result.files / name).to_pandas()
+        return found
+
+    def verdicts(
+        self,
+        figure: Figure,
+        item_ids: Any,
+        labels: Any,
+        correct: Any,
+        *,
+        conditions: Mapping[str, Any],
+        dataset: str = "",
+        **fields: Any,
+    ) -> Verdicts:
+        """Verdicts about one figure; its stored share must be that of the rows."""
+        ids, (label_list, correct_list) = in_order(list(item_ids), list(labels), list(correct))
+        verdicts = np.asarray(correct_list, dtype=np.asarray(correct).dtype)
+        if len(verdicts) and abs(float(verdicts.mean()) - float(figure.value)) > ROUNDING:
+            remedy = f"rows give {float(verdicts.mean()):g}, not {float(figure.value):g}"
+            fields = {"refusal": f"does not verify: {figure.name}: {remedy}", **fields}
+        own: dict[str, Any] = {
+            "base": figure.base,
+            "budget": "" if figure.budget is None else budget_text(figure.budget),
+            "kind": KINDS.get(figure.base.partition(".")[0], "measured"),
+            "item_ids": ids,
+            "labels": tuple(label_list),
+            "correct": verdicts,
+            "dataset": dataset or str(self.dataset.get("digest", "")),
+            "prepared": self.prepared,
+            "conditions": {**self.preprocessing, **conditions},
+            "step": self.result.step,
+            "place": self.result.place,
+        }
+        return Verdicts(**(own | fields))
+
+
+# -- attacks
+
+
+def _attacked(source: _Source, figures: list[Figure]) -> Iterator[ModelVerdicts]:
+    table = source.table("attacks.parquet")
+    summary = read_json(source.result, "summary.json")
+    settings = summary["settings"]
+    surrogate = settings.get("surrogate")
+    attacks: dict[str, Any] = {"attacks": settings["attacks"]}
+    if surrogate:
+        attacks["surrogate"] = source.models.get(surrogate, surrogate)[:12]
+    for figure in figures:
+        rows = table[table["model"] == figure.model]
+        correct = rows["clean_prediction"] == rows["label"]
+        is_robust = figure.base.startswith("robust.")
+        if is_robust:
+            correct &= rows["adversarial_prediction"] == rows["label"]
+        verdicts = source.verdicts(
+            figure,
+            rows["item_id"],
+            rows["label"],
+            correct.to_numpy(),
+            conditions={**attacks} if is_robust else {},
+            doubt=_suspicion(summary, figure) if is_robust else "",
+        )
+        yield ModelVerdicts(figure.model, source.digest_of(figure), verdicts)
+
+
+def _suspicion(summary: Mapping[str, Any], figure: Figure) -> str:
+    if figure.doubt:
+        return figure.doubt.replace("the attack is ", "", 1)
+    return "" if summary["models"][figure.model].get("sanity") else "unchecked attack"
+
+
+# -- certificates
+
+
+def _certified(source: _Source, figures: list[Figure]) -> Iterator[ModelVerdicts]:
+    from components.certify.certificate import CertificateDocument
+    from components.certify.registry import family_of
+    from components.core.tables import read_table
+
+    document = CertificateDocument.from_dict(read_json(source.result, "certificate.json"))
+    family, header = family_of(document.kind), document.evidence
+    columns = read_table(source.result.files / "certificates.parquet").to_pydict()
+    correct = np.asarray(columns["correct"], dtype=np.bool_)
+    _, (images,) = in_order(columns["item_id"], columns["image_sha256"])
+    radii = np.where(correct, columns["radius"], -1.0) if "radius" in columns else None
+    shape = header.image
+    size = f"{shape.channels}x{shape.height}x{shape.width}"
+    asked = family.compared_under(header, document.claim)
+    conditions = {"preprocessing, image size": size, **asked}
+    rule = document.claim.get("rule")
+    defence = family.vote_words(header) + (f", rule {rule}" if rule else "")
+    for figure in figures:
+        verdicts = correct
+        if figure.budget is not None:
+            parts = figure.base.split(".")
+            second = parts[2] if len(parts) > 2 else ""
+            verdicts = correct & family.proven_at(columns, figure.budget, rule=second)
+        yield ModelVerdicts(
+            source.name_of(header.model_digest),
+            header.model_digest,
+            source.verdicts(
+                figure,
+                columns["item_id"],
+                columns["label"],
+                verdicts,
+                conditions=conditions,
+                dataset=header.dataset_digest,
+                images=tuple(images),
+                radii=radii,
+                defence=defence,
+                refusal=f"not sound: {family.unsound_words}" if figure.doubt else "",
+            ),
+        )
+
+
+# -- evaluations
+
+
+def _evaluated(source: _Source, figures: list[Figure]) -> Iterator[ModelVerdicts]:
+    from components.evaluate.metrics import METRICS_NAME, read_metrics
+
+    rows = read_metrics(source.result.files / METRICS_NAME)
+    suite = source.result.step.partition(".")[2]
+    read = SUITES.get(suite)
+    if read is None or not (source.result.files / "predictions.parquet").is_file():
+        return
+    table = source.table("predictions.parquet")
+    for model, own in table.groupby("model"):
+        subject = next(row for row in rows if row.model == model)
+        of_model = [row for row in rows if row.model == model]
+        mine = [figure for figure in figures if figure.model == model]
+        for verdicts in read(source, own, mine, of_model):
+            yield ModelVerdicts(str(model), subject.model_digest, verdicts)
+
+
+SuiteReader = Callable[
+    [_Source, "pd.DataFrame", list[Figure], "list[MetricRow]"], Iterator[Verdicts]
+]
+
+
+def _clean(
+    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
+) -> Iterator[Verdicts]:
+    for figure in figures:
+        correct = (table["prediction"] == table["label"]).to_numpy()
+        yield _suite_verdicts(source, figure, table, table["label"], correct, rows[0])
+
+
+def _shifts(
+    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
+) -> Iterator[Verdicts]:
+    columns = {"masked": "masked_prediction", "unmasked": "prediction"}
+    for figure in figures:
+        name, _, metric = figure.base.removeprefix("shifts.").rpartition(".")
+        own = table[(table["shift"] == name) & (table["images"] == SHIFTED)]
+        correct = (own[columns[metric]] == own["label"]).to_numpy()
+        about = next(row for row in rows if row.item == name)
+        yield _suite_verdicts(source, figure, own, own["label"], correct, about)
+
+
+def _shape_bias(
+    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
+) -> Iterator[Verdicts]:
+    for figure in figures:
+        correct = (table["decision"] == table["shape"]).to_numpy()
+        yield _suite_verdicts(source, figure, table, table["shape"], correct, rows[0])
+
+
+def _spatial(
+    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
+) -> Iterator[Verdicts]:
+    for figure in figures:
+        correct = table["survived"].to_numpy(dtype=bool)
+        yield _suite_verdicts(source, figure, table, table["label"], correct, rows[0])
+
+
+def _corruptions(
+    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
+) -> Iterator[Verdicts]:
+    """Means over variants, then every variant on its own."""
+    from components.evaluate.corruptions import variants_of_score
+
+    table = table.assign(correct=table["prediction"] == table["label"])
+    for figure in figures:
+        wanted = variants_of_score(figure.base.removeprefix("corruptions."))
+        about = next(row for row in rows if row.metric == figure.base.rpartition(".")[2])
+        if wanted is not None:
+            keys = table[["corruption", "severity"]].apply(tuple, axis=1)
+            own = table[keys.isin(wanted)].groupby("item_id", as_index=False)
+            items = own.agg(label=("label", "first"), correct=("correct", "mean"))
+            if (own.size()["size"] == len(wanted)).all():  # every item in every variant
+                shares = items["correct"].to_numpy(dtype=np.float64)
+                yield _corrupted(source, figure, items, shares, about)
+    for about in rows:
+        if about.metric != "accuracy" or about.value is None:
+            continue
+        part = table[(table["corruption"] == about.item) & (table["severity"] == about.level)]
+        figure = row_figure(source.result, f"corruptions.{about.item}", about)
+        correct = part["correct"].to_numpy(dtype=bool)
+        yield replace(_corrupted(source, figure, part, correct, about), is_part=True)
+
+
+def _corrupted(
+    source: _Source, figure: Figure, table: "pd.DataFrame", correct: Any, about: "MetricRow"
+) -> Verdicts:
+    """Images depend on the seed, on the fidelity and on what the flags say, such as textures."""
+    found = _suite_verdicts(source, figure, table, table["label"], correct, about)
+    seen = {"fidelity": about.fidelity, "seed": about.seed, "flags": list(about.flags)}
+    return replace(found, conditions={**found.conditions, **seen})
+
+
+def _suite_verdicts(
+    source: _Source,
+    figure: Figure,
+    table: "pd.DataFrame",
+    labels: Any,
+    correct: Any,
+    about: "MetricRow",
+) -> Verdicts:
+    return source.verdicts(
+        figure,
+        table["item_id"],
+        labels,
+        correct,
+        conditions={"resize of the suite": about.resize},
+        dataset=about.dataset_digest,
+    )
+
+
+SUITES: dict[str, SuiteReader] = {
+    "clean": _clean,
+    "corruptions": _corruptions,
+    "shifts": _shifts,
+    "shape_bias": _shape_bias,
+    "spatial": _spatial,
+}
+READERS: dict[str, Callable[[_Source, list[Figure]], Iterator[ModelVerdicts]]] = {
+    "attack": _attacked,
+    "certify": _certified,
+    "evaluate": _evaluated,
+}

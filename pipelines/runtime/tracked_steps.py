@@ -1,0 +1,88 @@
+"""Which finished steps a run of MLflow stands for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from components.core.errors import CasemateError, first_line
+from pipelines.recipe.credentials import TRACKING
+from pipelines.runtime.outbox import UnavailableError
+from pipelines.runtime.run_writer import SUPERSEDED_TAG, having
+from pipelines.runtime.tracking import FLOW_TAG  # before mlflow: silences it
+from pipelines.runtime.tracking_uri import (
+    ARTIFACTS,
+    FOLDER_TAG,
+    RECIPE_TAG,
+    SQLITE,
+    check_driver,
+    check_port,
+    credentials_in_environment,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+PARENT_TAG = "mlflow.parentRunId"
+MOST_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedStep:
+    """A step as its run names it; `storage` is empty where the run does not tell."""
+
+    run_id: str
+    flow: str
+    folder: str
+    storage: str
+
+
+def steps_of_run(run_id: str, uri: str) -> list[TrackedStep]:
+    """The step of a run, or all current steps of a flow's run."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    check_driver(uri)
+    database = Path(uri.removeprefix(SQLITE))
+    if uri.startswith(SQLITE) and not database.is_file():  # MLflow would make a new one
+        raise CasemateError(TRACKING, uri, "does not exist")
+    try:
+        check_port(uri)
+        with credentials_in_environment(uri) as place:
+            return _steps(MlflowClient(place), run_id, uri)
+    except (MlflowException, UnavailableError) as error:
+        remedy = f"is not a run of {uri} ({first_line(error)})"
+        raise CasemateError("mlflow", run_id, remedy) from error
+
+
+def _steps(client: "MlflowClient", run_id: str, uri: str) -> list[TrackedStep]:
+    run = client.get_run(run_id)
+    if FLOW_TAG in run.data.tags:
+        search = having({PARENT_TAG: run_id})
+        runs = list(client.search_runs([run.info.experiment_id], search, max_results=MOST_STEPS))
+        flow = run
+    else:
+        runs = [run]
+        parent = run.data.tags.get(PARENT_TAG)
+        flow = client.get_run(parent) if parent else run
+    recipe = flow.data.tags.get(RECIPE_TAG, "")
+    found = [
+        TrackedStep(r.info.run_id, recipe, r.data.tags[FOLDER_TAG], _storage(r, uri))
+        for r in runs
+        if FOLDER_TAG in r.data.tags and SUPERSEDED_TAG not in r.data.tags
+    ]
+    if not found or not recipe:
+        raise CasemateError("mlflow", run_id, "is not the run of a current step or flow of ours")
+    return sorted(found, key=lambda step: step.folder)
+
+
+def _storage(run: "Run", uri: str) -> str:
+    """The storage above the artifacts of a run; beside the database, if both have moved."""
+    before, artifacts, _ = str(run.info.artifact_uri).partition(f"/{ARTIFACTS}/")
+    if not artifacts:
+        return ""
+    path = unquote(urlsplit(before).path) if before.startswith("file:") else before
+    if not before.startswith("file:") or Path(path).is_dir():
+        return path
+    return str(Path(uri.removeprefix(SQLITE)).parent) if uri.startswith(SQLITE) else ""

@@ -1,0 +1,91 @@
+"""Finished attacks, certificates and evaluations, written by the real writers without a model."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from components.attacks.listing import attack_list
+from components.core.folders import Folder
+from components.evaluate.metrics import Subject, rows_of, share, write_metrics
+from pipelines.recipe.schema.attack import AttackSection
+from pipelines.runtime.artifacts import StageDir
+from pipelines.runtime.step_locks import hold
+from pipelines.runtime.storage import StepPlace
+from pipelines.stages.attack.results import ModelUnderAttack, write_rows, write_summary
+from tests.small_certificates import write_small_certificate
+from tests.stored_steps import PRINT, finish
+from tests.unit.pipelines.conftest import FakeRun
+
+
+def attack_step(
+    place: StepPlace,
+    models: dict[str, tuple[int, int]],
+    *,
+    suspect: str = "",
+    eps: object = "8/255",
+    attacks: Sequence[dict[str, Any]] = ({"kind": "fgsm"},),
+    item: str = "i{}",
+    label: int = 0,
+    num_items: int = 10,
+    inputs: Mapping[str, Folder] | None = None,
+) -> None:
+    """Some items: (classified correctly, robust) of each model."""
+    run = SimpleNamespace(**{n: getattr(FakeRun(), n) for n in ("metrics", "tags", "artifacts")})
+    run.model_results, run.run_id = FakeRun().model_results, "mlflow-1"
+    section = AttackSection.model_validate({"eps": eps, "attacks": list(attacks)})
+    listed = attack_list(section.attacks, norm="linf", eps=section.eps)
+    place.work.mkdir(parents=True)
+    out = StageDir(place.work, place.name.rpartition("-")[0], PRINT, run, inputs or {}, place)
+    attacked, summaries = [], {}
+    for model, (clean, robust) in models.items():
+        own = ModelUnderAttack.before(
+            model,
+            pa.table(
+                {
+                    "item_id": [item.format(i) for i in range(num_items)],
+                    "label": [label] * num_items,
+                    "clean_prediction": [label + int(i >= clean) for i in range(num_items)],
+                }
+            ),
+        )
+        zeros = [0] * clean
+        outcome = {
+            "place": list(range(clean)),
+            "clean_prediction": [label] * clean,
+            "adversarial_prediction": [label + int(i >= robust) for i in range(clean)],
+            "num_evaluations": zeros, "num_gradients": zeros, "num_zero_gradients": zeros,
+            "norm": [0.01] * clean, "image": [None] * clean,
+        }  # fmt: skip
+        own.record(listed[0], pa.table(outcome), [])
+        attacked.append(own)
+        summaries[model] = own.summary()
+        if suspect:
+            summaries[model]["sanity"] = {"verdict": "suspect", "reasons": [suspect]}
+    with hold(place.store, [place.key]):
+        write_rows(out, attacked)
+        write_summary(out, section, listed, summaries, devices=["cpu"])
+        out.finish()
+
+
+def certify_step(place: StepPlace, made: Path, evidence: tuple, claim: dict) -> None:
+    write_small_certificate(made, evidence, claim)
+    finish(place, {path.name: path.read_bytes() for path in made.iterdir()})
+
+
+def evaluate_step(
+    place: StepPlace, made: Path, suite: str, correct: dict[str, int], n: int
+) -> None:
+    """The accuracy of one suite for each model."""
+    metric = {"clean": "accuracy", "corruptions": "mean95"}[suite]
+    rows = []
+    for model, k in correct.items():
+        digests = {"model_digest": "a" * 64, "dataset_digest": "b" * 64}
+        subject = Subject(model=model, dataset="digits", seed=1, **digests)
+        found = share(np.arange(n) < k, item="all", metric=metric)
+        rows += rows_of(subject, suite, [found])
+    write_metrics(made, rows)
+    finish(place, {"metrics.parquet": made.read_bytes()})
