@@ -273,12 +273,17 @@ SuiteReader = Callable[
 ]
 
 
-def _clean(
-    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
-) -> Iterator[Verdicts]:
-    for figure in figures:
-        correct = (table["prediction"] == table["label"]).to_numpy()
-        yield _suite_verdicts(source, figure, table, table["label"], correct, rows[0])
+def _one_row_per_item(truth: str, verdict: "Callable[[pd.DataFrame], pd.Series]") -> SuiteReader:
+    """A reader of suites with one row per item: its true class, and whether it counts as right."""
+
+    def read(
+        source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
+    ) -> Iterator[Verdicts]:
+        correct = verdict(table).to_numpy(dtype=bool)
+        for figure in figures:
+            yield _suite_verdicts(source, figure, table, table[truth], correct, rows[0])
+
+    return read
 
 
 def _shifts(
@@ -291,22 +296,6 @@ def _shifts(
         correct = (own[columns[metric]] == own["label"]).to_numpy()
         about = next(row for row in rows if row.item == name)
         yield _suite_verdicts(source, figure, own, own["label"], correct, about)
-
-
-def _shape_bias(
-    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
-) -> Iterator[Verdicts]:
-    for figure in figures:
-        correct = (table["decision"] == table["shape"]).to_numpy()
-        yield _suite_verdicts(source, figure, table, table["shape"], correct, rows[0])
-
-
-def _spatial(
-    source: _Source, table: "pd.DataFrame", figures: list[Figure], rows: "list[MetricRow]"
-) -> Iterator[Verdicts]:
-    for figure in figures:
-        correct = table["survived"].to_numpy(dtype=bool)
-        yield _suite_verdicts(source, figure, table, table["label"], correct, rows[0])
 
 
 def _corruptions(
@@ -363,11 +352,11 @@ def _suite_verdicts(
 
 
 SUITES: dict[str, SuiteReader] = {
-    "clean": _clean,
+    "clean": _one_row_per_item("label", lambda t: t["prediction"] == t["label"]),
     "corruptions": _corruptions,
     "shifts": _shifts,
-    "shape_bias": _shape_bias,
-    "spatial": _spatial,
+    "shape_bias": _one_row_per_item("shape", lambda t: t["decision"] == t["shape"]),
+    "spatial": _one_row_per_item("label", lambda t: t["survived"]),
 }
 READERS: dict[str, Callable[[_Source, list[Figure]], Iterator[ModelVerdicts]]] = {
     "attack": _attacked,

@@ -1,7 +1,7 @@
 """Schemas without room for unknown keys, and every way to misspell a key of a document."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -30,9 +30,14 @@ def problems(document: Any, schema: dict[str, Any]) -> list[str]:
     return [f"{error.json_path}: {error.message}" for error in found]
 
 
-def misspellings(document: Any) -> Iterator[tuple[str, Any]]:
-    """The document with one key changed, for every key at any depth, and where that is."""
+def misspellings(document: Any, *, free: Set[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """The document with one key changed, for every key at any depth, and where that is.
+
+    Keys of the mappings `free` are values.
+    """
     for path in _keys(document):
+        if path[-2:-1] and path[-2] in free:
+            continue
         changed = copy.deepcopy(document)
         place = changed
         for word in path[:-1]:

@@ -17,6 +17,7 @@ import ray
 import yaml
 
 from pipelines.deploy import rules
+from tests.unit.infra.misspelt import misspellings
 
 ROOT = Path(__file__).resolve().parents[4]
 FULL = ROOT.parent / "shared" / "schemas"
@@ -133,20 +134,4 @@ FREE = {
 
 def misspelt(document: Document) -> Iterator[tuple[str, Document]]:
     """The document with one key changed, for each of its keys."""
-    for path in _keys(document):
-        changed = json.loads(json.dumps(document))
-        place = changed
-        for part in path[:-1]:
-            place = place[part]
-        place[f"{path[-1]}x"] = place.pop(path[-1])
-        yield ".".join(map(str, path)), changed
-
-
-def _keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    entries = value.items() if isinstance(value, dict) else ()
-    for key, inner in entries:
-        if not path or path[-1] not in FREE:
-            yield (*path, key)
-        yield from _keys(inner, (*path, key))
-    for number, inner in enumerate(value if isinstance(value, list) else ()):
-        yield from _keys(inner, (*path, number))
+    return misspellings(document, free=FREE)
