@@ -8,6 +8,7 @@ whole figures together, and the variants of each suite together. What is not sig
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,8 +80,7 @@ class Comparison:
         return self.one if self.value > 0 else self.other
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Figures of two models that cannot be compared, and why."""
 
     figures: tuple[str, ...]

@@ -1,7 +1,7 @@
 """The page of `casemate compare`: models side by side, differences, certified curves."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from components.core.settings import Fractional
 from components.core.types import FloatArray
@@ -29,8 +29,7 @@ MOST_OPEN = 24  # rows of a table that is not folded
 TITLES = {"measured": "Without an adversary", "attacked": "Under attack", "proven": "Certified"}
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """A compared model: label, name in its flow, digest, places of its results, verdicts."""
 
     label: str

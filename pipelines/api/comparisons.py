@@ -59,7 +59,7 @@ class Comparison:
             "models": [{**asdict(m), "places": list(m.places)} for m in self.models],
             "shares": [asdict(share) for share in found.shares],
             "comparisons": [{**asdict(c), "outcome": c.outcome} for c in found.comparisons],
-            "not_comparable": [{**asdict(r), "figures": list(r.figures)} for r in found.refusals],
+            "not_comparable": [{**r._asdict(), "figures": list(r.figures)} for r in found.refusals],
             "page": str(self.page) if self.page else None,
         }
 

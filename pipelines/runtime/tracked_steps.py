@@ -1,8 +1,7 @@
 """Which finished steps a run of MLflow stands for."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from components.core.errors import CasemateError, first_line
@@ -28,8 +27,7 @@ PARENT_TAG = "mlflow.parentRunId"
 MOST_STEPS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class TrackedStep:
+class TrackedStep(NamedTuple):
     """A step as its run names it; `storage` is empty where the run does not tell."""
 
     run_id: str

@@ -6,6 +6,7 @@ folder `shared/schemas` lies beside the checkout.
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,10 @@ def check(document: Document) -> None:
 
 def is_refused(document: Document) -> bool:
     """Whether `check` refuses a document."""
-    try:
+    with suppress(InvalidFileError):
         check(document)
-    except InvalidFileError:
-        return True
-    return False
+        return False
+    return True
 
 
 def pods_of(document: Document) -> Iterator[Document]:
