@@ -124,6 +124,10 @@ def gate(
     if not minima:
         raise CasemateError("minima", "", "are missing; name at least one")
     shares = {name: _minimum(name, text) for name, text in minima.items()}
+    if key is not None:  # a key that cannot be read is bad input, not a failed minimum
+        from components.certify.keys import read_public_key
+
+        read_public_key(Path(key).expanduser())
     found = figures_at(path)
     named = {name: _only(name, found, path) for name in shares}
     verified: dict[str, str] = {}

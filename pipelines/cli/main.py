@@ -224,7 +224,7 @@ def _show_verified(path: str, report: "VerifyReport", *, resample: int) -> None:
     verdict = "every claim holds" if not problems else f"{len(problems)} problem(s)"
     again = f", votes of {resample} items repeated" if resample else ""
     print(f"{path}: {report.num_items} items checked{again}: {verdict}")
-    if report.signed_by:
+    if report.signed_by and not problems:
         print(f"signed by key {report.signed_by}")
     if not report.sound:
         print("not sound: these claims follow a published rule that is not a valid bound")

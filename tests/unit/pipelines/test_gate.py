@@ -303,6 +303,9 @@ def test_with_a_key_certificates_must_be_signed(flow, tmp_path):
     (tmp_path / "k.pub").write_bytes(public)
     command = (flow, MIN, "certified.l2@0.25=0.1", "--key", tmp_path / "k.pub")
     assert "is missing or unreadable; casemate sign writes it" in failure_of(*command)
+    absent = call("gate", flow, MIN, "certified.l2@0.25=0.1", "--key", tmp_path / "none")
+    assert (absent.code, absent.err.count("\n")) == (2, 1)
+    assert "cannot be read" in absent.err
     api.sign(step(flow, "certify.l2"), tmp_path / "k")
     assert opens(*command)
 
