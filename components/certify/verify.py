@@ -121,7 +121,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     """The content of certificate.json; raises if a field needed by the other checks is missing."""
     path = folder / CERTIFICATE_NAME
     if not path.is_file():
-        raise CasemateError("file", path, "does not exist")
+        raise CasemateError("file", path, "does not exist; name the folder of a certificate")
     try:
         document = parse_json(path.read_bytes())
     except ValueError as error:
