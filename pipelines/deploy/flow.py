@@ -9,7 +9,7 @@ from components.core.code_copies import copy_of
 from components.core.errors import CasemateError
 from components.core.object_stores import is_uri, uri_problem
 from components.core.user_code import digests, references
-from pipelines.deploy.names import Claim, claim_of, resource_name
+from pipelines.deploy.names import Claim, claim_of, claim_problem, leads_up, resource_name
 from pipelines.deploy.settings import ManifestSettings
 from pipelines.deploy.shapes import Group, actors_on, groups_of
 from pipelines.recipe.credentials import refuse_credentials_in_job
@@ -148,15 +148,24 @@ def _refuse_private(recipe: Recipe, settings: ManifestSettings, claims: Sequence
     for named in named_paths(recipe):
         if not named.made or is_uri(named.path) or any(c.holds(named.path) for c in claims):
             continue
+        if leads_up(named.path):
+            raise CasemateError(named.key, named.path, "has .. in it; write the path without it")
         remedy = "is on each machine's own disk; "
         remedy += (
-            f"add --claim NAME:{named.path}, or set --storage to s3://bucket/prefix"
+            f"{_with_claim(named.path)}, or set --storage to s3://bucket/prefix"
             if settings.on_kubernetes
             else "set --storage to s3://bucket/prefix"
         )
         if named.prefix == SQLITE:
             remedy = "is on a machine's own disk; name an MLflow server, e.g. http://mlflow:5000"
         raise CasemateError(named.key, named.path, remedy)
+
+
+def _with_claim(path: str) -> str:
+    """The remedy for a storage that no claim holds."""
+    if claim_problem(f"name:{path}"):
+        return "set --storage to PATH of --claim NAME:PATH, e.g. /runs"
+    return f"add --claim NAME:{path}"
 
 
 def unmounted(flow: Flow) -> list[str]:

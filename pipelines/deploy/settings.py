@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from components.core.settings import Count, Positive, Problem, Settings, settings
-from pipelines.deploy.names import MAX_LABEL, MAX_NAME, claim_of, name_problem, reference_problem
+from pipelines.deploy.names import (
+    MAX_LABEL,
+    MAX_NAME,
+    claim_of,
+    claim_problem,
+    name_problem,
+    reference_problem,
+)
 
 Kind = Literal["rayjob", "raycluster", "argo", "ray-up", "skypilot"]
 ON_KUBERNETES = ("rayjob", "raycluster", "argo")
@@ -18,7 +25,6 @@ IMAGE = re.compile(
     re.ASCII,
 )
 SPOT_LABEL = re.compile(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]+")
-TAKEN = ("/tmp", "/dev/shm", "/etc/casemate")  # paths at which pods mount other things
 SET_BY_CASEMATE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
 
 
@@ -89,12 +95,14 @@ class ManifestSettings(Settings):
         for field in ("queue", "secret"):
             if (value := getattr(self, field)) and (why := reference_problem(value)):
                 yield Problem(field, value, why)
-        taken = list(TAKEN)
-        for claim in map(claim_of, self.claim):
-            yield from claim.problems()
-            if claim.path in taken:
-                yield Problem("claim", claim.path, "is mounted already; choose another path")
-            taken.append(claim.path)
+        taken: list[str] = []
+        for text in self.claim:
+            if why := claim_problem(text):
+                yield Problem("claim", text, why)
+            elif (path := claim_of(text).path) in taken:
+                yield Problem("claim", path, "is mounted already; choose another path")
+            else:
+                taken.append(path)
 
     def _misplaced(self) -> Iterator[Problem]:
         """Settings that this kind of file would ignore."""

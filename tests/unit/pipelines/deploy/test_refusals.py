@@ -39,10 +39,11 @@ def refused(recipe: Any = "demo", **options: Any) -> str:
         ({**GOOD, "namespace": "my.space"}, "--namespace: my.space is not a name"),
         ({**GOOD, "queue": "q/1"}, "--queue: q/1 is not a name of Kubernetes"),
         ({**GOOD, "secret": "S"}, "--secret: S is not a name of Kubernetes"),
-        ({**GOOD, "claim": ["runs"]}, "--claim: runs: is not NAME:PATH"),
+        ({**GOOD, "claim": ["runs"]}, "--claim: runs is not NAME:PATH"),
         ({**GOOD, "claim": ["runs:data"]}, "--claim: runs:data is not NAME:PATH"),
         ({**GOOD, "claim": ["a:/x", "b:/x/"]}, "--claim: /x is mounted already"),
-        ({**GOOD, "claim": ["a:/tmp"]}, "--claim: /tmp is mounted already"),
+        ({**GOOD, "storage": "/runs/../etc"}, "storage.root: /runs/../etc has .. in it"),
+        ({"image": "casemate", "storage": "/etc"}, "set --storage to PATH of --claim NAME:PATH"),
         ({**GOOD, "env": ["A=word"], "secret": "s"}, "--env: A is not the name of a variable"),
         ({**GOOD, "env": ["A"]}, "--env: A comes from a Secret; name it with --secret"),
         ({**GOOD, "env": ["RAY_AUTH_TOKEN"], "secret": "s"}, "is set by the file itself"),
@@ -59,6 +60,33 @@ def refused(recipe: Any = "demo", **options: Any) -> str:
 )
 def test_bad_settings_are_refused(options, told):
     assert told in refused(**options)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        *((path, "would hide files that its pods need") for path in ("/", "/etc", "/tmp", "/home")),
+        ("/opt/casemate", "would hide"),
+        ("/home/casemate/", "would hide"),
+        ("/dev/shm/x", "would hide"),
+        ("/etc/casemate", "would hide"),
+        ("/usr/local/lib", "would hide"),
+        ("/runs/../etc", "has . or .. in its path"),
+        ("/runs/./x", "has . or .. in its path"),
+        ("/runs//x", "is not NAME:PATH"),
+        ("", "is not NAME:PATH"),
+    ],
+)
+def test_a_claim_hides_nothing_that_pods_need(path, told):
+    line = refused(image="casemate", claim=[f"a:{path}"])
+    assert line.startswith(f"--claim: a:{path} {told}")
+
+
+@pytest.mark.parametrize("path", ["/runs", "/data/x", "/mnt/nfs", "/optimum", "/home/me", "/tmp/x"])
+def test_other_paths_are_free(path):
+    assert (
+        f"mountPath: {path}\n" in api.manifest("demo", image="casemate", claim=[f"a:{path}"]).text
+    )
 
 
 @pytest.mark.parametrize(
