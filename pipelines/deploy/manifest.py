@@ -54,11 +54,12 @@ def _flag(field: str) -> str:
 
 
 def manifest_of(flow: Flow) -> Manifest:
-    """The file of a flow; it keeps the rules of the operator."""
+    """The file of a flow; one that breaks a rule of the operator is refused."""
     kind = flow.settings.kind
     module = _module(kind)
     documents: list[Document] = module.documents(flow)
-    assert not (broken := rules.problems(documents)), broken
+    if broken := rules.problems(documents):
+        raise CasemateError("manifest", kind, f"would be refused by its operator: {broken[0]}")
     about = f"Flow {flow.recipe.name} as {kind}, written by: casemate manifest"
     header = [about, *module.header(flow), *unmounted(flow)]
     text = to_text(documents, header=header)

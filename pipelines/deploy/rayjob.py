@@ -1,11 +1,14 @@
 """A RayJob of KubeRay: one job, one cluster, one flow; deleted when the flow has ended."""
 
+import math
+
 from pipelines.deploy.flow import Flow
 from pipelines.deploy.kubernetes import RAY_API, cluster_spec, metadata, shared_resources
 from pipelines.deploy.pods import submitter_pod
 from pipelines.deploy.text import Document, note
 
 KEPT_SECONDS = 600  # the cluster, after its job has ended: logs can be read
+MAX_SECONDS = 2**31 - 1  # of fields of Kubernetes
 
 
 def documents(flow: Flow) -> list[Document]:
@@ -36,7 +39,7 @@ def rayjob(flow: Flow) -> Document:
         "shutdownAfterJobFinishes": True,
         "ttlSecondsAfterFinished": KEPT_SECONDS,
         "activeDeadlineSeconds": round(settings.deadline * 3600),
-        "preRunningDeadlineSeconds": round(flow.recipe.cluster.max_wait),
+        "preRunningDeadlineSeconds": _seconds(flow.recipe.cluster.max_wait),
         "backoffLimit": settings.retries,
         "rayClusterSpec": cluster_spec(flow),
     }
@@ -46,3 +49,8 @@ def rayjob(flow: Flow) -> Document:
         "metadata": metadata(flow, queued=True),
         "spec": spec,
     }
+
+
+def _seconds(wait: float) -> int:
+    """A wait as KubeRay takes it; a recipe may wait for less than a second, or very long."""
+    return math.ceil(min(wait, MAX_SECONDS))

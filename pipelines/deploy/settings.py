@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
-from components.core.settings import Count, Positive, Problem, Settings, settings
+from components.core.settings import Count, Hint, Problem, Settings, settings
 from pipelines.deploy.names import (
     MAX_LABEL,
     MAX_NAME,
@@ -25,7 +25,13 @@ IMAGE = re.compile(
     re.ASCII,
 )
 SPOT_LABEL = re.compile(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]+")
+MAX_HOURS = 87_600  # ten years; Kubernetes counts seconds with 31 bits
+MAX_RETRIES = 100
 SET_BY_CASEMATE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
+Hours = Annotated[
+    float, Ge(1 / 60), Le(MAX_HOURS), Hint(f"is outside 1/60 (a minute) to {MAX_HOURS} hours")
+]
+Retries = Annotated[int, Ge(0), Le(MAX_RETRIES), Hint(f"is outside 0 to {MAX_RETRIES}")]
 
 
 @settings
@@ -59,9 +65,9 @@ class ManifestSettings(Settings):
     """Workers, never the head, on machines that may be taken away."""
     spot_label: str = "cloud.google.com/gke-spot=true"
     """Label and taint of spot nodes on Kubernetes; this one is GKE's."""
-    deadline: Positive = 24.0
+    deadline: Hours = 24.0
     """Hours after which the flow is ended; the same file continues it."""
-    retries: Annotated[int, Ge(0)] = 2
+    retries: Retries = 2
     """New clusters after a failed one; finished work is kept."""
 
     @property

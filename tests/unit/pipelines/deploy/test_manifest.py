@@ -178,6 +178,12 @@ def test_secrets_are_named_and_never_written(manifests, monkeypatch):
     assert whole["envFrom"] == [{"secretRef": {"name": "casemate"}}]
 
 
+@pytest.mark.parametrize(("wait", "seconds"), [("0.2", 1), ("90.5", 91), ("1e12", 2**31 - 1)])
+def test_any_wait_of_a_recipe_is_one_of_kubernetes(wait, seconds):
+    spec = job_of(api.manifest("demo", overrides=[f"cluster.max_wait={wait}"], **CLAIM))
+    assert spec["preRunningDeadlineSeconds"] == seconds
+
+
 def test_a_queue_gets_a_cluster_of_a_fixed_size(manifests):
     spec = job_of(manifests["search-rayjob"])
     assert spec["suspend"] is True

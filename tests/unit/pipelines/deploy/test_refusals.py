@@ -52,8 +52,13 @@ def refused(recipe: Any = "demo", **options: Any) -> str:
         ({**BUCKET, "kind": "ray-up", "env": ["A"]}, "cannot be handed to machines by ray up"),
         ({**GOOD, "node_gpus": 1}, "--node-gpus: 1 but the recipe asks for none"),
         ({**GOOD, "node_cpus": 0}, "--node-cpus: 0 must be at least 1"),
-        ({**GOOD, "retries": -1}, "--retries: -1 must be at least 0"),
-        ({**GOOD, "deadline": 0}, "--deadline: 0 must be above 0"),
+        ({**GOOD, "retries": -1}, "--retries: -1 is outside 0 to 100"),
+        ({**GOOD, "retries": 99999999999}, "--retries: 99999999999 is outside 0 to 100"),
+        ({**GOOD, "deadline": 0}, "--deadline: 0 is outside 1/60 (a minute) to 87600 hours"),
+        ({**GOOD, "deadline": 0.0001}, "--deadline: 0.0001 is outside 1/60"),
+        ({**GOOD, "deadline": 1e12}, "--deadline: 1000000000000.0 is outside 1/60"),
+        ({**GOOD, "deadline": float("inf")}, "--deadline: inf is outside 1/60"),
+        ({**GOOD, "deadline": float("nan")}, "--deadline: nan is outside 1/60"),
         ({**GOOD, "spot_label": "spot"}, "--spot-label: spot is not label=value"),
         ({**GOOD, "nodes": 3}, "--nodes: is unknown; did you mean"),
     ],
@@ -112,6 +117,11 @@ def test_a_recipe_that_asks_for_more_than_there_is_is_refused(sets, options, tol
     overrides = [*TRACKED, *(f"cluster.{text}" for text in sets)]
     line = refused(overrides=overrides, **{**GOOD, "storage": "s3://team/runs", **options})
     assert told in line
+
+
+def test_a_file_that_the_operator_would_refuse_is_not_written(monkeypatch):
+    monkeypatch.setattr("pipelines.deploy.rules.MAX_RAYJOB", 3)
+    assert "rayjob would be refused by its operator: metadata.name: demo has" in refused(**GOOD)
 
 
 def test_passwords_do_not_reach_the_file():
