@@ -1,7 +1,7 @@
 """An Argo WorkflowTemplate with one step: a RayJob, followed to its end."""
 
 from pipelines.deploy.flow import Flow
-from pipelines.deploy.kubernetes import metadata, shared_resources
+from pipelines.deploy.kubernetes import in_namespace, metadata, shared_resources
 from pipelines.deploy.rayjob import rayjob
 from pipelines.deploy.text import Document, note, to_text, without_notes
 
@@ -46,8 +46,8 @@ def documents(flow: Flow) -> list[Document]:
 def header(flow: Flow) -> list[str]:
     """How the file is used."""
     return [
-        "once:   kubectl apply -f FILE",
-        f"start:  argo submit --from workflowtemplate/{flow.name} --watch",
+        f"once:   {in_namespace(flow, 'kubectl')} apply -f FILE",
+        f"start:  {in_namespace(flow, 'argo')} submit --from workflowtemplate/{flow.name} --watch",
         "A step of another workflow: templateRef {name: " + flow.name + ", template: flow}",
     ]
 

@@ -30,6 +30,12 @@ def metadata(flow: Flow, *, name: str | None = None, queued: bool = False) -> Do
     return {"name": name or flow.name, **space, "labels": labels}
 
 
+def in_namespace(flow: Flow, command: str) -> str:
+    """A command of kubectl or argo, in the flow's namespace if it has one."""
+    space = flow.settings.namespace
+    return f"{command} --namespace {space}" if space else command
+
+
 def cluster_spec(flow: Flow) -> Document:
     """The Ray cluster: a head without work, and groups of workers that grow from nothing.
 

@@ -1,7 +1,13 @@
 """A RayCluster of KubeRay that stays: flows are sent to it by `casemate submit`."""
 
 from pipelines.deploy.flow import Flow
-from pipelines.deploy.kubernetes import RAY_API, cluster_spec, metadata, network_policy
+from pipelines.deploy.kubernetes import (
+    RAY_API,
+    cluster_spec,
+    in_namespace,
+    metadata,
+    network_policy,
+)
 from pipelines.deploy.text import Document
 
 
@@ -19,10 +25,11 @@ def documents(flow: Flow) -> list[Document]:
 
 def header(flow: Flow) -> list[str]:
     """How the file is used."""
-    secret = f"kubectl get secret {flow.name} -o jsonpath='{{.data.auth_token}}' | base64 -d"
+    kubectl = in_namespace(flow, "kubectl")
+    secret = f"{kubectl} get secret {flow.name} -o jsonpath='{{.data.auth_token}}' | base64 -d"
     return [
-        "start:  kubectl apply -f FILE",
-        f"reach:  kubectl port-forward service/{flow.name}-head-svc 8265",
+        f"start:  {kubectl} apply -f FILE",
+        f"reach:  {kubectl} port-forward service/{flow.name}-head-svc 8265",
         f'        export RAY_AUTH_MODE=token RAY_AUTH_TOKEN="$({secret})"',
         f"run:    {flow.submit}",
     ]

@@ -3,7 +3,13 @@
 import math
 
 from pipelines.deploy.flow import Flow
-from pipelines.deploy.kubernetes import RAY_API, cluster_spec, metadata, shared_resources
+from pipelines.deploy.kubernetes import (
+    RAY_API,
+    cluster_spec,
+    in_namespace,
+    metadata,
+    shared_resources,
+)
 from pipelines.deploy.pods import submitter_pod
 from pipelines.deploy.text import Document, note
 
@@ -18,9 +24,10 @@ def documents(flow: Flow) -> list[Document]:
 
 def header(flow: Flow) -> list[str]:
     """How the file is used."""
+    kubectl = in_namespace(flow, "kubectl")
     return [
-        "start:  kubectl apply -f FILE     again: kubectl replace --force -f FILE",
-        f"follow: kubectl logs -f -l job-name={flow.name}     end: kubectl delete -f FILE",
+        f"start:  {kubectl} apply -f FILE     again: {kubectl} replace --force -f FILE",
+        f"follow: {kubectl} logs -f -l job-name={flow.name}     end: {kubectl} delete -f FILE",
         "A flow that was ended goes on where it was: finished work is in the storage.",
     ]
 

@@ -5,6 +5,7 @@ Renew the reviewed files with `CASEMATE_RENEW_SNAPSHOTS=1 pytest tests/unit/pipe
 
 import json
 import os
+import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -213,6 +214,19 @@ def test_the_network_is_closed_but_for_the_cluster_and_the_dashboard(manifests):
         assert dashboard["ports"] == [{"port": 8265, "protocol": "TCP"}]
     labels = groups_of(manifests["demo-rayjob"])["cpu"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("kind", ["rayjob", "raycluster", "argo"])
+def test_commands_of_the_header_are_in_the_namespace(kind):
+    def commands(**options: Any) -> list[str]:
+        text = api.manifest("demo", kind=kind, **CLAIM, **options).text
+        top = " ".join(line for line in text.splitlines() if line.startswith("#"))
+        return re.findall(r"(?:kubectl|argo)(?: --\S+ \S+)? (?:[a-z]+-?)+", top)
+
+    there = commands(namespace="ml")
+    assert len(there) >= 2
+    assert all(" --namespace ml " in command for command in there)
+    assert [command.replace(" --namespace ml", "") for command in there] == commands()
 
 
 def test_a_recipe_of_the_users_travels_in_the_file(tmp_path):
