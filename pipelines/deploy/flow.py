@@ -170,10 +170,11 @@ def _with_claim(path: str) -> str:
 
 def unmounted(flow: Flow) -> list[str]:
     """A line for each path that the recipe reads and no claim holds."""
-    if not flow.settings.on_kubernetes:
-        return []
+    place = "be brought by file_mounts, which you add to this file"
+    if flow.settings.on_kubernetes:
+        place = "on a claim (--claim NAME:PATH)"
     return [
-        f"{named.key}: {named.path} must be in the image, or on a claim (--claim NAME:PATH)"
+        f"{named.key}: {named.path} must be in the image, or {place}"
         for named in named_paths(flow.recipe)
         if not named.made
         and not is_uri(named.path)

@@ -157,3 +157,7 @@ def test_relative_data_is_refused_and_other_data_is_pointed_out():
     assert "set data.path to the path that its machines see" in line
     text = api.manifest("in1k-eps8-s12", overrides=["data.path=/data/x"], **GOOD).text
     assert "# data.path: /data/x must be in the image, or on a claim" in text
+    for kind in ("skypilot", "ray-up"):
+        overrides = [*TRACKED, "data.path=/data/x"]
+        text = api.manifest("in1k-eps8-s12", kind=kind, overrides=overrides, **BUCKET).text
+        assert "# data.path: /data/x must be in the image, or be brought by file_mounts" in text
