@@ -8,10 +8,10 @@ from typing import Any
 
 from components.core.errors import CasemateError
 from components.core.hints import did_you_mean
-from components.core.settings import SettingError
+from components.core.settings import Problem, SettingError
 from pipelines.deploy import rules
 from pipelines.deploy.flow import Flow, unmounted
-from pipelines.deploy.settings import ManifestSettings
+from pipelines.deploy.settings import ManifestSettings, unused
 from pipelines.deploy.text import Document, to_text, without_notes
 
 
@@ -43,10 +43,16 @@ def settings_of(options: dict[str, Any]) -> ManifestSettings:
         if name not in known:
             raise CasemateError(_flag(name), "", did_you_mean(name, known))
     try:
-        return ManifestSettings(**options)
+        made = ManifestSettings(**options)
     except SettingError as error:
-        first = error.problems[0]
-        raise CasemateError(_flag(first.field), first.value, first.remedy) from error
+        raise _refusal(error.problems[0]) from error
+    for problem in unused(made, options):
+        raise _refusal(problem)
+    return made
+
+
+def _refusal(problem: Problem) -> CasemateError:
+    return CasemateError(_flag(problem.field), problem.value, problem.remedy)
 
 
 def _flag(field: str) -> str:

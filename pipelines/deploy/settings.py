@@ -1,7 +1,7 @@
 """Settings of a manifest: what a recipe does not say about the cluster it runs on."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
@@ -28,6 +28,12 @@ SPOT_LABEL = re.compile(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]+")
 MAX_HOURS = 87_600  # ten years; Kubernetes counts seconds with 31 bits
 MAX_RETRIES = 100
 SET_BY_CASEMATE = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS")
+# Flags with defaults that a kind has no use for.
+UNUSED: dict[str, tuple[str, ...]] = {
+    "raycluster": ("deadline", "retries"),
+    "ray-up": ("deadline", "retries", "spot_label"),
+    "skypilot": ("retries", "spot_label"),
+}
 Hours = Annotated[
     float, Ge(1 / 60), Le(MAX_HOURS), Hint(f"is outside 1/60 (a minute) to {MAX_HOURS} hours")
 ]
@@ -94,12 +100,14 @@ class ManifestSettings(Settings):
     def _names(self) -> Iterator[Problem]:
         """Names that Kubernetes or KubeRay would refuse, and paths that are taken."""
         for field, most in (("name", MAX_NAME), ("namespace", MAX_LABEL)):
-            if (value := getattr(self, field)) and (why := name_problem(value, most=most)):
+            value = getattr(self, field)
+            if value is not None and (why := name_problem(value, most=most)):
                 yield Problem(field, value, why)
         if self.name and self.name[0].isdigit():
             yield Problem("name", self.name, "does not start with a letter, as KubeRay demands")
         for field in ("queue", "secret"):
-            if (value := getattr(self, field)) and (why := reference_problem(value)):
+            value = getattr(self, field)
+            if value is not None and (why := reference_problem(value)):
                 yield Problem(field, value, why)
         taken: list[str] = []
         for text in self.claim:
@@ -122,3 +130,12 @@ class ManifestSettings(Settings):
         if self.env and self.kind == "ray-up":
             remedy = "cannot be handed to machines by ray up; use their role, or submit --env"
             yield Problem("env", self.env[0], remedy)
+
+
+def unused(own: ManifestSettings, given: Collection[str]) -> Iterator[Problem]:
+    """Settings that were given, though they have defaults, and that this kind would ignore."""
+    for field in UNUSED.get(own.kind, ()):
+        if field in given:
+            yield Problem(field, getattr(own, field), f"is not used by {own.kind}; leave it out")
+    if "spot_label" in given and not own.spot:
+        yield Problem("spot_label", own.spot_label, "is used with --spot only; add it")

@@ -60,6 +60,26 @@ def refused(recipe: Any = "demo", **options: Any) -> str:
         ({**GOOD, "deadline": float("inf")}, "--deadline: inf is outside 1/60"),
         ({**GOOD, "deadline": float("nan")}, "--deadline: nan is outside 1/60"),
         ({**GOOD, "spot_label": "spot"}, "--spot-label: spot is not label=value"),
+        ({**GOOD, "spot_label": "a=b"}, "--spot-label: a=b is used with --spot only; add it"),
+        ({**GOOD, "kind": "raycluster", "retries": 2}, "--retries: 2 is not used by raycluster"),
+        (
+            {**GOOD, "kind": "raycluster", "deadline": 9},
+            "--deadline: 9.0 is not used by raycluster",
+        ),
+        ({**BUCKET, "kind": "ray-up", "retries": 0}, "--retries: 0 is not used by ray-up"),
+        ({**BUCKET, "kind": "ray-up", "deadline": 24}, "--deadline: 24.0 is not used by ray-up"),
+        (
+            {**BUCKET, "kind": "ray-up", "spot": True, "spot_label": "a=b"},
+            "--spot-label: a=b is not used by ray-up; leave it out",
+        ),
+        (
+            {**BUCKET, "kind": "skypilot", "spot": True, "spot_label": "a=b"},
+            "--spot-label: a=b is not used by skypilot",
+        ),
+        ({**BUCKET, "kind": "skypilot", "retries": 1}, "--retries: 1 is not used by skypilot"),
+        ({**GOOD, "queue": ""}, "--queue: is not a name of Kubernetes"),
+        ({**GOOD, "name": ""}, "--name: is not a name of Kubernetes"),
+        ({**BUCKET, "kind": "ray-up", "secret": ""}, "--secret: is not a name of Kubernetes"),
         ({**GOOD, "nodes": 3}, "--nodes: is unknown; did you mean"),
     ],
 )
@@ -125,7 +145,7 @@ def test_a_file_that_the_operator_would_refuse_is_not_written(monkeypatch):
 
 
 def test_passwords_do_not_reach_the_file():
-    line = refused(overrides=["tracking.uri=http://me:hidden-word@mlflow:5000"], **GOOD)
+    line = refused(overrides=["tracking.uri=http://me:hidden-word@secured:5000"], **GOOD)
     assert "was written with a password" in line
     assert "hidden-word" not in line
     line = refused(overrides=["tracking.uri=sqlite:////mlflow.db"], **GOOD)
