@@ -127,13 +127,24 @@ def _placed(recipe: Recipe, settings: ManifestSettings, storage: str | None) -> 
         recipe = with_values(recipe, {STORAGE_KEY: storage})
     if why := uri_problem(recipe.storage.root):
         raise CasemateError(STORAGE_KEY, recipe.storage.root, why)
-    refuse_relative(recipe)
+    _refuse_relative(recipe, settings)
     _refuse_private(recipe, settings, claims)
     if is_uri(recipe.storage.root) and not _tracked(recipe, settings):
         remedy = "cannot hold MLflow's database; add --set tracking.uri=http://mlflow:5000, or "
         remedy += f"{TRACKING_ENV} to the Secret"
         raise CasemateError(STORAGE_KEY, recipe.storage.root, remedy)
     return recipe
+
+
+def _refuse_relative(recipe: Recipe, settings: ManifestSettings) -> None:
+    """Refuse relative paths; what all machines share depends on the kind of the file."""
+    try:
+        refuse_relative(recipe)
+    except CasemateError as error:
+        if error.key != STORAGE_KEY:
+            raise
+        remedy = f"is relative; {_shared_place(recipe.storage.root, settings)}"
+        raise CasemateError(error.key, error.value, remedy) from error
 
 
 def _tracked(recipe: Recipe, settings: ManifestSettings) -> bool:
@@ -150,22 +161,19 @@ def _refuse_private(recipe: Recipe, settings: ManifestSettings, claims: Sequence
             continue
         if leads_up(named.path):
             raise CasemateError(named.key, named.path, "has .. in it; write the path without it")
-        remedy = "is on each machine's own disk; "
-        remedy += (
-            f"{_with_claim(named.path)}, or set --storage to s3://bucket/prefix"
-            if settings.on_kubernetes
-            else "set --storage to s3://bucket/prefix"
-        )
+        remedy = f"is on each machine's own disk; {_shared_place(named.path, settings)}"
         if named.prefix == SQLITE:
             remedy = "is on a machine's own disk; name an MLflow server, e.g. http://mlflow:5000"
         raise CasemateError(named.key, named.path, remedy)
 
 
-def _with_claim(path: str) -> str:
-    """The remedy for a storage that no claim holds."""
+def _shared_place(path: str, settings: ManifestSettings) -> str:
+    """The remedy for a storage at a path that the machines do not share."""
+    if not settings.on_kubernetes:
+        return "set --storage to s3://bucket/prefix"
     if claim_problem(f"name:{path}"):
-        return "set --storage to PATH of --claim NAME:PATH, e.g. /runs"
-    return f"add --claim NAME:{path}"
+        return "add --claim NAME:PATH and set --storage to that PATH, or to s3://bucket/prefix"
+    return f"add --claim NAME:{path}, or set --storage to s3://bucket/prefix"
 
 
 def unmounted(flow: Flow) -> list[str]:

@@ -89,7 +89,8 @@ def groups_of(recipe: Recipe, settings: ManifestSettings) -> list[Group]:
     on_gpus = [need for need in needs if need.gpus]
     on_cpus = [need for need in needs if not need.gpus]
     if settings.node_gpus and not on_gpus:
-        remedy = "but the recipe asks for none; set cluster.gpus_per_train_worker or gpus_per_actor"
+        remedy = "is set, but the recipe asks for no GPU; set cluster.gpus_per_train_worker or "
+        remedy += "cluster.gpus_per_actor"
         raise CasemateError("--node-gpus", settings.node_gpus, remedy)
     usual = ManifestSettings(image=settings.image, max_workers=settings.max_workers)
     groups = [_group("cpu", on_cpus, usual if on_gpus else settings)]
