@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from components.core.code_copies import copy_of
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, at_key
 from components.core.object_stores import is_uri, uri_problem
 from components.core.user_code import digests, references
 from pipelines.deploy.names import Claim, claim_of, claim_problem, leads_up, resource_name
 from pipelines.deploy.settings import ManifestSettings
 from pipelines.deploy.shapes import Group, actors_on, groups_of
-from pipelines.recipe.credentials import refuse_credentials_in_job
+from pipelines.recipe.credentials import TRACKING, refuse_credentials_in_job
 from pipelines.recipe.load import with_values
 from pipelines.recipe.paths import SQLITE, named_paths, refuse_relative
 from pipelines.recipe.schema.place import StorageSection
@@ -119,7 +119,8 @@ def _sets(changes: dict[str, object]) -> Iterator[str]:
 
 def _placed(recipe: Recipe, settings: ManifestSettings, storage: str | None) -> Recipe:
     """The recipe with its storage, which all machines of the cluster must reach."""
-    refuse_credentials_in_job(recipe)
+    with at_key(TRACKING, then=_taken_by(settings)):
+        refuse_credentials_in_job(recipe)
     claims = [claim_of(text) for text in settings.claim]
     if storage is None and recipe.storage.root == StorageSection().root and len(claims) == 1:
         storage = claims[0].path
@@ -134,6 +135,13 @@ def _placed(recipe: Recipe, settings: ManifestSettings, storage: str | None) -> 
         remedy += f"{TRACKING_ENV} to the Secret"
         raise CasemateError(STORAGE_KEY, recipe.storage.root, remedy)
     return recipe
+
+
+def _taken_by(settings: ManifestSettings) -> str:
+    """What goes with the `--env` that replace a password, to end that remedy."""
+    if settings.kind == "ray-up":
+        return " to casemate submit"
+    return " with --secret NAME, the Secret that holds them" if settings.on_kubernetes else ""
 
 
 def _refuse_relative(recipe: Recipe, settings: ManifestSettings) -> None:

@@ -149,8 +149,17 @@ def test_passwords_do_not_reach_the_file():
     line = refused(overrides=["tracking.uri=http://me:hidden-word@secured:5000"], **GOOD)
     assert "was written with a password" in line
     assert "hidden-word" not in line
+    assert line.endswith("MLFLOW_TRACKING_PASSWORD with --secret NAME, the Secret that holds them")
     line = refused(overrides=["tracking.uri=sqlite:////mlflow.db"], **GOOD)
     assert "tracking.uri: /mlflow.db is on a machine's own disk" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"), [("skypilot", "_PASSWORD"), ("ray-up", "_PASSWORD to casemate submit")]
+)
+def test_the_remedy_for_a_password_is_one_that_the_kind_takes(kind, end):
+    overrides = ["tracking.uri=http://me:hidden-word@secured:5000"]
+    assert refused(kind=kind, overrides=overrides, **BUCKET).endswith(end)
 
 
 def test_code_of_this_machine_is_refused_where_it_would_not_arrive(tmp_path):
