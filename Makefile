@@ -90,7 +90,7 @@ lock: .boot/bin/uv ## resolve pyproject.toml into requirements.lock, without ind
 	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
 	  --generate-hashes --extra dev pyproject.toml --output-file requirements.lock
 
-audit: setup ## look up known vulnerabilities of the locked packages (exit code 3: could not)
+audit: setup ## look up known vulnerabilities of the locked packages; fails if it could not
 	@$(BIN)/python infra/supply_chain/audit.py
 
 sbom: setup ## list the packages of the runtime environment: dist/casemate.cdx.json (CycloneDX)

@@ -1,8 +1,10 @@
-"""A flow as an Airflow task: creates a RayJob and waits until it ends.
+"""A flow as an Airflow task: creates what `flow.yaml` holds and waits until its RayJob ends.
 
-Copy it into the folder of DAGs, beside `flow.yaml`, which `casemate manifest RECIPE --kind rayjob`
-writes. Needs apache-airflow-providers-cncf-kubernetes and a connection `kubernetes_default`.
-The provider for Ray is deprecated. A retried task continues the flow: finished steps are skipped.
+Copy it into the folder of DAGs, beside `flow.yaml`, which
+`casemate manifest RECIPE --kind rayjob --namespace casemate` writes.
+Needs apache-airflow-providers-cncf-kubernetes and a connection `kubernetes_default`, whose account
+may create and get rayjobs, and patch configmaps and networkpolicies.
+The provider for Ray is deprecated. Cleared tasks continue the flow: finished steps are skipped.
 """
 
 from pathlib import Path
@@ -11,25 +13,33 @@ import yaml
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from airflow.sdk import dag, task
 from airflow.sdk.exceptions import AirflowFailException
+from kubernetes.utils import create_from_yaml
 
-RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs", "namespace": "casemate"}
+NAMESPACE = "casemate"
+RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs", "namespace": NAMESPACE}
+*BESIDE, JOB = yaml.safe_load_all(Path(__file__).with_name("flow.yaml").read_text())
+SPEC = JOB["spec"]
+MOST = SPEC["activeDeadlineSeconds"] * (1 + SPEC["backoffLimit"]) + 86400  # a day in a queue
 
 
-@dag(schedule=None, catchup=False)
+@dag(schedule=None, catchup=False, max_active_runs=1)
 def casemate():
     @task
     def start() -> str:
-        documents = yaml.safe_load_all(Path(__file__).with_name("flow.yaml").read_text())
-        job = next(document for document in documents if document["kind"] == "RayJob")
-        job["metadata"]["generateName"] = job["metadata"].pop("name") + "-"  # one job per run
-        return KubernetesHook().create_custom_object(**RAYJOBS, body=job)["metadata"]["name"]
+        hook, named = KubernetesHook(), JOB["metadata"]
+        # recipe and NetworkPolicy: made or changed
+        create_from_yaml(hook.api_client, yaml_objects=BESIDE, namespace=NAMESPACE, apply=True)
+        labels = named["labels"]
+        body = {**JOB, "metadata": {"generateName": named["name"] + "-", "labels": labels}}
+        return hook.create_custom_object(**RAYJOBS, body=body)["metadata"]["name"]
 
-    @task.sensor(mode="reschedule", poke_interval=60, timeout=7 * 86400)
+    @task.sensor(mode="reschedule", poke_interval=60, timeout=MOST)
     def end(name: str) -> bool:
         status = KubernetesHook().get_custom_object(**RAYJOBS, name=name).get("status", {})
-        if status.get("jobDeploymentStatus") == "Failed":  # after all its retries
-            raise AirflowFailException(status.get("message", f"{name} failed"))
-        return status.get("jobDeploymentStatus") == "Complete"
+        state = status.get("jobDeploymentStatus")
+        if state in ("Failed", "ValidationFailed"):  # after all its retries
+            raise AirflowFailException(status.get("message") or f"{name}: {state}")
+        return state == "Complete"
 
     end(start())
 

@@ -120,9 +120,7 @@ class MlflowServer:
 class Proxy:
     """In front of a server: asks for a password (401 without it), or loses requests and answers."""
 
-    def __init__(
-        self, server: str, *, login: str | None = None, lose_every: int = 0, port: int = 0
-    ) -> None:
+    def __init__(self, server: str, *, login: str | None = None, lose_every: int = 0) -> None:
         wanted = "Basic " + base64.b64encode(login.encode()).decode() if login else None
         self.num_refused, self.num_lost = 0, 0
         self.num_requests: Counter[str] = Counter()
@@ -178,7 +176,7 @@ class Proxy:
             def log_message(self, *_: object) -> None:
                 """Silent."""
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 

@@ -4,7 +4,6 @@ The containers of the compose file are processes of this machine: Postgres of th
 packages, moto in place of RustFS, `mlflow server` with the arguments and variables of the file.
 """
 
-import importlib.util
 import os
 import secrets
 import shutil
@@ -22,7 +21,7 @@ import pytest
 from mlflow import MlflowClient
 
 from tests import compose
-from tests.cluster.servers import Postgres, Proxy, postgres_binaries, remove, wait_until
+from tests.cluster.servers import Postgres, postgres_binaries, remove, wait_until
 from tests.e2e.cli import ROOT
 from tests.object_store import free_port, moto_command, serving
 from tests.pages import fenced
@@ -30,7 +29,6 @@ from tests.pages import fenced
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 PAGE = ROOT / "infra" / "README.md"
 COMPOSE = "docker compose --project-directory infra/mlflow up --detach --wait\n"
-HAS_ACCOUNTS = importlib.util.find_spec("flask_wtf") is not None  # of the extra mlflow[auth]
 
 
 class Machine:
@@ -119,20 +117,12 @@ def containers(machine: Machine) -> Iterator[None]:
 
 @contextmanager
 def mlflow_server(machine: Machine, service: dict) -> Iterator[None]:
-    """The server of the compose file; without mlflow[auth] a proxy asks for the password."""
+    """The server of the compose file, with its accounts."""
     command, env = machine.process(service)
     port, words = machine.mlflow, [word for word in command if not word.startswith("--port=")]
-    proxy = None
-    if not HAS_ACCOUNTS:
-        words.remove("--app-name=basic-auth")
-        port = free_port()
-        login = (env["MLFLOW_AUTH_ADMIN_USERNAME"], env["MLFLOW_AUTH_ADMIN_PASSWORD"])
-        proxy = Proxy(f"http://127.0.0.1:{port}", login=":".join(login), port=machine.mlflow)
     with serving([*words, f"--port={port}"], port, env=env):
         wait_until(lambda: status(f"http://127.0.0.1:{port}/health") == 200, what="mlflow server")
         yield
-    if proxy:
-        proxy.close()
 
 
 def status(url: str, **headers: str) -> int:
@@ -209,8 +199,7 @@ def keys(name: str) -> list[str]:
 def test_others_are_turned_away_and_passwords_are_not_shown(machine, client):
     runs = f"{client.tracking_uri}/api/2.0/mlflow/experiments/search?max_results=1"
     assert status(runs) == 401
-    if HAS_ACCOUNTS:
-        assert status(runs, Host="elsewhere.example.com:5000") == 403
+    assert status(runs, Host="elsewhere.example.com:5000") == 403
     for name, value in compose.variables(machine.env_file).items():
         if "PASSWORD" in name or "SECRET" in name:
             assert value not in machine.said
