@@ -3,7 +3,7 @@
 Copy it into the folder of DAGs, beside `flow.yaml`, which
 `casemate manifest RECIPE --kind rayjob --namespace casemate` writes.
 Needs apache-airflow-providers-cncf-kubernetes and a connection `kubernetes_default`, whose account
-may create and get rayjobs, and patch configmaps and networkpolicies.
+may create and get rayjobs, and create and patch configmaps and networkpolicies.
 The provider for Ray is deprecated. Cleared tasks continue the flow: finished steps are skipped.
 """
 
@@ -16,6 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from kubernetes.utils import create_from_yaml
 
 NAMESPACE = "casemate"
+APPLY = {"namespace": NAMESPACE, "apply": True, "force_conflicts": True}  # made, or changed
 RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs", "namespace": NAMESPACE}
 *BESIDE, JOB = yaml.safe_load_all(Path(__file__).with_name("flow.yaml").read_text())
 SPEC = JOB["spec"]
@@ -26,11 +27,10 @@ MOST = SPEC["activeDeadlineSeconds"] * (1 + SPEC["backoffLimit"]) + 86400  # a d
 def casemate():
     @task
     def start() -> str:
-        hook, named = KubernetesHook(), JOB["metadata"]
-        # recipe and NetworkPolicy: made or changed
-        create_from_yaml(hook.api_client, yaml_objects=BESIDE, namespace=NAMESPACE, apply=True)
-        labels = named["labels"]
-        body = {**JOB, "metadata": {"generateName": named["name"] + "-", "labels": labels}}
+        hook, named = KubernetesHook(), dict(JOB["metadata"])
+        create_from_yaml(hook.api_client, yaml_objects=BESIDE, **APPLY)  # recipe, NetworkPolicy
+        named["generateName"] = named.pop("name") + "-"  # one job per run
+        body = {**JOB, "metadata": named}
         return hook.create_custom_object(**RAYJOBS, body=body)["metadata"]["name"]
 
     @task.sensor(mode="reschedule", poke_interval=60, timeout=MOST)

@@ -248,9 +248,12 @@ def test_requests_to_the_servers_of_the_page_are_allowed():
         assert not is_allowed_host_header(hosts.split(","), "elsewhere.example.com:5000")
 
 
-def test_the_airflow_dag_is_python_and_reads_a_rayjob():
+def test_the_airflow_dag_reads_what_is_written_for_it():
     tree = ast.parse((ROOT / "infra" / "airflow_dag.py").read_text())
     called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {"create_custom_object", "get_custom_object"} <= called
+    (text,) = (ROOT / "infra" / "k8s").rglob("rayjob.yaml")
+    *_, job = yaml.safe_load_all(text.read_text())
     constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert {"ray.io", "v1", "rayjobs", "RayJob", "jobDeploymentStatus"} <= constants
+    assert {"ray.io", "v1", "rayjobs", "jobDeploymentStatus"} <= constants
+    assert constants & set(job["spec"]) == {"activeDeadlineSeconds", "backoffLimit"}
