@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from pipelines import api
-from tests.unit.pipelines.deploy.files import ROOT, check, is_refused, misspelt
+from tests.unit.infra.misspelt import misspellings
+from tests.unit.pipelines.deploy.files import FREE, ROOT, check, is_refused
 
 K8S, GRAFANA = ROOT / "infra" / "k8s", ROOT / "infra" / "grafana"
 BASE = {"image": "casemate:0.1.0", "claim": ["casemate:/runs"]}
@@ -24,10 +25,13 @@ EQUAL: dict[str, dict[str, Any]] = {
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 
 
+def kustomized(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = ["kubectl", "kustomize", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 def built(folder: Path) -> list[dict[str, Any]]:
-    found = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=False
-    )
+    found = kustomized(folder)
     assert found.returncode == 0, found.stderr
     return list(yaml.safe_load_all(found.stdout))
 
@@ -45,9 +49,10 @@ def test_every_folder_is_an_overlay_of_this_test():
 def test_an_overlay_is_valid_down_to_every_key(name, overlays):
     for document in overlays[name]:
         check(document)
-        if document["kind"] in ("RayJob", "PersistentVolumeClaim"):
-            continue  # RayJobs: test_manifest.py; the keys of a claim's requests are values
-        for path, changed in misspelt(document):
+        if document["kind"] == "RayJob":
+            continue  # test_manifest.py
+        amounts = {"requests"} if document["kind"] == "PersistentVolumeClaim" else set()
+        for path, changed in misspellings(document, free=FREE | amounts):
             assert is_refused(changed), f"{document['kind']}: {path}"
 
 
@@ -55,6 +60,15 @@ def test_an_overlay_is_valid_down_to_every_key(name, overlays):
 def test_an_overlay_equals_the_command_on_its_first_lines(name, overlays):
     for document in api.manifest("demo", **EQUAL[name]).documents:
         assert document in overlays[name]
+
+
+@pytest.mark.parametrize("folder", [*(K8S / name for name in EQUAL), GRAFANA], ids=lambda f: f.name)
+def test_kustomize_refuses_a_misspelt_key(folder, tmp_path):
+    shutil.copytree(K8S.parent, tmp_path / "infra")
+    file = tmp_path / folder.relative_to(ROOT) / "kustomization.yaml"
+    for path, changed in misspellings(yaml.safe_load(file.read_text()), free={"labels"}):
+        file.write_text(yaml.safe_dump(changed))
+        assert kustomized(file.parent).returncode, path
 
 
 def test_every_file_is_used():
