@@ -2,7 +2,7 @@
 
 Two cases on real digits: column votes by a transformer of the size of ViT-T, and noisy copies
 behind a denoiser, with the networks of `certify-100k`. One thread for each worker, one and two
-workers in turns. Actors are started, and have computed a few units, before anything is timed.
+workers in turns. Actors are started, and have computed some units, before anything is timed.
 
 Two workers need two cores for themselves. Where other programs take part of them the ratio of wall
 times means little; the load is printed beside it, and so is where two times the speed got lost:
@@ -25,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +160,12 @@ def measure(case: str) -> dict[str, object]:
         config, units = CASES[case](folder)
 
         def run(label: str, num_actors: int) -> Times:
-            few = units[: 2 * num_actors]  # a call ends workers that it does not need: start them
-            started = 0
-            for attempt in count():
-                if started == num_actors:
-                    break
+            # A call ends workers that it does not need, and a short one ends before new ones start.
+            started, attempt = 0, 0
+            while started < num_actors:
+                attempt += 1
                 name = f"{label}-start-{attempt}"
-                started = timed(few, config, folder, name=name, num_actors=num_actors).workers
+                started = timed(units, config, folder, name=name, num_actors=num_actors).workers
             return timed(units, config, folder, name=label, num_actors=num_actors)
 
         rounds = [(run(f"round-{i}", 1), run(f"round-{i}", 2)) for i in range(ROUNDS)]
