@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import requests
+from pip._internal.models.index import PyPI
 
 LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 LOCKED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
-REGISTRY = "https://pypi.org/pypi"  # one document per package, with the dates of its releases
+REGISTRY = PyPI.pypi_url  # one document per package, with the dates of its releases
 SECONDS = 10.0  # without a byte before a request counts as lost
 SHOWN = 15  # oldest packages
 FOUND, UNKNOWN = 1, 3  # exit codes

@@ -8,7 +8,7 @@ from components.core.digests import digest_bytes
 MAX_LABEL = 63  # RFC 1123
 MAX_SUBDOMAIN = 253
 MAX_RAYJOB = 47  # KubeRay adds to it and to the names of its services
-GENERATED = 6  # `-x7k2p`, which Argo, or whoever creates the job repeatedly, adds
+GENERATED = 6  # `-x7k2p`, which Argo or Airflow adds to each job
 MAX_NAME = MAX_RAYJOB - GENERATED
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")

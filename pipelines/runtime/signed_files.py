@@ -62,7 +62,7 @@ class SignatureFile:
         return str(self.path)
 
     def read(self) -> bytes | None:
-        """Its content; None where there is no file, or one too large for a signature."""
+        """Its content; None if the file is missing or too large for a signature."""
         try:
             with self.path.open("rb") as file:
                 content = file.read(MAX_BYTES + 1)

@@ -189,7 +189,7 @@ def test_locks_that_are_none(storage, content):
 
 
 def test_announcements_that_lead_out_of_the_storage(storage, tmp_path, outside):
-    """`shared/<fingerprint>/...` names a step, and is written by whoever may write there."""
+    """`shared/<fingerprint>/...` names a step, and everyone with write access can write it."""
     recipe = loads("{name: demo, data: {source: digits}}", source="demo")
     step, evil = (plan(recipe, tmp_path / name)[0] for name in ("storage", "elsewhere"))
     stage = StageDir(evil.folder, evil.name, evil.fingerprint, SimpleNamespace(run_id="r"))
