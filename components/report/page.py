@@ -11,12 +11,25 @@ from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Cont
 from components.report.palette import COLOURS
 from components.report.tables import to_csv
 
-TEMPLATE = Path(__file__).with_name("page.html.j2")
+TEMPLATES = Path(__file__).parent
 
 
 def render(content: Content) -> str:
     """The page as HTML; all values are escaped except our own charts."""
+    return rendered("page.html.j2", content)
+
+
+def rendered(template: str, content: Content, **further: object) -> str:
+    """A page from a template of this folder; one that extends the report's takes further values."""
+    failed = [check for check in content.checks if not check.holds]
+    page = _environment().get_template(template)
+    # Names that others chose must not reorder the text around them, also inside charts.
+    return visible(page.render(page=content, failed=failed, colours=COLOURS, **further))
+
+
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES, encoding="utf-8"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -26,10 +39,7 @@ def render(content: Content) -> str:
     environment.filters |= {"cell": cell_text, "csv_uri": csv_uri, "chart": Markup}
     environment.tests["accuracy_column"] = lambda column: column.kind in RESULT_KINDS
     environment.tests["accuracy"] = lambda value: isinstance(value, Accuracy)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    failed = [check for check in content.checks if not check.holds]
-    # Names that others chose must not reorder the text around them, also inside charts.
-    return visible(template.render(page=content, failed=failed, colours=COLOURS))
+    return environment
 
 
 def cell_text(value: Cell, column: Column) -> str:
