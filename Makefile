@@ -18,7 +18,7 @@ FAST := tests/unit tests/recipes tests/golden
 UNIT := not ray and not e2e and not cluster
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-fast test-cluster check fix lock audit sbom bench image ui clean browser postgres
+.PHONY: help setup demo smoke test test-fast test-cluster check fix lock audit sbom bench docs image ui clean browser postgres
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,10 @@ bench: setup ## measure what we promise: executor overhead, leases, input, memor
 	@for what in executor leases input memory attacks training sampling patches workers sequential votes corruptions spatial lesions storage storage_flow; do \
 	  $(BIN)/python -m tests.benchmarks.$$what || failed=1; done; exit $${failed:-0}
 
+docs: setup ## write the reference pages anew and build all pages as a site: build/site/index.html
+	@$(BIN)/python -m infra.docs.reference
+	@$(BIN)/python -m infra.docs.site
+
 image: ## build the container image $(IMAGE) with buildah, podman or docker
 	@test -n "$(BUILDER)" || { echo "image: needs buildah, podman or docker"; exit 2; }
 	$(BUILDER) build --file infra/image/Dockerfile --tag $(IMAGE) \
@@ -109,4 +113,4 @@ ui: setup ## open the MLflow pages of $(STORAGE)
 	$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(abspath $(STORAGE))/mlflow.db"
 
 clean: ## remove caches and the virtualenv (results in $(STORAGE) stay)
-	rm -rf .venv .boot .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build .venv .boot .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,58 @@
+"""Builds the pages as a site, offline: `make docs`.
+
+Pages are copied to `build/docs` with the files that they link to, under their paths, so that links
+are those of the repository. The builder is Zensical, or the one named: `site.py mkdocs`.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("components", "pipelines", "tests", "notebooks", "infra")
+CONFIG = ROOT / "infra" / "docs" / "mkdocs.yml"
+LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
+
+
+def pages() -> list[Path]:
+    """Every Markdown page of the repository."""
+    inner = (page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))
+    return sorted([*ROOT.glob("*.md"), *inner])
+
+
+def linked(page: Path) -> Iterator[Path]:
+    """Files that a page links to; a folder stands for its page."""
+    for target in LINK.findall(page.read_text()):
+        found = (page.parent / target).resolve()
+        if "://" not in target and found.is_file() and found.suffix != ".md":
+            yield found
+
+
+def gather(docs: Path) -> None:
+    """Pages and what they link to."""
+    shutil.rmtree(docs, ignore_errors=True)
+    for page in pages():
+        for file in (page, *linked(page)):
+            place = docs / file.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+
+
+def main(builder: str) -> None:
+    """Gather, then build; a warning of the builder is an error."""
+    build = ROOT / "build"
+    gather(build / "docs")
+    config = Path(shutil.copy(CONFIG, build))  # a site lies beside its configuration
+    program = Path(sys.executable).with_name(builder)
+    command = [str(program), "build", "--strict", "--clean", "--config-file", config.name]
+    done = subprocess.run(command, cwd=build, check=False)
+    if done.returncode == 0:
+        sys.stdout.write("docs: build/site/index.html\n")
+    sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if sys.argv[1:] else "zensical")
