@@ -12,3 +12,9 @@ def fenced(page: Path, *languages: str, section: str = "") -> list[str]:
     if section:
         (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return [body for language, body in FENCE.findall(text) if language in languages]
+
+
+def needs(block: str) -> str:
+    """What a block of commands wants beyond a checkout after the demo, by its first line."""
+    found = re.match(r"# needs: (.+)\n", block)
+    return found[1] if found else ""

@@ -35,7 +35,9 @@ def _class(name: str, thing: Any) -> str:
     if dataclasses.is_dataclass(thing):
         lines += [f"- `{field.name}: {_type(field.type)}`" for field in dataclasses.fields(thing)]
     for member, value in vars(thing).items():
-        if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+        if not member.startswith("_") and (
+            inspect.isfunction(value) or isinstance(value, property)
+        ):
             shown = f"{member}" if isinstance(value, property) else _signature(member, value)
             first = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
             lines.append(f"- `{' '.join(shown.split())}`: {first}".removesuffix(": "))
@@ -64,7 +66,8 @@ def _parameter(parameter: inspect.Parameter) -> str:
     if parameter.annotation is not parameter.empty:
         text += f": {_type(parameter.annotation)}"
     if parameter.default is not parameter.empty:
-        text += f" = {parameter.default!r}"
+        plain = not callable(parameter.default)
+        text += f" = {parameter.default!r}" if plain else " = ..."
     return text
 
 

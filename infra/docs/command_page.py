@@ -32,7 +32,9 @@ def _chapter(name: str, command: Any) -> str:
     table = ["| option | meaning |", "|---|---|", *rows] if rows else []
     text = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
     ends = [" ".join((command.epilog or "").split())]
-    return "\n".join([f"## {name}", "", f"`{usage}`", "", *text, "", *table, "", *map(_code, ends), ""])
+    return "\n".join(
+        [f"## {name}", "", f"`{usage}`", "", *text, "", *table, "", *map(_code, ends), ""]
+    )
 
 
 def _row(parameter: Any, context: Any) -> str:

@@ -41,18 +41,15 @@ def gather(docs: Path) -> None:
             shutil.copyfile(file, place)
 
 
-def main(builder: str) -> None:
-    """Gather, then build; a warning of the builder is an error."""
-    build = ROOT / "build"
-    gather(build / "docs")
-    config = Path(shutil.copy(CONFIG, build))  # a site lies beside its configuration
+def build(folder: Path, builder: str = "zensical") -> None:
+    """Gather, then build `site/`; a warning of the builder is an error."""
+    gather(folder / "docs")
+    config = Path(shutil.copy(CONFIG, folder))  # a site lies beside its configuration
     program = Path(sys.executable).with_name(builder)
     command = [str(program), "build", "--strict", "--clean", "--config-file", config.name]
-    done = subprocess.run(command, cwd=build, check=False)
-    if done.returncode == 0:
-        sys.stdout.write("docs: build/site/index.html\n")
-    sys.exit(done.returncode)
+    subprocess.run(command, cwd=folder, check=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if sys.argv[1:] else "zensical")
+    build(ROOT / "build", *sys.argv[1:])
+    sys.stdout.write("docs: build/site/index.html\n")

@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 
 from components.core.errors import CasemateError
 from pipelines.cli.main import app
+from infra.docs import reference, site
 from pipelines.recipe import load as recipes
 from tests.pages import FENCE, fenced
 
@@ -96,10 +97,13 @@ def test_the_check_sees_a_wrong_call(call, error):
         check_call(call.split())
 
 
-def test_the_readme_shows_every_kind_of_call():
-    shown = {arguments[0] for arguments in casemate_calls(ROOT / "README.md")}
-    wanted = "run certify recipes lint verify recertify submit status logs stop"
-    assert shown >= set(wanted.split())
+def test_the_pages_show_every_command():
+    shown = {arguments[0] for page in PAGES for arguments in casemate_calls(page)}
+    assert shown >= {name for name, command in CLI.commands.items() if not command.hidden}
+
+
+def test_the_readme_fits_a_few_screens():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 
 
 def test_the_readme_begins_with_its_two_commands():
@@ -110,10 +114,23 @@ def test_the_readme_begins_with_its_two_commands():
     ]
 
 
-def test_the_table_of_commands_is_the_command_line():
-    rows = re.findall(r"^\| `casemate ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    commands = CLI.commands.items()
-    assert rows == [name for name, command in commands if not command.hidden]
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_generated_page_is_what_the_code_says(name):
+    """`make docs` writes the page anew."""
+    assert (reference.FOLDER / name).read_text() == reference.PAGES[name]()
+
+
+def test_the_site_has_every_page():
+    listed = re.findall(r": (\S+\.md)$", site.CONFIG.read_text(), re.MULTILINE)
+    assert sorted(listed) == [page.relative_to(ROOT).as_posix() for page in site.pages()]
+
+
+def test_the_site_is_built_offline(tmp_path):
+    site.build(tmp_path)
+    first = (tmp_path / "site" / "index.html").read_text()
+    assert "notebooks/guides/first-run.html" in first
+    loaded = re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=[\"']?(https?://[^\"' >]+)", first)
+    assert loaded == []
 
 
 @by_page
