@@ -9,8 +9,9 @@ from pipelines import api
 INTRODUCTION = """\
 # Python API
 
-`from pipelines import api`: what the commands do, for notebooks and scripts. Images are (N, C, H, W) pixels in [0, 1], or
-uint8. Attacks, suites, studies and certificates are computed in this process; `api.run` runs whole recipes on Ray.
+`from pipelines import api`: what the commands do, for notebooks and scripts. Images are
+(N, C, H, W) pixels in [0, 1], or uint8. Attacks, suites, studies and certificates are computed in
+this process; `api.run` runs whole recipes on Ray.
 """
 
 

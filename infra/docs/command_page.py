@@ -9,8 +9,8 @@ from pipelines.cli.main import app
 INTRODUCTION = """\
 # Commands
 
-`RECIPE` is a ready recipe's name or a YAML path. Every command has `--help`; most take `--json`. Exit codes: 0 ok, 1
-failed, 2 bad input (one line, no traceback; `--verbose` before the command shows it).
+`RECIPE` is a ready recipe's name or a YAML path. Every command has `--help`; most take `--json`.
+Exit codes: 0 ok, 1 failed, 2 bad input: one line.
 """
 
 

@@ -10,9 +10,9 @@ Schema = dict[str, Any]
 INTRODUCTION = """\
 # Recipe reference
 
-Every key of a recipe with its values, its default and its meaning, as the settings classes state them. `name` and
-`data` are required. `NAME` stands for names that you choose. `casemate recipes NAME` prints a recipe with all values
-written out; `casemate recipes --schema` prints the JSON Schema for editors.
+Every key of a recipe with its values, its default and its meaning, as the settings classes state
+them. `name` and `data` are required. `NAME` stands for names that you choose. `casemate recipes
+NAME` prints a recipe with all values written out, `casemate recipes --schema` the JSON Schema.
 """
 WORDS = {"integer": "whole number", "string": "text", "boolean": "true or false"}
 BOUNDS = {

@@ -1,4 +1,4 @@
-"""Writes the reference pages, which are generated from the code: `python -m infra.docs.reference`."""
+"""Writes the pages that are generated from the code: `python -m infra.docs.reference`."""
 
 from pathlib import Path
 

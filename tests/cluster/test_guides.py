@@ -39,7 +39,8 @@ def shell(commands: str, folder: Path) -> None:
     own = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MLFLOW_TRACKING"))}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
-        cwd=folder, env={**own, "PATH": path}, capture_output=True, text=True, timeout=3000, check=False,
+        cwd=folder, env={**own, "PATH": path},
+        capture_output=True, text=True, timeout=3000, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{commands}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 

@@ -16,8 +16,8 @@ import yaml
 from typer.exceptions import TyperException
 
 from components.core.errors import CasemateError
-from pipelines.cli.main import app
 from infra.docs import reference, site
+from pipelines.cli.main import app
 from pipelines.recipe import load as recipes
 from tests.pages import FENCE, fenced
 
