@@ -97,11 +97,11 @@ def _training(recipe: Recipe) -> Iterator[LintWarning]:
             )
         if (
             objective.trained_ablation()
-            and recipe.model.token_policy == "mask"
+            and recipe.model.token_policy == recipe.model_of(model).token_policy == "mask"
             and has_droppable_tokens(recipe.model_of(model), facts_of(recipe))
         ):
             yield LintWarning(
-                "model.token_policy",
+                f"{recipe.model_key(model)}.token_policy",
                 f"mask: `drop` trains and certifies model {model} several times faster",
             )
     yield from _rates(recipe.train)

@@ -82,6 +82,20 @@ def test_each_mistake_is_found_at_its_key(override):
     assert warned_at(override) == [override.partition("=")[0]]
 
 
+def test_a_variant_with_a_network_of_its_own_has_its_own_token_policy():
+    vit = "architecture: tiny_vit, options: {patch_size: 8}"
+    override = f"train.variants.columns.model={{{vit}, token_policy: %s}}"
+    masked = [
+        w.key
+        for w in warnings_of(
+            loads(GOOD, source="x", overrides=["model.token_policy=mask", override % "mask"])
+        )
+    ]
+    assert masked == ["train.variants.columns.model.token_policy"]
+    dropped = loads(GOOD, source="x", overrides=["model.token_policy=mask", override % "drop"])
+    assert warnings_of(dropped) == []
+
+
 @pytest.mark.parametrize(
     ("override", "keys"),
     [
