@@ -28,6 +28,7 @@ from pipelines.api.certificates import (
 )
 from pipelines.api.clusters import doctor, manifest, submit
 from pipelines.api.comparisons import ComparedModel, Comparison, compare
+from pipelines.api.datasets import FetchedData, get_data
 from pipelines.api.evaluations import EvaluationReport, evaluate
 from pipelines.api.gates import Check, Gate, figures, gate
 from pipelines.api.models import load_model
@@ -54,6 +55,7 @@ __all__ = [
     "ComparedModel",
     "Comparison",
     "EvaluationReport",
+    "FetchedData",
     "Gate",
     "RunResult",
     "Scaling",
@@ -73,6 +75,7 @@ __all__ = [
     "flows",
     "gate",
     "gc",
+    "get_data",
     "lint",
     "load_certificate",
     "load_model",

@@ -1,20 +1,67 @@
-"""`casemate data`: lists datasets."""
+"""`casemate data`: lists datasets and downloads public ones."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from components.core.folders import Folder, folder_at
 from components.core.object_stores import is_uri
+from pipelines import api
 from pipelines.cli.options import JsonOpt
 
+_NAMES = "cifar10, cifar100, mnist, fashion_mnist, flowers102, caltech101 or imagenette."
+
+
+class _ShowsByDefault(TyperGroup):
+    """`casemate data NAME` is `casemate data show NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first = args[0] if args else ""
+        if first not in (*self.commands, "--help"):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
 commands = typer.Typer()
+_data = typer.Typer(cls=_ShowsByDefault)
+commands.add_typer(
+    _data,
+    name="data",
+    help="List the datasets that recipes can use, show one, show a prepared one, or download one.",
+    epilog="Example: casemate data imagenet      casemate data get cifar10 --to data/cifar10",
+)
 
 
-@commands.command(epilog="Example: casemate data imagenet")
-def data(
+@_data.command(epilog="Example: casemate data get cifar10 --to data/cifar10")
+def get(
+    name: Annotated[str, typer.Argument(metavar="NAME", help=_NAMES)],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for it; made if missing.")],
+    as_json: JsonOpt = False,
+) -> None:
+    """Download a public dataset, verified by its published checksums, to where its source reads it.
+
+    Nothing is downloaded if a whole copy is there; a damaged one is named.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", "60")  # bars of torchvision: a line a minute
+    found = api.get_data(name, to, report=lambda line: print(line, file=sys.stderr))
+    if as_json:
+        print(json.dumps(found.facts(), indent=2))
+        return
+    state = "was complete" if found.was_there else "downloaded"
+    counts = ", ".join(f"{split} {count:,}" for split, count in found.splits.items())
+    total = sum(found.splits.values())
+    print(f"{name}: {total:,} items ({counts}), {len(found.classes)} classes, {state}, verified")
+    print(found.recipe_lines, end="")
+
+
+@_data.command(epilog="Example: casemate data imagenet")
+def show(
     name: Annotated[
         str | None, typer.Argument(help="Show this source, or this prepared folder, in full.")
     ] = None,

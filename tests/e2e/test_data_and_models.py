@@ -45,7 +45,7 @@ def test_data_lists_sources_and_shows_one():
     assert rows["imagenet_v2"]["test_only"]
     assert rows["cifar10"]["num_items"] == 60_000
     assert "data.options.val_map" in call("data", "imagenet").out
-    assert_refused(call("data", "imagenette"), "imagenette")
+    assert_refused(call("data", "imagenett"), "imagenette")
 
 
 @pytest.mark.usefixtures("ray_session")

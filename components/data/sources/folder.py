@@ -9,6 +9,7 @@ from components.data.sources.base import Entry, NamedSplits, Pixels
 from components.data.sources.files import (
     check_utf8,
     decode_image_file,
+    first_folder,
     looks_like_image,
     no_images,
     sub_folders,
@@ -70,6 +71,13 @@ def open_folder(root: Place, *, splits: dict[str, str] | None = None) -> FolderS
     main = "train" if "train" in ours else "test"
     named = {c for folder, split in ordered if split == main for c in sub_folders(root / folder)}
     return _checked(FolderSource(root, ordered, tuple(sorted(named))))
+
+
+def open_imagenette(root: Place) -> FolderSource:
+    """Imagenette by wnids, in the folder that its archive unpacks to, or in `root` itself."""
+    names = ("", "imagenette2", "imagenette2-320", "imagenette2-160")
+    home = first_folder(root, names, wanted="train")
+    return open_folder(home, splits={"train": "train", "test": "val"})
 
 
 def _split_folders(root: Place, chosen: Mapping[str, str] | None) -> dict[str, str]:

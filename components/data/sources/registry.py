@@ -297,6 +297,14 @@ _SOURCES = (
         used_by=(RECIPE,),
     ),
     SourceInfo(
+        "imagenette",
+        "Imagenette, ten easy classes of ImageNet; its validation images are the test split",
+        "folder:open_imagenette",
+        "folder that is or holds imagenette2, or a smaller form of it",
+        num_classes=10,
+        splits={"train": 9_469, "test": 3_925},
+    ),
+    SourceInfo(
         "flowers102",
         "Oxford Flowers-102",
         "flowers:open_flowers102",

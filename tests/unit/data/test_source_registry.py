@@ -79,7 +79,7 @@ def test_stamp_follows_the_files_that_options_name(tmp_path):
 
 
 def run(*words: str) -> str:
-    result = CliRunner().invoke(commands, list(words), catch_exceptions=False)
+    result = CliRunner().invoke(commands, ["data", *words], catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
 
