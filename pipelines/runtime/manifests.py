@@ -43,6 +43,8 @@ class Manifest:
     input_folders: Mapping[str, str] = field(default_factory=dict)
     """Relative to the step's own folder: the storage may move."""
     generation: int | None = None  # None: written before there were generations
+    git_revision: str | None = None  # of the code
+    software: Mapping[str, str] = field(default_factory=dict)  # versions of packages
 
     @property
     def content(self) -> str:
@@ -94,6 +96,7 @@ def _checked(manifest: Manifest) -> Manifest:
     texts: list[object] = [manifest.step, manifest.fingerprint, manifest.mlflow_run_id]
     texts += [*manifest.input_folders.values()]
     texts += [text for entry in manifest.inputs.values() for text in entry.values()]
+    texts += [*manifest.software, *manifest.software.values(), manifest.git_revision or ""]
     is_number = isinstance(manifest.generation, int | None)
     if not is_number or not all(isinstance(text, str) for text in texts):
         raise ValueError("it holds a value of another type")

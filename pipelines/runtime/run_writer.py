@@ -144,6 +144,11 @@ class RunWriter:
             for key, value in (message["tags"] | _summed_up(tags)).items():
                 self.client.set_model_version_tag(version.name, version.version, key, value)
 
+    def _write_description(self, run_id: str, message: Message) -> None:
+        """The card of a model, on its registered version; none if it was never registered."""
+        if version := self.registry.version_of(message["trained_in"]):
+            self.registry.describe(version, message["text"])
+
     def _write_finish(self, run_id: str, message: Message) -> None:
         self.client.set_terminated(run_id, message["status"])
 

@@ -115,6 +115,11 @@ class StepRun:
             values = {"metrics": dict(metrics), "tags": dict(tags), "timestamp": now}
             self._put("model_results", trained_in=trained_in, **values)
 
+    def describe_model(self, trained_in: str | None, text: str) -> None:
+        """The description of the registered version of the model that another run has trained."""
+        if trained_in:
+            self._put("description", trained_in=trained_in, text=redact(text))
+
     def register_model(
         self, folder: Path, *, name: str, alias: str, step: int, metadata: Mapping[str, Any]
     ) -> None:

@@ -29,6 +29,9 @@ from components.report.page import render
 from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
 from pipelines.runtime.storage import StepPlace
+from pipelines.stages.report.cards import flow_cards
+
+CARDS = "cards"  # folder of the model cards
 
 
 class ReportSettings(Protocol):
@@ -55,22 +58,45 @@ class ReportRecipe(Protocol):
     def resolved(self) -> dict[str, Any]: ...
 
 
+class DescribedModels(Protocol):
+    """The part of the MLflow run that this stage uses."""
+
+    def describe_model(self, trained_in: str | None, text: str) -> None: ...
+
+
 class ReportOutput(Protocol):
     """The parts of the output folder that this stage uses."""
 
     @property
     def place(self) -> StepPlace: ...
+    @property
+    def run(self) -> DescribedModels: ...
 
     def write_text(self, name: str, text: str) -> object: ...
     def provenance(self) -> dict[str, object]: ...
 
 
 def run(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: ReportOutput) -> None:
-    """Read the finished steps, write `tables/*.csv` and, last, `report.html`."""
+    """Read the finished steps, write `tables/*.csv`, `cards/*` and, last, `report.html`.
+
+    The card of a registered model becomes the description of its version.
+    """
     content = build_content(recipe, inputs, out)
+    write_cards(recipe, inputs, out, recipe_text=content.recipe_text)
     for table in content.tables():
         out.write_text(f"tables/{table.name}.csv", to_csv(table))
     out.write_text("report.html", render(content))
+
+
+def write_cards(
+    recipe: ReportRecipe, inputs: Mapping[str, Folder], out: ReportOutput, *, recipe_text: str
+) -> None:
+    """A model card per classifier, as a page and as Markdown."""
+    beside = out.place.path.parent
+    for card in flow_cards(recipe.name, inputs, beside=beside, recipe_text=recipe_text):
+        out.write_text(f"{CARDS}/{card.model}.html", card.html)
+        out.write_text(f"{CARDS}/{card.model}.md", card.markdown)
+        out.run.describe_model(card.trained_in, card.description)
 
 
 def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: ReportOutput) -> Content:

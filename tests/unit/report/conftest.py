@@ -33,10 +33,21 @@ NUM_ITEMS = 40
 
 
 @dataclass
+class FakeRun:
+    """The descriptions that MLflow would get, by training run."""
+
+    described: dict[str | None, str] = field(default_factory=dict)
+
+    def describe_model(self, trained_in: str | None, text: str) -> None:
+        self.described[trained_in] = text
+
+
+@dataclass
 class FakeOut:
-    """The two things that the stage asks of an output folder."""
+    """What the stage asks of an output folder."""
 
     path: Path
+    run: FakeRun = field(default_factory=FakeRun)
     facts: dict[str, object] = field(default_factory=lambda: {"git_revision": "0" * 40})
 
     @property

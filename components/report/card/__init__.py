@@ -1,0 +1,1 @@
+"""Model card: all finished results about one model, on one page."""
