@@ -12,7 +12,8 @@ from tests.e2e.cli import ROOT
 
 pytestmark = pytest.mark.e2e
 NOTEBOOK = ROOT / "notebooks" / "quickstart.ipynb"
-OWN_MODEL = ROOT / "notebooks" / "own-model.ipynb"
+OWN_MODEL = ROOT / "notebooks" / "attack-and-certify-my-model.ipynb"
+COMPARE = ROOT / "notebooks" / "compare-runs.ipynb"
 INSIDE = ROOT / "notebooks" / "inside-a-vit.ipynb"
 HALF_DIGIT = 0.5e-6  # the table prints six decimals
 
@@ -117,5 +118,15 @@ def test_a_vit_is_taken_apart():
 def test_a_network_of_ones_own_is_attacked_and_certified():
     cells = executed(OWN_MODEL, model="1520 -> 1506")  # 6 items
     assert "robust" in text_of(cells["attack"])
+    assert "gaussian_noise" in text_of(cells["evaluate"])
     for name in ("patch", "l2"):
         assert "num_items" in text_of(cells[name])
+
+
+def test_runs_are_compared_item_by_item():
+    cells = executed(COMPARE, certify="num_estimate=1000, radii=radii -> num_estimate=400, radii=radii")
+    table = text_of(cells["compare"])
+    assert "smoothed.l2" in table
+    assert "certified.l2@0.3" in table
+    assert "items" in text_of(cells["refused"])
+    assert any("image/png" in output.get("data", {}) for output in cells["curves"]["outputs"])
