@@ -60,6 +60,7 @@ class CorrelationSettings(Settings):
     cka_batch: Annotated[int, Ge(4)] = 256
     """Images whose similarities are computed at once: one forward pass."""
     subset: SubsetSettings = SubsetSettings(num_items=4096)
+    """Items whose features are correlated."""
 
     def problems(self) -> Iterator[Problem]:
         if len(set(self.tokens)) < len(self.tokens):
@@ -83,6 +84,7 @@ class LesionSettings(Settings):
     num_samples: Count = 25
     """Different sets per count, fewer where there are not so many; the first block is kept."""
     subset: SubsetSettings = SubsetSettings(num_items=1000)
+    """Items that every lesion is measured on."""
 
     def problems(self) -> Iterator[Problem]:
         for field in ("parts", "counts"):
@@ -109,6 +111,7 @@ class RestrictedAttentionSettings(Settings):
     depths: tuple[Annotated[int, Ge(0)], ...] | None = None
     """k. None: 0 to the number of blocks."""
     subset: SubsetSettings = SubsetSettings(num_items=1000)
+    """Items that every restriction is measured on."""
 
     def problems(self) -> Iterator[Problem]:
         for field in ("what", "distances", "depths"):
@@ -134,9 +137,11 @@ class GapSettings(Settings):
     eps: PositivePixels = 8 / 255
     """Budget in l-inf of the attack."""
     num_steps: Count = 20
+    """Steps of the PGD attack."""
     search: ScaleAscentSettings | None = ScaleAscentSettings(num_draws=1)
     """Factors of the scaled network. None: only the network itself."""
     subset: SubsetSettings = SubsetSettings(num_items=256)
+    """Items that are measured, clean and attacked."""
 
     def problems(self) -> Iterator[Problem]:
         if self.search is not None and self.search.num_draws != 1:
@@ -154,6 +159,7 @@ class PerturbationSettings(Settings):
     eps: PositivePixels = 4 / 255
     """Budget in l-inf."""
     num_steps: Count = 100
+    """Steps of the attack that makes the perturbations."""
     step_size: Budget | None = None
     """None: 1.5 eps / num_steps."""
     patch_size: Annotated[int, Ge(2)] | None = None
@@ -167,6 +173,7 @@ class PerturbationSettings(Settings):
     judge_models: tuple[Name, ...] = ()
     """Models of the recipe that classify the pictures."""
     subset: SubsetSettings = SubsetSettings(num_items=5000)
+    """Items that are perturbed."""
 
     def problems(self) -> Iterator[Problem]:
         if len(set(self.judge_models)) < len(self.judge_models):
@@ -188,4 +195,6 @@ class AccumulationSettings(Settings):
     """`thesis`: l-inf of 15 times the pixel range, in which only the range [0, 1] binds, from a
     start that is almost all black or white; `l2`: an l2 ball of 15 pixels around the noise."""
     num_steps: Count = 100
+    """Steps from noise to an image."""
     num_images: Count = 8
+    """Images that are grown, each with a random target."""

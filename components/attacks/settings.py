@@ -41,9 +41,11 @@ class FgsmSettings(GradientSettings):
 
     kind: Literal["fgsm"] = "fgsm"
     num_steps: Count = 1
+    """Sign steps."""
     step_size: Budget | None = None
     """None: 1.5 eps / num_steps."""
     random_start: bool = True
+    """Start at a random point of the ball instead of the image."""
 
     @property
     def name(self) -> str:
@@ -64,10 +66,13 @@ class PgdSettings(GradientSettings):
     loss: Literal["ce", "margin", "dlr", "kl"] = "ce"
     """`margin` is the objective of Carlini & Wagner."""
     num_steps: Count = 20
+    """Steps of each start."""
     step_size: Budget | None = None
     """None: eps / 4, which explores the ball in 20 steps."""
     num_restarts: Count = 1
+    """Starts of each item."""
     random_start: bool = True
+    """Start at a random point of the ball instead of the image."""
     kappa: float | None = None
     """Lower clip of loss `margin`."""
 
@@ -104,11 +109,13 @@ class MimSettings(GradientSettings):
 
     kind: Literal["mim"] = "mim"
     num_steps: Count = 10
+    """Steps with momentum."""
     step_size: Budget | None = None
     """None: eps / num_steps."""
     decay: NonNegative = 1.0
     """mu: weight of the previous direction."""
     random_start: bool = False
+    """Start at a random point of the ball instead of the image."""
 
     @property
     def name(self) -> str:
@@ -127,7 +134,9 @@ class GamaSettings(GradientSettings):
 
     kind: Literal["gama"] = "gama"
     num_steps: Count = 100
+    """Steps of each start."""
     num_restarts: Count = 1
+    """Random starts of each item."""
     reference: Literal["start", "clean"] = "start"
     """Reference prediction: at the start in the paper's code, at the clean image in its text."""
 
@@ -148,7 +157,9 @@ class ApgdSettings(AttackSettings):
 
     kind: Literal["apgd-ce", "apgd-dlr"] = "apgd-ce"
     num_steps: Count = 100
+    """Steps of each start."""
     num_restarts: Count = 1
+    """Random starts of each item."""
     rho: Share = 0.75
     """The step size is halved if at most this share of a window's steps increased the loss."""
     eot_iter: Count = 1
@@ -166,7 +177,9 @@ class ApgdTargetedSettings(AttackSettings):
 
     kind: Literal["apgd-t"] = "apgd-t"
     num_targets: Count = 9
+    """Most likely wrong classes that are targeted."""
     num_steps: Count = 100
+    """Steps for each target class."""
 
     @property
     def min_classes(self) -> int:
@@ -180,7 +193,9 @@ class FabSettings(AttackSettings):
 
     kind: Literal["fab"] = "fab"
     num_steps: Count = 100
+    """Steps of each start."""
     num_restarts: Count = 1
+    """Starts of each item."""
     alpha_max: Share = 0.1
     """The largest weight of the step from the clean image."""
     eta: Positive = 1.05
@@ -196,6 +211,7 @@ class FabTargetedSettings(FabSettings):
 
     kind: Literal["fab-t"] = "fab-t"  # type: ignore[assignment]
     num_targets: Count = 9
+    """Most likely wrong classes that are targeted."""
 
 
 @ATTACKS.register("components.attacks.square:Square")
@@ -207,6 +223,7 @@ class SquareSettings(AttackSettings):
 
     kind: Literal["square"] = "square"
     num_queries: Count = 5000
+    """Queries of each item."""
     p_init: Annotated[float, Gt(0), Le(1)] = 0.8
     """Share of the pixels that the first squares cover."""
 
@@ -223,9 +240,11 @@ class SpatialSettings(AttackSettings):
     max_shift: NonNegative = 3.0
     """Pixels."""
     num_shifts: Count = 5
+    """Shifts along each axis, both ends included."""
     max_angle: NonNegative = 30.0
     """Degrees."""
     num_angles: Count = 31
+    """Rotations between the largest ones, both included."""
 
     def problems(self) -> Iterator[Problem]:
         for name in ("max_shift", "max_angle"):
@@ -258,6 +277,8 @@ class AutoAttackSettings(AttackSettings):
 
     kind: Literal["autoattack"] = "autoattack"
     version: AutoAttackVersion = "standard"
+    """`standard`: APGD-CE, APGD-T, FAB-T, Square; `plus` adds restarts and untargeted attacks;
+    `rand`: for randomized models."""
     num_steps: Count | None = None
     """None: 100, as published."""
     num_queries: Count | None = None
@@ -302,17 +323,21 @@ class ScaleAscentSettings(Settings):
     """Factors on attention logits found by gradient ascent (Jain & Dutta, Algorithm 1)."""
 
     objective: ScaleObjective = "lpips"
+    """What the scales increase: a distance of features (`lpips`) or a loss of the logits."""
     distance: FeatureDistance = "unit"
     """Feature distance of objective `lpips`; eq. 3 as printed decreases when features grow."""
     num_draws: Count = 3
     """Random starts; each gives one candidate."""
     num_steps: Count = 10
+    """Ascent steps on the scales."""
     step_size: Positive = 1.0
+    """Length of an ascent step."""
     noise: Positive = 1.0
     """Standard deviation of a draw; without noise the distance has no gradient."""
     num_items: Count = 64
     """Number of first test items to search on; the factors are fixed for the whole run."""
     batch_size: Count = 64
+    """Items that a search uses."""
 
 
 @ATTACKS.register("components.attacks.aas:ScaledAttack")
@@ -322,11 +347,15 @@ class AasSettings(AttackSettings):
 
     kind: Literal["aas"] = "aas"
     inner: InnerSettings
+    """The attack that is run on the network with scaled attention."""
     search: ScaleAscentSettings | None = ScaleAscentSettings()
+    """How adversarial scales are found; None: only the fixed ones."""
     scales: tuple[Budget, ...] = (0.1, 0.01, 0.001)
     """Further candidates, each with one factor for all attention modules. Networks with searched
     factors often misclassify the clean images, which leaves no row to attack."""
     surrogate: Surrogate = "network"
+    """`network`: attack the scaled network, evaluate on the original one; `gradient`: logits of the
+    original network with gradients of the scaled one."""
 
     @property
     def name(self) -> str:

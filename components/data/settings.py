@@ -46,8 +46,11 @@ class SyntheticSettings(Settings):
     """Generated training images, mixed into every batch at equal batch size."""
 
     source: str = "npz"
+    """Where the generated images come from; a name that `casemate data` lists."""
     path: str | None = None
+    """Files of the source."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Options of the source."""
     ratio: Fraction = 0.5
     """Share of every batch that is generated."""
 
@@ -64,6 +67,7 @@ class DataSettings(Settings):
     """Which images, how they are split and fitted to one size; `casemate data` lists sources."""
 
     source: str
+    """A name that `casemate data` lists, or `python:FILE.py:NAME`."""
     path: str | None = None
     """Folder, file or dataset root, as the source expects it."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -85,9 +89,13 @@ class DataSettings(Settings):
     test_fraction: Fraction = 0.2
     """Share of test items if the source has no test split."""
     limits: dict[Literal["train", "val", "test", "synthetic"], Count] = field(default_factory=dict)
+    """Items of each split at most, e.g. {train: 1000}."""
     on_error: Literal["fail", "skip"] = "fail"
+    """What happens to images that cannot be read; `skip` leaves them out and counts them."""
     shard_size: Count = 1024
+    """Items in one file of the prepared dataset."""
     synthetic: SyntheticSettings | None = None
+    """Generated images, mixed into every training batch."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
@@ -105,6 +113,7 @@ class AugmentSettings(Settings):
     """Random changes of training images; off by default."""
 
     crop: Literal["none", "pad", "resized"] = "none"
+    """`pad`: a random window of the padded image; `resized`: a random part, resized."""
     pad: Annotated[int, Ge(0)] = 0
     """Pixels on each side, for crop: pad."""
     scale: tuple[float, float] = (0.08, 1.0)
@@ -112,7 +121,9 @@ class AugmentSettings(Settings):
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Width over height, for crop: resized."""
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    """Of resized crops."""
     flip: bool = False
+    """Mirror half of the images."""
     jitter: NonNegative = 0.0
     """Brightness, contrast and saturation are multiplied by 1 +- this."""
     rotation: Annotated[float, Ge(0), Le(180)] = 0.0

@@ -83,7 +83,9 @@ class HeunSettings(SamplerBase):
     num_levels: Annotated[int, Ge(2)] = 18
     """Noise levels; the network is called 2 num_levels - 1 times."""
     last: Positive = 0.002
+    """Lowest noise level, on the scale of pixels in [-1, 1]."""
     rho: Positive = 7.0
+    """Spacing of the levels: larger values put more of them at low noise."""
 
     def num_passes(self, schedule: "NoiseSchedule", sigma: float) -> int:
         return 2 * self.num_levels - 1

@@ -36,6 +36,7 @@ class SubsetSettings(Settings):
     num_items: Count | None = None
     """None: all."""
     item_ids: tuple[str, ...] | None = None
+    """These items and no others."""
     by_class: bool = False
     """Whether classes keep their shares."""
 
@@ -61,6 +62,7 @@ class ShiftSuiteSettings(Settings):
     source: str = PREPARED
     """`prepared` (a folder with dataset.json) or a source of `casemate data`, e.g. imagenet_r."""
     path: str | None = None
+    """Files of the shifted dataset."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the source."""
     fit: Fit | None = None
@@ -112,6 +114,7 @@ class TransferSuiteSettings(Settings):
     """Perturbations of each model, evaluated on all models."""
 
     attacks: Annotated[tuple[TransferKind, ...], MinLen(1)] = ("fgsm", "pgd")
+    """Attacks whose images are given to the other models."""
     eps: PositivePixels = 1 / 255
     """Pixels in l-inf: one gray level."""
     num_steps: Count = 8
@@ -156,7 +159,9 @@ class CorruptionSuiteSettings(Settings):
     names: Literal["all", "benchmark"] | Annotated[tuple[str, ...], MinLen(1)] = "all"
     """Names of corruptions, `benchmark` (15) or `all` (19)."""
     severities: Annotated[tuple[Severity, ...], MinLen(1)] = SEVERITIES
+    """Which of the five severities."""
     source: Literal["generate", "imagenet_c", "cifar10_c", "cifar100_c"] = "generate"
+    """`generate`: corrupt the prepared items; else stored images of a benchmark."""
     path: str | None = None
     """Folder of the published dataset."""
     fidelity: Fidelity | None = None

@@ -21,9 +21,11 @@ class ModelSettings(Settings):
     upsample: Side | None = None
     """Side of the image that the network sees; None: that of the data."""
     upsample_mode: Literal["nearest", "bilinear", "bicubic"] = "nearest"
+    """Interpolation of `upsample`."""
     mean: tuple[float, ...] | None = None
     """Per channel; None: 0.5 in every channel, or that of the pretrained weights."""
     std: tuple[float, ...] | None = None
+    """Per channel, of pixels in [0, 1]; None: as with `mean`."""
     token_policy: Literal["drop", "mask"] = "mask"
     """What ablations do to tokens that are hidden entirely."""
     pretrained: str | None = None

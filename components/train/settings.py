@@ -32,7 +32,9 @@ class AdamWSettings(Settings):
 
     kind: Literal["adamw"] = "adamw"
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the moments."""
     eps: Positive = 1e-8
+    """Added to the root of the second moment."""
 
 
 @settings
@@ -41,7 +43,9 @@ class SgdSettings(Settings):
 
     kind: Literal["sgd"] = "sgd"
     momentum: Decay = 0.9
+    """0: none."""
     nesterov: bool = False
+    """Nesterov's momentum."""
 
     def problems(self) -> Iterator[Problem]:
         if self.nesterov and not self.momentum:
@@ -81,8 +85,11 @@ class StepSettings(Settings):
 
     kind: Literal["step"] = "step"
     every: Count | None = None
+    """Epochs between drops; or write `milestones`."""
     milestones: tuple[Count, ...] = ()
+    """Epochs of the drops; or write `every`."""
     gamma: Annotated[float, Gt(0), Lt(1)] = 0.1
+    """Factor of each drop."""
 
     def problems(self) -> Iterator[Problem]:
         if (self.every is None) == (not self.milestones):
@@ -119,6 +126,7 @@ class EmaSettings(Settings):
 
     kind: Literal["ema"] = "ema"
     decay: Annotated[float, Gt(0), Lt(1)] = 0.9999
+    """Share of the old average that is kept at each step."""
 
 
 @settings
@@ -127,6 +135,7 @@ class SwaSettings(Settings):
 
     kind: Literal["swa"] = "swa"
     start_epoch: Epochs = 0
+    """First epoch that is averaged."""
 
 
 OptimizerSettings = Annotated[AdamWSettings | SgdSettings, ByKind()]
@@ -139,7 +148,9 @@ class VariantSettings(Settings):
     """Another model of the same recipe: the train section with another objective."""
 
     objective: ObjectiveSettings
+    """What this model is trained for."""
     epochs: Count | None = None
+    """None: as `main`."""
     model: ModelSettings | None = None
     """None: that of the recipe."""
 
@@ -149,29 +160,39 @@ class TrainSettings(Settings):
     """Optimisation of the model `main` and of its variants."""
 
     objective: ObjectiveSettings = StandardSettings()
+    """What the model `main` is trained for."""
     variants: dict[Name, VariantSettings] = field(default_factory=dict)
+    """Further models, which differ from `main` in the given keys."""
     epochs: Count = 10
+    """Passes over the training items."""
     batch_size: Count = 128
     """Global batch size, for any number of workers."""
     optimizer: OptimizerSettings = AdamWSettings()
+    """How weights are changed."""
     learning_rate: Positive = 1e-3
+    """Peak of the schedule, before `rate_rule`."""
     rate_rule: Literal["absolute", "linear", "sqrt"] = "absolute"
     """How the rate scales with the batch; `linear` and `sqrt` are relative to a batch of 512."""
     schedule: ScheduleSettings = CosineSettings()
+    """Learning rate over epochs, after the warm-up."""
     warmup_epochs: Epochs = 1
     """Epochs of the learning rate's warm-up."""
     warmup_start: NonNegative | None = None
     """None: equal rises from 0."""
     weight_decay: NonNegative = 0.05
+    """Not applied to norms and biases."""
     label_smoothing: Decay = 0.0
+    """Share of the label that is spread over all classes."""
     clip_norm: Positive | None = 1.0
     """None: gradients are not clipped."""
     average: AverageSettings | None = None
     """Average of the weights, validated and kept instead of them."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Of the forward and backward passes."""
     micro_batch: Count | None = None
     """Items of a worker per pass; None: its share of the batch."""
     augment: AugmentSettings = AugmentSettings()
+    """Random changes of training images."""
     memory_mb: Count = 4096
     """A larger split is streamed, in an order with locality."""
     val_items: Count = 256

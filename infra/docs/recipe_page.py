@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pipelines.recipe.schema.recipe import Recipe
+from pipelines.recipe.schema.meanings import described_schema
 
 Schema = dict[str, Any]
 INTRODUCTION = """\
@@ -27,7 +27,7 @@ BOUNDS = {
 
 def recipe_page() -> str:
     """The page as Markdown."""
-    return Reference(Recipe.model_json_schema()).page()
+    return Reference(described_schema()).page()
 
 
 class Reference:
@@ -72,7 +72,7 @@ class Reference:
         for key, value in schema.get("properties", {}).items():
             inner = f"{place}.{key}" if place else key
             given = "required" if key in required else self._default(value)
-            meaning = " ".join(value.get("description", "").split())
+            meaning = " ".join(value.get("description", "").split()).replace("None:", "null:")
             rows.append(f"| `{key}` | {self._cell(inner, value)} | {given} | {_escaped(meaning)} |")
         return "\n".join(rows) + "\n" if len(rows) > 2 else "No keys.\n"
 

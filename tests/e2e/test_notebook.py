@@ -124,7 +124,9 @@ def test_a_network_of_ones_own_is_attacked_and_certified():
 
 
 def test_runs_are_compared_item_by_item():
-    cells = executed(COMPARE, certify="num_estimate=1000, radii=radii -> num_estimate=400, radii=radii")
+    cells = executed(
+        COMPARE, certify="num_estimate=1000, radii=radii -> num_estimate=400, radii=radii"
+    )
     table = text_of(cells["compare"])
     assert "smoothed.l2" in table
     assert "certified.l2@0.3" in table

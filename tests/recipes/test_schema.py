@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 
 from pipelines.recipe.load import available, find, load
 from pipelines.recipe.schema.for_editors import json_schema
+from pipelines.recipe.schema.meanings import described_schema
 from tests.e2e.cli import call
 
 MISSPELT = "xyzzy"
@@ -81,3 +82,15 @@ def test_the_command_prints_it():
     told = call("recipes", "--schema")
     assert told.code == 0
     assert json.loads(told.out) == json_schema()
+
+
+def test_every_key_has_a_meaning():
+    """Below the field in its settings class; editors and the reference show it."""
+    schema = described_schema()
+    bare = {
+        f"{name}.{key}"
+        for name, one in {"Recipe": schema, **schema["$defs"]}.items()
+        for key, value in one.get("properties", {}).items()
+        if key != "kind" and not value.get("description")
+    }
+    assert not bare

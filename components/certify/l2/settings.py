@@ -56,10 +56,15 @@ class L2ChallengeSettings(ChallengeSettings):
     """An l2 attack on the smoothed classifier; a broken certified item fails the stage."""
 
     eps: Positive
+    """l2 budget; items with at least this certified radius are attacked."""
     num_items: Count = 20
+    """Items that are attacked, at most."""
     num_steps: Count = 10
+    """Steps of the attack."""
     num_draws: Count = 16
+    """Noisy copies whose mean loss gives each gradient."""
     num_predict: Count = 1000
+    """Draws of the prediction at the attacked point."""
 
 
 @FAMILIES.register("components.certify.l2.family:GaussianFamily")
@@ -73,11 +78,13 @@ class GaussianSettings(CertificateSettings):
 
     kind: Literal["gaussian"] = "gaussian"
     model: str = "main"
+    """The recipe's model that is smoothed."""
     denoiser: DenoiserName | None = None
     """A model of this recipe, diffusers:PATH or model:PATH."""
     sampler: SamplerSettings = OneShotSettings()
     """Sampler of the denoiser."""
     sigma: PositivePixels
+    """Standard deviation of the noise."""
     method: Method = "fixed"
     """`sequential`: an item is drawn until its radii are decided, at most `num_estimate` times.
     `randomized`: the randomized bound, slightly larger radii from as many draws as `fixed`."""
@@ -97,9 +104,11 @@ class GaussianSettings(CertificateSettings):
     block_size: Count = 1_000
     """Maximum number of draws per unit of work."""
     micro_batch: Count = 100
+    """Noisy copies in one forward pass."""
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
     challenge: L2ChallengeSettings | None = None
+    """An attack inside the claimed radius; a certified item that it breaks fails the stage."""
 
     def __post_init__(self) -> None:
         if not self.radii:
@@ -267,9 +276,13 @@ class PublishedRadiiSettings(Settings):
     reader: ClassVar[str] = "components.certify.l2.cohen_tsv:read_published"
 
     path: str
+    """A table with the columns of Cohen et al. 2019."""
     sigma: PositivePixels | None = None
+    """Their noise; with it, radii that so many draws cannot certify are pointed out."""
     num_estimate: Count = default_of(GaussianSettings, "num_estimate")
+    """Their draws for each item."""
     failure_prob: FailureProb = default_of(GaussianSettings, "failure_prob")
+    """Failure probability of the published radii."""
 
 
 @settings

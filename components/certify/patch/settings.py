@@ -29,9 +29,13 @@ class PatchChallengeSettings(ChallengeSettings):
     """An adaptive patch attack on some items; a broken certified item fails the stage."""
 
     patch_size: Count
+    """Side of the attacked square in pixels."""
     num_items: Count = 20
+    """Items that are attacked, at most."""
     num_steps: Count = 20
+    """Steps of the attack at each position."""
     num_positions: Count = 4
+    """Patch positions of each item."""
 
 
 @settings
@@ -43,7 +47,9 @@ class PatchSettings(CertificateSettings):
 
     kind: str
     model: str = "main"
+    """The recipe's model that votes."""
     patch_sizes: PatchSizes
+    """Sides of the patch in pixels; one claim for each."""
     token_policy: Literal["as_trained", "drop", "mask"] = "as_trained"
     """Whether hidden tokens are dropped. Another policy than in training costs many points of
     accuracy."""
@@ -52,7 +58,9 @@ class PatchSettings(CertificateSettings):
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
     micro_batch: Count = 64
+    """Ablated images in one forward pass."""
     challenge: PatchChallengeSettings | None = None
+    """An attack with one patch; a certified item that it breaks fails the stage."""
 
     def problems(self) -> Iterator[Problem]:
         if self.challenge and self.challenge.patch_size not in self.patch_sizes:
@@ -86,7 +94,9 @@ class SweepSettings(Settings):
     """
 
     band: tuple[Count, ...] = ()
+    """Values of band; empty: the one of the certificate."""
     stride: tuple[Count, ...] = ()
+    """Values of stride; empty: the one of the certificate."""
 
     def problems(self) -> Iterator[Problem]:
         if not self.band and not self.stride:
@@ -107,7 +117,9 @@ class AblationSettings(PatchSettings):
     band: Count | None = None
     """Visible pixels of an ablation; None: as the model was trained."""
     stride: Count = 1
+    """Pixels between neighbouring ablations."""
     rule: Rule = "count"
+    """`count`: the counting theorem; `loc`: every patch position by itself."""
     second_rule: SecondRule = "none"
     """Verdicts of another rule in a second column."""
     delta_rule: DeltaRule = "exact"
@@ -119,6 +131,7 @@ class AblationSettings(PatchSettings):
     compiled: bool = False
     """Use torch.compile; worthwhile in long runs."""
     sweep: SweepSettings | None = None
+    """One certificate for every pair of band and stride, from one trained model."""
 
     def problems(self) -> Iterator[Problem]:
         yield from PatchSettings.problems(self)

@@ -103,6 +103,7 @@ class StandardSettings(TrainingObjectiveSettings):
 
     kind: Literal["standard"] = "standard"
     criterion: Literal["ce", "bce"] = "ce"
+    """Cross-entropy, or binary cross-entropy per class."""
 
 
 @settings
@@ -110,7 +111,9 @@ class AwpSettings(Settings):
     """Adversarial weight perturbation around the objective (Wu et al. 2020)."""
 
     gamma: Positive = 0.005
+    """Size of the perturbation relative to the norm of the weights."""
     start_epoch: Epochs = 0
+    """First epoch with perturbed weights."""
 
 
 @settings
@@ -124,10 +127,15 @@ class AasTrainingSettings(Settings):
     max_batches: Count | None = None
     """Batches of a search; None: all of the epoch."""
     objective: ScaleObjective = default_of(ScaleAscentSettings, "objective")
+    """What the scales increase."""
     distance: FeatureDistance = default_of(ScaleAscentSettings, "distance")
+    """How distances of features are measured."""
     num_steps: Count = default_of(ScaleAscentSettings, "num_steps")
+    """Ascent steps of a search."""
     step_size: Positive = default_of(ScaleAscentSettings, "step_size")
+    """Length of an ascent step."""
     noise: Positive = default_of(ScaleAscentSettings, "noise")
+    """Standard deviation of a draw of the scales."""
     batch_size: Count = default_of(ScaleAscentSettings, "batch_size")
     """Items of each batch that a search uses."""
 
@@ -138,20 +146,27 @@ class AdversarialSettings(TrainingObjectiveSettings):
 
     kind: str
     eps: PositivePixels
+    """Final l-inf budget of the training attack."""
     num_steps: Count = 10
+    """Steps of the training attack."""
     step_size: PositivePixels | None = None
     """None: 1.5 eps / num_steps."""
     step_rule: Literal["fixed", "proportional"] = "fixed"
     """The step size while eps warms up."""
     start: Literal["uniform", "normal"] = "uniform"
+    """Start of the attack: uniform in the ball, or a small normal step (as in TRADES)."""
     eps_warmup_epochs: Epochs = 0
+    """Epochs until eps has its final value."""
     eps_zero_epochs: Epochs = 0
     """Epochs with eps 0 at the beginning of the warm-up."""
     eps_shape: Literal["linear", "sine"] = "linear"
+    """Shape of the rise of eps."""
     eps_per: Literal["epoch", "step"] = "epoch"
     """How often eps rises."""
     awp: AwpSettings | None = None
+    """Adversarial weight perturbation."""
     aas: AasTrainingSettings | None = None
+    """Adversarial attention scales."""
 
     def problems(self) -> Iterator[Problem]:
         if self.eps_zero_epochs and self.eps_zero_epochs >= self.eps_warmup_epochs:
@@ -205,6 +220,8 @@ class AttackedSettings(AdversarialSettings):
     attack_target: Literal["hard", "soft"] = "hard"
     """Which labels of mixed images the attack sees."""
     clean_forward: Literal["none", "no_grad_eval", "train_stats"] = "no_grad_eval"
+    """`none`; `no_grad_eval`: measure clean accuracy now and then; `train_stats`: running
+    statistics see clean images too."""
     clean_every: Count = 20
     """Steps between measurements of clean accuracy."""
 
@@ -216,6 +233,7 @@ class FgsmTrainingSettings(AttackedSettings):
 
     kind: Literal["fgsm"] = "fgsm"  # type: ignore[assignment]
     num_steps: Annotated[int, Ge(1), Le(10)] = 1
+    """Steps of the training attack."""
 
 
 @OBJECTIVES.register("components.train.objectives.adversarial:AdversarialTraining")
@@ -233,7 +251,10 @@ class TradesSettings(AdversarialSettings):
 
     kind: Literal["trades"] = "trades"  # type: ignore[assignment]
     beta: NonNegative = 6.0
+    """Weight of the divergence."""
     passes: Literal["auto", "joint", "separate"] = "auto"
+    """Clean and attacked images in one forward pass or two; `auto`: two if the network has batch
+    statistics."""
 
 
 @OBJECTIVES.register("components.train.objectives.mart:Mart")
@@ -243,7 +264,10 @@ class MartSettings(AdversarialSettings):
 
     kind: Literal["mart"] = "mart"  # type: ignore[assignment]
     beta: NonNegative = 6.0
+    """Weight of the robust part of the loss."""
     passes: Literal["auto", "joint", "separate"] = "auto"
+    """Clean and attacked images in one forward pass or two; `auto`: two if the network has batch
+    statistics."""
 
     def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
         soft = "makes soft labels, which mart cannot weigh"
@@ -261,6 +285,7 @@ class ColumnsTrainingSettings(TrainingObjectiveSettings):
 
     kind: Literal["columns"] = "columns"
     band: Count
+    """Width of the visible column in pixels."""
 
     @property
     def ablation(self) -> "AblationTrainingSettings":
@@ -281,9 +306,11 @@ class AblationTrainingSettings(TrainingObjectiveSettings):
 
     kind: Literal["ablation"] = "ablation"
     shape: Literal["column", "row", "block"] = "column"
+    """Shape of the visible part."""
     size: Count
     """Pixels on the visible side."""
     position: Literal["batch", "image"] = "batch"
+    """One place per batch, or one per image."""
 
     @property
     def ablation(self) -> "AblationTrainingSettings":
@@ -303,6 +330,7 @@ class GaussianTrainingSettings(TrainingObjectiveSettings):
 
     kind: Literal["gaussian"] = "gaussian"
     sigma: PositivePixels
+    """Standard deviation of the noise."""
 
     @property
     def noise_sigma(self) -> float:
@@ -316,7 +344,9 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
 
     kind: Literal["denoiser"] = "denoiser"
     sigmas: tuple[PositivePixels, ...] = ()
+    """Sigmas that certificates will use."""
     range: tuple[Pixels, Pixels] | None = None
+    """Lowest and highest sigma; write this, `sigmas` or `full`."""
     full: bool = False
     """Train on the whole schedule, as for a model that generates images."""
     schedule: Literal["cosine", "linear", "pretrained"] = "cosine"
@@ -356,6 +386,7 @@ class DenoisedTrainingSettings(TrainingObjectiveSettings):
 
     kind: Literal["denoised"] = "denoised"
     sigma: PositivePixels
+    """Standard deviation of the noise in front of the denoiser."""
     denoiser: DenoiserName
     """A model of this recipe, diffusers:PATH or model:PATH."""
 

@@ -34,11 +34,17 @@ class AnalyzeSection(ModelsSection):
     blocks: BlockSettings = BlockSettings()
     """Of all models of the section."""
     correlation: CorrelationSettings | None = None
+    """Similarity of the features of all pairs of blocks."""
     lesions: LesionSettings | None = None
+    """Accuracy without a block, its attention or its MLP."""
     restricted_attention: RestrictedAttentionSettings | None = None
+    """Accuracy with attention to near patches only, or from the class token only."""
     gaps: GapSettings | None = None
+    """Attention logits, clean and attacked, before and after scaling."""
     perturbations: PerturbationSettings | None = None
+    """What adversarial perturbations look like, and who recognises them."""
     accumulation: AccumulationSettings | None = None
+    """Images of a class, grown from noise."""
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

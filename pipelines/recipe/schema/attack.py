@@ -21,8 +21,11 @@ class CurvesSection(Section):
     """Accuracy under PGD as the budget or the number of steps grows; empty lists draw nothing."""
 
     eps: list[Budget] = []
+    """Budgets of the curve."""
     steps: list[Count] = []
+    """Numbers of steps at the budget of the section."""
     num_items: Count = 100
+    """Items of the curves, at most."""
 
     def problems(self) -> Iterator[Problem]:
         for key, values in (("eps", self.eps), ("steps", self.steps)):
@@ -34,21 +37,28 @@ class SanitySection(Section):
     """Checks of our own attacks, on a few items."""
 
     num_items: Count = 64
+    """Items that the checks use, at most."""
 
 
 class AttackSection(Section):
     """A list of attacks under one threat: each gets the items that are robust to all before it."""
 
     models: list[str] = Field(default=["main"], min_length=1)
+    """Models of the recipe that are attacked."""
     norm: Literal["linf", "l2", "spatial"] = "linf"
+    """Norm of the budget."""
     eps: Budget | None = Field(default=None, validate_default=True)
+    """Budget; required unless norm is spatial."""
     attacks: list[AttackEntry] = Field(min_length=1)
+    """In this order: each attack gets the items that are correct under all earlier ones."""
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
     micro_batch: Count = 35
     """Rows of every forward pass: logits depend on the batch shape."""
     curves: CurvesSection | None = None
+    """Accuracy over budgets and over steps, with PGD."""
     sanity: SanitySection | None = SanitySection()
+    """Checks that doubt the attacks; null: off."""
     surrogate: str | None = None
     """A model whose adversarial images are transferred to the others."""
 

@@ -23,11 +23,17 @@ class EvaluateSection(ModelsSection):
     micro_batch: Count = 50
     """Rows of every forward pass: logits depend on the batch shape."""
     calibration: CalibrationSettings = CalibrationSettings()
+    """Bins of reliability diagrams."""
     corruptions: CorruptionSuiteSettings | None = None
+    """Accuracy on corrupted items."""
     shifts: dict[Name, ShiftSuiteSettings] = {}
+    """Accuracy on shifted datasets."""
     shape_bias: ShapeBiasSuiteSettings | None = None
+    """Shape or texture, on conflict stimuli."""
     transfer: TransferSuiteSettings | None = None
+    """Attacked images of each model, given to the others."""
     spatial: SpatialSuiteSettings | None = None
+    """Accuracy under rotations and shifts."""
 
     def suites(self) -> list[str]:
         """The names of the suites that are evaluated, `clean` first."""

@@ -7,7 +7,8 @@ every key may be null. What only the values together tell is left to `casemate l
 
 from typing import Any
 
-from pipelines.recipe.schema.recipe import EXTENDS, Recipe
+from pipelines.recipe.schema.meanings import described_schema
+from pipelines.recipe.schema.recipe import EXTENDS
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NULL = {"type": "null"}
@@ -17,7 +18,7 @@ TEXTS: tuple[str, ...] = ("title", "description", "default")
 
 def json_schema() -> dict[str, Any]:
     """The schema of a recipe's YAML file."""
-    schema: dict[str, Any] = _written(Recipe.model_json_schema())
+    schema: dict[str, Any] = _written(described_schema())
     schema["properties"][EXTENDS] = {
         "description": "A recipe, by its name or path, whose values are used where this has none.",
         "type": "string",

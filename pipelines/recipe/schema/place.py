@@ -18,8 +18,11 @@ class ReportSection(Section):
     """The HTML report."""
 
     title: str | None = None
+    """null: the name of the recipe."""
     num_examples: int = Field(default=4, ge=0)
+    """Items in galleries."""
     compare: dict[Name, PublishedSettings] = {}
+    """Published radii that are shown beside ours."""
 
 
 class ClusterSection(Section):
@@ -30,20 +33,34 @@ class ClusterSection(Section):
         "whole number) and gpus_per_actor (attacks and certificates, whole or a part such as 0.5)"
     }
 
-    address: str | None = None  # None: a local Ray of this process
-    num_cpus: Count | None = None  # of the local Ray; None: all cores
+    address: str | None = None
+    """A Ray cluster, host:port; null: a local Ray of this process."""
+    num_cpus: Count | None = None
+    """Cores of the local Ray; null: all."""
     object_store_mb: Count = 512
+    """Shared memory of the local Ray."""
     train_workers: Count = 1
-    strategy: Literal["ddp", "fsdp"] = "ddp"  # fsdp: each train worker keeps a part of the weights
+    """Workers of one training."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """`fsdp`: each train worker keeps a part of the weights."""
     cpus_per_train_worker: Count = 1
-    gpus_per_train_worker: int = Field(default=0, ge=0)  # whole: two ranks on one GPU cannot talk
-    feed_threads: Count = 1  # per train worker: build batches ahead of the model
-    num_actors: Count | None = None  # None: as many as fit
+    """Cores of a train worker."""
+    gpus_per_train_worker: int = Field(default=0, ge=0)
+    """GPUs of a train worker, a whole number."""
+    feed_threads: Count = 1
+    """Threads of a train worker that build batches ahead of the model."""
+    num_actors: Count | None = None
+    """Actors of a sharded stage; null: as many as fit."""
     cpus_per_actor: Count = 1
-    gpus_per_actor: float = Field(default=0, ge=0)  # 0.5: two actors share a GPU
-    max_wait: float = Field(default=1800, gt=0)  # seconds without any worker before a stage ends
-    checkpoint_steps: Count | None = None  # between checkpoints; None: after each epoch only
-    max_failures: int = Field(default=3, ge=0)  # restarts of a training after lost workers
+    """Cores of an actor (attacks, suites, certificates)."""
+    gpus_per_actor: float = Field(default=0, ge=0)
+    """GPUs of an actor; 0.5: two actors share one."""
+    max_wait: float = Field(default=1800, gt=0)
+    """Seconds without any worker before a stage ends."""
+    checkpoint_steps: Count | None = None
+    """Steps between checkpoints; null: after each epoch only."""
+    max_failures: int = Field(default=3, ge=0)
+    """Restarts of a training after lost workers."""
 
     @property
     def actor_device(self) -> str:
@@ -61,14 +78,18 @@ class StorageSection(Section):
     """Where artifacts are kept."""
 
     root: str = "runs"
+    """A folder, or a bucket: `s3://`, `gs://` or `az://`."""
 
 
 class TrackingSection(Section):
     """MLflow."""
 
-    uri: str | None = None  # None: MLFLOW_TRACKING_URI, else SQLite beside the storage
+    uri: str | None = None
+    """MLflow store; null: MLFLOW_TRACKING_URI, else SQLite beside the storage."""
     experiment: str = "casemate"
-    max_outage: float = Field(default=900, ge=0)  # seconds that a step waits for a lost server
+    """Experiment of the MLflow runs."""
+    max_outage: float = Field(default=900, ge=0)
+    """Seconds that a step waits at its end for an MLflow server that is away."""
 
     def problems(self) -> Iterator[Problem]:
         scheme, colon, _ = (self.uri or "").partition(":")

@@ -49,23 +49,37 @@ class Recipe(Section):
     further_keys: ClassVar[tuple[str, ...]] = (EXTENDS,)
 
     name: Name
+    """Folder of the results; lower case, digits, - and _."""
     seed: Annotated[int, Field(ge=0)] = RUN_SEED
+    """Seed of everything random but the splits."""
     data: DataSettings
+    """Which images."""
     model: ModelSettings = ModelSettings()
+    """Which network."""
     train: TrainSettings | None = None
+    """How models are trained; null: model.pretrained is used as it is."""
     tune: TuneSection | None = None
+    """A search over keys of the recipe."""
     attack: dict[Name, AttackSection] = Field(default={})
+    """Attacks, each under a name."""
     evaluate: EvaluateSection | None = Field(  # digests of recipes without it do not change
         default=None, exclude_if=lambda section: section is None
     )
+    """What the models withstand, measured."""
     analyze: AnalyzeSection | None = Field(  # the same
         default=None, exclude_if=lambda section: section is None
     )
+    """What happens inside the models."""
     certify: dict[Name, CertifySettings] = Field(default={})
+    """Certificates, each under a name."""
     report: ReportSection = ReportSection()
+    """The report."""
     cluster: ClusterSection = ClusterSection()
+    """Machines, workers and GPUs; not part of a result's identity."""
     storage: StorageSection = StorageSection()
+    """Where results are kept; not part of a result's identity."""
     tracking: TrackingSection = TrackingSection()
+    """Where MLflow runs are kept; not part of a result's identity."""
 
     @cached_property
     def source(self) -> str:

@@ -31,7 +31,9 @@ class RangeAxis(Section):
 
     kind: str
     low: Number
+    """Smallest value."""
     high: Number
+    """Largest value."""
 
     def problems(self) -> Iterator[Problem]:
         if not self.low < self.high:
@@ -43,6 +45,7 @@ class UniformAxis(RangeAxis):
 
     kind: Literal["uniform"]
     step: Annotated[Number, Field(gt=0)] | None = None
+    """Distance of neighbouring values; null: any value."""
 
 
 class LogUniformAxis(RangeAxis):
@@ -50,6 +53,7 @@ class LogUniformAxis(RangeAxis):
 
     kind: Literal["loguniform"]
     low: Annotated[Number, Field(gt=0)]
+    """Smallest value, above 0."""
 
 
 class IntegersAxis(RangeAxis):
@@ -57,8 +61,11 @@ class IntegersAxis(RangeAxis):
 
     kind: Literal["integers"]
     low: int  # type: ignore[assignment]
+    """Smallest value."""
     high: int  # type: ignore[assignment]
+    """Largest value, included."""
     step: Count = 1
+    """Distance of neighbouring values."""
 
 
 def _axis_kind(value: Any) -> str | None:
@@ -114,6 +121,7 @@ class RandomSearch(Section):
 
     kind: Literal["random"]
     num_trials: TrialCount = 16
+    """Trials of the search."""
 
 
 class OptunaSearch(Section):
@@ -125,6 +133,7 @@ class OptunaSearch(Section):
 
     kind: Literal["optuna"]
     num_trials: TrialCount = 32
+    """Trials of the search."""
 
 
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
@@ -140,8 +149,10 @@ class AshaScheduler(Section):
     """Asynchronous successive halving (Li et al. 2020): bad trials are stopped at rungs."""
 
     kind: Literal["asha"] = "asha"
-    grace_epochs: Count = 1  # the first rung; more than the epsilon warm-up of any trial
+    grace_epochs: Count = 1
+    """Epochs of the first rung; more than the epsilon warm-up of any trial."""
     reduction_factor: int = Field(default=2, ge=2)
+    """One trial of this many goes on at each rung."""
 
 
 class PbtScheduler(Section):
@@ -151,9 +162,12 @@ class PbtScheduler(Section):
     """
 
     kind: Literal["pbt"]
-    interval: Count = 10  # epochs between changes, the first after every epsilon warm-up
-    quantile: float = Field(default=0.25, gt=0, le=0.5)  # top share copied, bottom share replaced
-    resample_prob: float = Field(default=0.25, ge=0, le=1)  # of a fresh draw; else a neighbour
+    interval: Count = 10
+    """Epochs between changes, the first after every epsilon warm-up."""
+    quantile: float = Field(default=0.25, gt=0, le=0.5)
+    """Top share that is copied, and bottom share that is replaced."""
+    resample_prob: float = Field(default=0.25, ge=0, le=1)
+    """Probability of a fresh draw; else a neighbouring value."""
 
 
 Scheduler = Annotated[NoScheduler | AshaScheduler | PbtScheduler, Field(discriminator="kind")]
@@ -163,7 +177,9 @@ class ChangeSection(Section):
     """One step of an additive ablation: its values also hold in all later steps."""
 
     name: Annotated[str, Field(min_length=1)]
+    """Name of the change in tables."""
     set: dict[str, Any] = {}
+    """Keys of the recipe and their new values."""
 
 
 class TuneAttack(Section):
@@ -171,20 +187,30 @@ class TuneAttack(Section):
 
     kind: Literal["apgd-ce", "pgd"] = "apgd-ce"
     num_steps: Count = default_of(PgdSettings, "num_steps")
-    num_items: Count = 1000  # validation items to attack, at most
+    """Steps of the attack."""
+    num_items: Count = 1000
+    """Validation items that are attacked, at most."""
 
 
 class TuneSection(Section):
     """Ray Tune over dotted recipe keys; the objective is accuracy on validation items."""
 
     space: dict[str, Axis] = {}
-    changes: list[ChangeSection] = []  # instead of a space: a chain of steps
+    """Dotted keys of the recipe and their values or ranges."""
+    changes: list[ChangeSection] = []
+    """Named changes instead of a space: each on top of the earlier ones."""
     search: Search = GridSearch()
-    scheduler: Scheduler = AshaScheduler()  # of a chain: none
+    """How points of the space are chosen."""
+    scheduler: Scheduler = AshaScheduler()
+    """Which trials stop early; of a grid and of a chain: none."""
     metric: Literal["val_robust_accuracy", "val_accuracy"] = "val_robust_accuracy"
+    """What ranks trials."""
     attack: TuneAttack = TuneAttack()
-    epochs: Count | None = None  # None: train.epochs
-    train_items: Count | None = None  # None: all
+    """The attack on validation items that ranks trials."""
+    epochs: Count | None = None
+    """Epochs of a trial; null: train.epochs."""
+    train_items: Count | None = None
+    """Training items of a trial; null: all."""
 
     @model_validator(mode="before")
     @classmethod
