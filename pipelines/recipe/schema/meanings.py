@@ -27,7 +27,9 @@ def described_schema() -> dict[str, Any]:
 
 
 def _subclasses(base: type) -> Iterator[type]:
-    for one in base.__subclasses__():
+    """All classes derived from one, of any depth."""
+    derived: list[type] = base.__subclasses__()
+    for one in derived:
         yield one
         yield from _subclasses(one)
 
