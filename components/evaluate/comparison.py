@@ -126,6 +126,15 @@ def compare(models: Mapping[str, Sequence[Verdicts]]) -> Compared:
     )
 
 
+def every_pair(results: Mapping[str, Verdicts]) -> list[Comparison]:
+    """Every two results, by name, of one figure under the same conditions on the same items."""
+    pairs = [
+        _Pair(results[one].figure, (one, other), results[one], results[other])
+        for one, other in combinations(results, 2)
+    ]
+    return _adjusted(pairs)
+
+
 def _without_repeats(found: Sequence[Verdicts]) -> list[Verdicts]:
     kept: list[Verdicts] = []
     for one in found:

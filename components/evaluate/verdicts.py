@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +44,13 @@ class Verdicts:
     @property
     def is_binary(self) -> bool:
         return self.correct.dtype == np.bool_
+
+    @property
+    def share(self) -> Fraction:
+        """The mean of the verdicts; of whole items without rounding."""
+        if self.is_binary:
+            return Fraction(int(self.correct.sum()), len(self.correct))
+        return Fraction(float(self.correct.mean()))
 
     def is_same(self, other: "Verdicts") -> bool:
         """Whether another result says the same about the same items under the same conditions."""

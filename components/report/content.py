@@ -69,7 +69,19 @@ class Missing:
     """An accuracy that cannot be computed; a note of its row has the reason."""
 
 
-Cell = str | int | float | bool | Accuracy | Missing | None
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A short verdict, and what explains it; an alarm stands out."""
+
+    label: str
+    detail: str = ""
+    is_alarm: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.detail}" if self.detail else self.label
+
+
+Cell = str | int | float | bool | Accuracy | Missing | Flag | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,7 @@ class Table:
     mark: str = ""
     title: str = ""  # above the table, where the chapter holds several
     folded: bool = False  # a long table that the reader opens
+    sortable: bool = False  # by its columns, where scripts run
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
@@ -191,6 +204,8 @@ class Chapter:
     galleries: tuple[Gallery, ...] = ()
     tables: tuple[Table, ...] = ()
     facts: tuple[Fact, ...] = ()
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """What a reader may choose the chapter by, where scripts run: a value for each filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +221,13 @@ class Content:
     recipe_text: str
     provenance: tuple[Fact, ...] = field(default=())
     verdicts: tuple[AttackVerdict, ...] = field(default=())
+
+    kind: str = "report"  # above the title
+
+    @property
+    def is_interactive(self) -> bool:
+        """Whether tables sort and filter; then the page holds a script."""
+        return any(table.sortable for chapter in self.chapters for table in chapter.tables)
 
     def tables(self) -> tuple[Table, ...]:
         """All tables of the report; names must be unique."""

@@ -1,4 +1,7 @@
-"""Renders content as one self-contained HTML file: no scripts, no requests, deterministic."""
+"""Renders content as one self-contained HTML file: no requests, deterministic.
+
+A page without sortable tables has no script; one with them is whole without it, too.
+"""
 
 import base64
 from pathlib import Path
@@ -7,7 +10,16 @@ import jinja2
 from markupsafe import Markup
 
 from components.core.control_characters import visible
-from components.report.content import RESULT_KINDS, Accuracy, Cell, Column, Content, Missing, Table
+from components.report.content import (
+    RESULT_KINDS,
+    Accuracy,
+    Cell,
+    Column,
+    Content,
+    Flag,
+    Missing,
+    Table,
+)
 from components.report.palette import COLOURS
 from components.report.tables import to_csv
 
@@ -37,8 +49,10 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"cell": cell_text, "csv_uri": csv_uri, "chart": Markup}
+    environment.filters["sort_value"] = sort_value
     environment.tests["accuracy_column"] = lambda column: column.kind in RESULT_KINDS
     environment.tests["accuracy"] = lambda value: isinstance(value, Accuracy)
+    environment.tests["flag"] = lambda value: isinstance(value, Flag)
     return environment
 
 
@@ -57,6 +71,15 @@ def cell_text(value: Cell, column: Column) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return str(value)
+
+
+def sort_value(value: Cell) -> str:
+    """What a table is sorted by: a number in full, or text; empty values come last."""
+    if value is None or isinstance(value, Missing):
+        return ""
+    if isinstance(value, Accuracy):
+        return repr(value.value)
+    return repr(value) if isinstance(value, float) else str(value)
 
 
 def csv_uri(table: Table) -> str:

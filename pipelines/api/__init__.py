@@ -31,6 +31,7 @@ from pipelines.api.comparisons import ComparedModel, Comparison, compare
 from pipelines.api.datasets import FetchedData, get_data
 from pipelines.api.evaluations import EvaluationReport, evaluate
 from pipelines.api.gates import Check, Gate, figures, gate
+from pipelines.api.leaderboards import Leaderboard, leaderboard
 from pipelines.api.models import load_model
 from pipelines.api.runs import (
     RunResult,
@@ -57,6 +58,7 @@ __all__ = [
     "EvaluationReport",
     "FetchedData",
     "Gate",
+    "Leaderboard",
     "RunResult",
     "Scaling",
     "Signed",
@@ -76,6 +78,7 @@ __all__ = [
     "gate",
     "gc",
     "get_data",
+    "leaderboard",
     "lint",
     "load_certificate",
     "load_model",

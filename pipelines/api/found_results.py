@@ -4,19 +4,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from components.core.folders import Folder
 from components.core.object_stores import is_uri
 from pipelines.api.places import shown
 
 if TYPE_CHECKING:
+    from pipelines.runtime.inventory import StoredStep
     from pipelines.runtime.manifests import Manifest
     from pipelines.runtime.storage import StepPlace, Storage
 
 STEP_NAME = re.compile(r".+-[0-9a-f]{12}")
 CERTIFICATE = "certify"  # the stage of a certificate that is not of a step
+RESULT_STAGES = ("attack", "certify", "evaluate")
+REFUTED = "certificate.refuted.json"
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,13 @@ class FoundResult:
             f"{n}: is not the file of the step" for n in changed_files(self.files, self.manifest)
         )
         return [*files, *(f"{n}: differs from manifest.json" for n in other_manifests(self.files))]
+
+
+class LeftOut(NamedTuple):
+    """A place without a result that counts, and why."""
+
+    place: str
+    why: str
 
 
 def results_at(path: str | Path) -> list[FoundResult]:
@@ -74,7 +84,7 @@ def _local(path: Path) -> Iterator[FoundResult]:
 
     folder = path if path.is_dir() else certificate_folder(path)
     inside = [entry.name for entry in folder.iterdir()]
-    if "certificate.json" in inside or any(name.endswith("manifest.json") for name in inside):
+    if _is_result(inside):
         yield _folder(folder.resolve(), inside)
     elif any(STEP_NAME.fullmatch(name) for name in inside):
         resolved = folder.resolve()
@@ -123,3 +133,63 @@ def _result(place: "StepPlace", manifest: "Manifest") -> FoundResult:
     files: Folder = place.path if place.storage.is_local else place.contents(manifest)
     where = str(shown(place))
     return FoundResult(place.recipe, manifest.step, place.name, where, files, manifest)
+
+
+# -- with what is unfinished
+
+
+def survey(path: str | Path) -> tuple[list[FoundResult], list[LeftOut]]:
+    """The results at a path or URI, and the steps of their stages that are not finished."""
+    given = str(path)
+    if not is_uri(given) and not Path(path).expanduser().exists():
+        raise CasemateError("storage", path, "does not exist; run a recipe first")
+    steps = _steps_at(given)
+    if steps is None:
+        try:
+            return results_at(path), []
+        except CasemateError as error:
+            return [], [LeftOut(given, f"{error.remedy}")]
+    results, rest = [], []
+    for step in steps:
+        if step.manifest is not None:
+            results.append(_result(step.place, step.manifest))
+        elif step.step.partition(".")[0] in RESULT_STAGES:
+            rest.append(LeftOut(str(shown(step.place)), _why_unfinished(step)))
+    return results, rest
+
+
+def _steps_at(given: str) -> "list[StoredStep] | None":
+    """The steps of a storage or of one flow; None at a single step or certificate."""
+    from pipelines.runtime.inventory import existing_storage, inventory
+    from pipelines.runtime.storage import STEP_URI, Storage
+
+    storage = existing_storage(given) if is_uri(given) else Storage.at(Path(given).expanduser())
+    if is_uri(given):
+        if STEP_URI.fullmatch(storage.root):
+            return None
+        parent, _, flow = storage.root.rpartition("/")
+    else:
+        folder = Path(given).expanduser().resolve()
+        inside = [entry.name for entry in folder.iterdir()] if folder.is_dir() else [CERTIFICATE]
+        if not folder.is_dir() or _is_result(inside):
+            return None
+        parent, flow = str(folder.parent), folder.name
+    found = list(inventory(storage).steps.values())
+    if not found and not parent.endswith("/"):  # perhaps one flow of the storage above
+        above = inventory(Storage.at(parent)).steps.values()
+        found = [step for step in above if step.recipe == flow]
+    return sorted(found, key=lambda step: step.place.key)
+
+
+def _is_result(inside: list[str]) -> bool:
+    return "certificate.json" in inside or any(name.endswith("manifest.json") for name in inside)
+
+
+def _why_unfinished(step: "StoredStep") -> str:
+    from pipelines.runtime.inventory import RUNNING
+
+    if step.damage is not None:
+        return first_line(step.damage)
+    if any(name.endswith(REFUTED) for name in step.names):
+        return "refuted by its challenge: a certified item was broken"
+    return "is running" if step.state == RUNNING else "is not finished; run its recipe again"

@@ -33,6 +33,7 @@ class ModelVerdicts:
     model: str  # its name in the flow
     digest: str
     verdicts: Verdicts
+    architecture: str = ""  # where the model's folder is still there
 
 
 def verdicts_of(result: FoundResult) -> list[ModelVerdicts]:
@@ -44,7 +45,7 @@ def verdicts_of(result: FoundResult) -> list[ModelVerdicts]:
     if problem := first_problem(result):
         return list(_refused(source, figures, problem))
     try:
-        return list(read(source, figures))
+        return [source.described(found) for found in read(source, figures)]
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
         remedy = f"cannot be read as a result ({type(error).__name__}: {error})"
         raise CasemateError("path", result.place, remedy) from error
@@ -56,6 +57,11 @@ def is_about(result: FoundResult, digest: str) -> bool:
         return False
     source = _Source(result)
     return any(source.digest_of(figure) == digest for figure in figures_of(result))
+
+
+def dataset_of(result: FoundResult) -> Mapping[str, Any]:
+    """dataset.json of what a result is about; empty where that is not there."""
+    return _Source(result).dataset
 
 
 def _refused(source: "_Source", figures: list[Figure], problem: str) -> Iterator[ModelVerdicts]:
@@ -103,23 +109,38 @@ class _Source:
         return {"preprocessing, image size": size, **fitted}
 
     @cached_property
-    def models(self) -> dict[str, str]:
-        """Digests of the step's models by name; of one that is not there, a digest of its files."""
+    def headers(self) -> dict[str, dict[str, Any]]:
+        """model.json of the step's models by the names of inputs; {} of one that is not there."""
         from components.models.checkpoint import read_header
         from pipelines.runtime.storage import input_of
 
-        manifest, found = self.result.manifest, {}
+        manifest = self.result.manifest
+        found: dict[str, dict[str, Any]] = {}
         for name, relative in (manifest.input_folders if manifest else {}).items():
             if not name.startswith(SUBSTITUTED):
                 continue
-            known = manifest.inputs.get(name) if manifest else None
-            digest = known["content"] if known else ""
+            found[name] = {}
             with suppress(CasemateError, OSError):
                 place = input_of(self.result.files, relative)
                 folder = within(place, "model") if name.startswith("train.") else place
-                digest = str(read_header(folder)["digest"])
-            found[name.partition(".")[2]] = digest
+                found[name] = read_header(folder)
         return found
+
+    @cached_property
+    def models(self) -> dict[str, str]:
+        """Digests of the step's models by name; of one that is not there, a digest of its files."""
+        inputs = self.result.manifest.inputs if self.result.manifest else {}
+        digests = {}
+        for name, header in self.headers.items():
+            files = inputs[name]["content"] if name in inputs else ""
+            digests[name.partition(".")[2]] = str(header.get("digest", files))
+        return digests
+
+    def described(self, found: ModelVerdicts) -> ModelVerdicts:
+        """Verdicts with the architecture of their model."""
+        known = (h for h in self.headers.values() if h.get("digest") == found.digest)
+        spec = next(known, {}).get("spec", {})
+        return replace(found, architecture=str(spec.get("architecture", "")))
 
     def digest_of(self, figure: Figure) -> str:
         """The digest of the model of a figure; where it is unknown, a name of its own."""

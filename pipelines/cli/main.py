@@ -24,6 +24,7 @@ from pipelines.cli import flow as cli_flow
 from pipelines.cli import gate as cli_gate
 from pipelines.cli import importing as cli_import
 from pipelines.cli import jobs as cli_jobs
+from pipelines.cli import leaderboard as cli_leaderboard
 from pipelines.cli import manifest as cli_manifest
 from pipelines.cli import models as cli_models
 from pipelines.cli import scaling as cli_scaling
@@ -283,8 +284,8 @@ def _percent(share: Mapping[str, Any]) -> str:
 
 
 for group in (
-    *(cli_signing, cli_comparing, cli_gate, cli_certify, cli_doctor, cli_jobs, cli_manifest),
-    *(cli_data, cli_models, cli_import, cli_scaling, cli_storages),
+    *(cli_signing, cli_comparing, cli_leaderboard, cli_gate, cli_certify, cli_doctor),
+    *(cli_jobs, cli_manifest, cli_data, cli_models, cli_import, cli_scaling, cli_storages),
 ):
     app.add_typer(group.commands)
 

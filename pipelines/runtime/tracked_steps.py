@@ -1,5 +1,7 @@
 """Which finished steps a run of MLflow stands for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -38,20 +40,64 @@ class TrackedStep(NamedTuple):
 
 def steps_of_run(run_id: str, uri: str) -> list[TrackedStep]:
     """The step of a run, or all current steps of a flow's run."""
-    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
+
+    try:
+        with _client(uri) as client:
+            return _steps(client, run_id, uri)
+    except (MlflowException, UnavailableError) as error:
+        remedy = f"is not a run of {uri} ({first_line(error)})"
+        raise CasemateError("mlflow", run_id, remedy) from error
+
+
+def all_steps(uri: str) -> list[TrackedStep]:
+    """All current steps that a store tracks, in all its experiments."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with _client(uri) as client:
+            return sorted(_every_step(client, uri), key=lambda step: (step.flow, step.folder))
+    except (MlflowException, UnavailableError) as error:
+        raise CasemateError(TRACKING, uri, f"cannot be read ({first_line(error)})") from error
+
+
+@contextmanager
+def _client(uri: str) -> "Iterator[MlflowClient]":
+    from mlflow import MlflowClient
 
     check_driver(uri)
     database = Path(uri.removeprefix(SQLITE))
     if uri.startswith(SQLITE) and not database.is_file():  # MLflow would make a new one
         raise CasemateError(TRACKING, uri, "does not exist")
-    try:
-        check_port(uri)
-        with credentials_in_environment(uri) as place:
-            return _steps(MlflowClient(place), run_id, uri)
-    except (MlflowException, UnavailableError) as error:
-        remedy = f"is not a run of {uri} ({first_line(error)})"
-        raise CasemateError("mlflow", run_id, remedy) from error
+    check_port(uri)
+    with credentials_in_environment(uri) as place:
+        yield MlflowClient(place)
+
+
+def _every_step(client: "MlflowClient", uri: str) -> "Iterator[TrackedStep]":
+    recipes: dict[str, str] = {}
+    for run in _tagged_runs(client):
+        tags = run.data.tags
+        if SUPERSEDED_TAG in tags:
+            continue
+        parent = tags.get(PARENT_TAG, run.info.run_id)
+        if parent not in recipes:
+            recipes[parent] = client.get_run(parent).data.tags.get(RECIPE_TAG, "")
+        if recipes[parent]:
+            storage = _storage(run, uri)
+            yield TrackedStep(run.info.run_id, recipes[parent], tags[FOLDER_TAG], storage)
+
+
+def _tagged_runs(client: "MlflowClient") -> "Iterator[Run]":
+    """Runs of steps, in pages."""
+    experiments = [found.experiment_id for found in client.search_experiments()]
+    token: str | None = ""
+    while token is not None:
+        page = client.search_runs(
+            experiments, f"tags.`{FOLDER_TAG}` LIKE '%'", page_token=token or None
+        )
+        yield from page
+        token = page.token or None
 
 
 def _steps(client: "MlflowClient", run_id: str, uri: str) -> list[TrackedStep]:

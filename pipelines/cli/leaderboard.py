@@ -1,0 +1,98 @@
+"""`casemate leaderboard`: all verified results, ranked."""
+
+import json
+import sys
+from collections.abc import Sequence
+from math import ceil, floor
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pipelines import api
+from pipelines.cli.options import JsonOpt
+
+commands = typer.Typer()
+COLUMNS = ("rank", "range", "model", "accuracy", "95%", "clean", "ties with", "verdict")
+MOST_TIES = 3  # that a line names
+
+
+@commands.command(
+    epilog="Example: casemate leaderboard --storage runs --out board.html --out board.json"
+)
+def leaderboard(
+    storage: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DIR|URI", help="Storage, flow, step or certificate; may be given repeatedly."
+        ),
+    ] = None,
+    tracking: Annotated[
+        str | None, typer.Option(metavar="URI", help="MLflow's store instead: all its runs.")
+    ] = None,
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Rank attacks whose sanity checks failed.")
+    ] = False,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Page (.html) or data in RobustBench's fields (.json); repeatable.",
+        ),
+    ] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Rank all verified results by dataset, items, threat, budget and protocol; mark ties."""
+    found = api.leaderboard(
+        storage or (),
+        tracking=tracking,
+        allow_suspect=allow_suspect,
+        out=out or (),
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+    document = found.records()
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    for board in document["boards"]:
+        _show(board)
+    for one in document["left_out"]:
+        print(f"left out: {one['place']}: {one['why']}")
+    for path in found.files:
+        print(f"written: {path}")
+
+
+def _progress(text: str) -> None:
+    print(f"casemate: {text}", file=sys.stderr, flush=True)
+
+
+def _show(board: dict[str, Any]) -> None:
+    """One board: what its results share, and a line for each."""
+    dataset = f"{board['dataset'] or 'dataset'} {board['dataset_digest'][:12]}"
+    few = " only: smoke size" if board["small"] else ""
+    print(f"{board['board']}: {board['kind']}, {dataset}, {board['num_items']} items{few}")
+    rows = [COLUMNS, *(_line(entry) for entry in board["entries"])]
+    used = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows[1:])]
+    widths = {i: max(len(row[i]) for row in rows) for i in used}
+    for row in rows:
+        print("  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in used).rstrip())
+    print()
+
+
+def _line(entry: dict[str, Any]) -> tuple[str, ...]:
+    share, best, worst = entry["accuracy"], entry["rank_at_best"], entry["rank_at_worst"]
+    return (
+        "-" if entry["rank"] is None else str(entry["rank"]),
+        "" if best is None else f"{best}-{worst}",
+        entry["label"],
+        f"{entry['reported']} %",
+        f"[{floor(1000 * share['low']) / 10}, {ceil(1000 * share['high']) / 10}]",  # outwards
+        entry["clean_acc"] if entry["kind"] != "measured" else "",
+        _named(entry["ties"]),
+        entry["footnote"] or entry["verdict"],
+    )
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - MOST_TIES
+    return ", ".join(names[:MOST_TIES]) + (f" and {more} more" if more > 0 else "")
