@@ -1,5 +1,6 @@
 """Finished attacks, certificates and evaluations, written by the real writers without a model."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,18 +8,25 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from components.attacks.listing import attack_list
 from components.core.folders import Folder
 from components.evaluate.metrics import Subject, rows_of, share, write_metrics
+from components.models.checkpoint import save_model
+from components.models.pixels import PixelModel
+from components.models.spec import ModelSpec
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.step_locks import hold
-from pipelines.runtime.storage import StepPlace
+from pipelines.runtime.storage import StepPlace, Storage
 from pipelines.stages.attack.results import ModelUnderAttack, write_rows, write_summary
-from tests.small_certificates import write_small_certificate
-from tests.stored_steps import PRINT, finish
+from tests.small_certificates import GAUSSIAN_CLAIM, gaussian_votes, write_small_certificate
+from tests.stored_steps import PRINT, finish, place_of
 from tests.unit.pipelines.conftest import FakeRun
+
+OPTIONS = {"patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
+NUM_ITEMS = 40
 
 
 def attack_step(
@@ -89,3 +97,47 @@ def evaluate_step(
         rows += rows_of(subject, suite, [found])
     write_metrics(made, rows)
     finish(place, {"metrics.parquet": made.read_bytes()})
+
+
+def data_step(storage: Storage, flow: str, **changes: object) -> Path:
+    document = {
+        **{"format": "casemate-dataset/1", "channels": 1, "height": 8, "width": 8},
+        **{"source": {"fit": "pad", "resize": None}, "digest": "d" * 64},
+        **changes,
+    }
+    place = place_of(storage, flow, "prepare")
+    finish(place, {"dataset.json": json.dumps(document).encode()})
+    return place.path
+
+
+def model_step(storage: Storage, flow: str, made: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS)
+    save_model(made, PixelModel(spec).eval(), recipe_digest="")
+    place = place_of(storage, flow, "train.main")
+    finish(place, {f"model/{path.name}": path.read_bytes() for path in made.iterdir()})
+    return place.path
+
+
+def attacked_flow(
+    storage: Storage, flow: str, counts: tuple[int, int], *, seed=0, data=None, **attack
+) -> Path:
+    """A flow with a dataset, a model and an attack on it."""
+    made = storage.path.parent / f"made-{flow}"
+    inputs = {
+        "prepare": data_step(storage, flow, **(data or {})),
+        "train.main": model_step(storage, flow, made, seed),
+    }
+    place = place_of(storage, flow, "attack.linf")
+    given = {"num_items": NUM_ITEMS, "inputs": inputs} | attack
+    attack_step(place, {"main": counts}, **given)
+    return storage.path / flow
+
+
+def certificate(folder: Path, evidence=None, claim=None, **changes) -> Path:
+    """A small l2 certificate with other values in its header or settings."""
+    header, rows = evidence or gaussian_votes()
+    header = {**header, **{k: v for k, v in changes.items() if k in header}}
+    settings = {k: v for k, v in changes.items() if k in header["settings"]}
+    header["settings"] = {**header["settings"], **settings}
+    return write_small_certificate(folder, (header, rows), claim or GAUSSIAN_CLAIM)

@@ -71,14 +71,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A short verdict, and what explains it; an alarm stands out."""
+    """A verdict in one word; an alarm stands out."""
 
     label: str
-    detail: str = ""
     is_alarm: bool = False
 
     def __str__(self) -> str:
-        return f"{self.label}: {self.detail}" if self.detail else self.label
+        return self.label
 
 
 Cell = str | int | float | bool | Accuracy | Missing | Flag | None

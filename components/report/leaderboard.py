@@ -87,7 +87,7 @@ def _threat(board: Record) -> str:
         "clean": "Clean accuracy",
         "robust": "Robust accuracy",
         "certified": "Certified accuracy",
-        "smoothed": "Smoothed classifier without an attack",
+        "smoothed": "Clean accuracy of the vote",
     }
     title = titles.get(first, first.replace("_", " ").capitalize())
     return f"{title}, {rest}" if rest else title
@@ -113,9 +113,9 @@ def _dataset(board: Record) -> str:
 def _overview(boards: Sequence[Record]) -> Chapter:
     """Every board in a row, with the models that nothing is significantly better than."""
     columns = (
-        *(Column("Figure"), Column("Budget"), Column("Dataset"), Column("Items", "number")),
-        *(Column("Results", "number"), Column("Accuracy", "number", "first, %")),
-        Column("First, and ties with it", "note"),
+        *(Column("Figure"), Column("Budget"), Column("First, and ties with it", "note")),
+        *(Column("Accuracy", "number", "of the first, %"), Column("Dataset")),
+        *(Column("Items", "number"), Column("Results", "number")),
     )
     rows: list[tuple[Cell, ...]] = []
     for board in boards:
@@ -124,8 +124,8 @@ def _overview(boards: Sequence[Record]) -> Chapter:
         share = _accuracy(ranked[0]).percent(board["kind"])[:-1] if ranked else None
         rows.append(
             (
-                *(_threat(board), _budget(board), _dataset(board), board["num_items"]),
-                *(len(board["entries"]), share, _named(leaders) or "no result counts"),
+                *(_threat(board), _budget(board), _named(leaders) or "no result counts", share),
+                *(_dataset(board), board["num_items"], len(board["entries"])),
             )
         )
     table = Table("boards", columns, tuple(rows), sortable=True)
@@ -135,19 +135,20 @@ def _overview(boards: Sequence[Record]) -> Chapter:
 def _chapter(boards: Sequence[Record]) -> Chapter:
     """The boards of one figure, one table per budget."""
     board = boards[0]
-    is_small = board["small"]
+    is_small, is_alone = board["small"], len(boards) == 1
+    title = ", ".join(filter(None, [_threat(board), _budget(board) if is_alone else ""]))
     size = f"{board['num_items']:,} items"
     few = " Few items: smoke size, which hardly tells models apart." if is_small else ""
     facts = [
         Fact("Dataset digest", board["dataset_digest"], code=True),
         Fact("Items digest", board["items_digest"], code=True),
-        *(Fact(name, _setting(value)) for name, value in board["protocol"].items()),
+        *(_protocol_fact(name, value) for name, value in board["protocol"].items()),
     ]
     return Chapter(
         f"board-{board['board'].rpartition(' ')[2]}",
-        f"{_threat(board)}: {_dataset(board)}, {size}",
+        f"{title}: {_dataset(board)}, {size}",
         f"{KINDS[board['kind']].capitalize()}.{few}",
-        tables=tuple(_table(one) for one in boards),
+        tables=tuple(_table(one, is_alone=is_alone) for one in boards),
         facts=tuple(facts),
         filters={
             "dataset": _dataset(board),
@@ -158,44 +159,46 @@ def _chapter(boards: Sequence[Record]) -> Chapter:
     )
 
 
+def _protocol_fact(name: str, value: object) -> Fact:
+    return Fact(name.replace("_", " ").capitalize(), _setting(value))
+
+
 def _setting(value: object) -> str:
-    """A setting of the protocol in words; attacks by their kinds and what is set."""
+    """A setting of the protocol in words: of an attack its kind, then what is set."""
     if isinstance(value, Mapping):
-        return settings_text(value)
+        told = {n: v for n, v in value.items() if v is not None and n != "kind"}
+        words = settings_text(told)
+        return f"{value['kind']} ({words})" if "kind" in value else words
     if isinstance(value, list):
-        return "; ".join(_setting(one) for one in value)
+        return "; ".join(_setting(one) for one in value) or "none"
     return str(value)
 
 
-def _table(board: Record) -> Table:
+def _table(board: Record, *, is_alone: bool) -> Table:
     entries, kind = board["entries"], board["kind"]
     columns = [Column("Rank", "number"), Column("Model"), Column("Accuracy", kind, kind)]
     rows: list[list[Cell]] = [[e["rank"], e["label"], _accuracy(e)] for e in entries]
+    is_attacked, is_clean = kind == "attacked", kind == "measured"
     further: list[tuple[Column, list[Cell]]] = [
-        (Column("Clean", "number", "%"), [_number(e["clean_acc"]) for e in entries]),
+        (Column("Clean", "number", "%"), [not is_clean and e["clean_acc"] for e in entries]),
         (Column("Range"), [_range(e) for e in entries]),
+        (Column("Verdict"), [_flag(e) if is_attacked else "" for e in entries]),
         (Column("Ties with", "note"), [_named(e["ties"]) for e in entries]),
-        (Column("Verdict", "note" if kind == "attacked" else "text"), [_flag(e) for e in entries]),
-        (Column("Votes", "note"), [e["defence"] for e in entries]),
+        (Column("Reasons", "note", "for doubt"), [_reasons(e) for e in entries]),
+        (Column("Votes"), [e["defence"] for e in entries]),
         (Column("Architecture"), [e["architecture"] for e in entries]),
         (Column("Model digest"), [e["model_digest"][:12] for e in entries]),
         (Column("Results"), [", ".join(e["results"]) for e in entries]),
     ]
-    is_clean = str(board["threat"]).startswith(("clean", "smoothed"))
     for column, cells in further:
-        is_told = any(cell not in ("", None) for cell in cells)
-        if is_told and not (column.title == "Clean" and is_clean):
+        if any(cells):
             columns.append(column)
             for row, cell in zip(rows, cells, strict=True):
-                row.append(cell)
-    name = re.sub(r"[^\w.-]+", "-", f"{board['board']}")
-    budget = _budget(board)
-    title = budget[:1].upper() + budget[1:]
-    return Table(name, tuple(columns), tuple(map(tuple, rows)), title=title, sortable=True)
-
-
-def _number(percent: str) -> float | None:
-    return float(percent) if percent else None
+                row.append(cell or "")
+    name = re.sub(r"[^\w.-]+", "-", board["board"])
+    title = "" if is_alone else _budget(board)
+    shown = title[:1].upper() + title[1:]
+    return Table(name, tuple(columns), tuple(map(tuple, rows)), title=shown, sortable=True)
 
 
 def _accuracy(entry: Record) -> Accuracy:
@@ -216,9 +219,11 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _flag(entry: Record) -> Flag:
-    verdict = entry["verdict"]
-    reasons = str(entry["footnote"]).partition(": ")[2] if verdict == "suspect" else ""
-    return Flag(verdict, reasons, is_alarm=verdict == "suspect")
+    return Flag(entry["verdict"], is_alarm=entry["verdict"] == "suspect")
+
+
+def _reasons(entry: Record) -> str:
+    return str(entry["footnote"]).partition(": ")[2]
 
 
 def _left_out(left_out: Sequence[Record]) -> Chapter:

@@ -3,70 +3,33 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from mlflow import MlflowClient
 from scipy.stats import binomtest
 
 from components.evaluate.metrics import read_metrics
-from components.models.checkpoint import save_model
-from components.models.pixels import PixelModel
-from components.models.spec import ModelSpec
 from pipelines import api
 from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracked_steps import steps_of_run
 from tests.e2e.cli import call, mistake_of
-from tests.finished_results import attack_step, certify_step
+from tests.finished_results import (
+    NUM_ITEMS,
+    attack_step,
+    attacked_flow,
+    certificate,
+    certify_step,
+    data_step,
+)
 from tests.refusals import refusal_of
 from tests.small_certificates import (
     COLUMNS_CLAIM,
     GAUSSIAN_CLAIM,
     columns_votes,
     gaussian_votes,
-    write_small_certificate,
 )
 from tests.stored_steps import PRINT, finish, place_of
-
-OPTIONS = {"patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 1}
-NUM_ITEMS = 40
-
-
-def data_step(storage: Storage, flow: str, **changes: object) -> Path:
-    document = {
-        **{"format": "casemate-dataset/1", "channels": 1, "height": 8, "width": 8},
-        **{"source": {"fit": "pad", "resize": None}, "digest": "d" * 64},
-        **changes,
-    }
-    place = place_of(storage, flow, "prepare")
-    finish(place, {"dataset.json": json.dumps(document).encode()})
-    return place.path
-
-
-def model_step(storage: Storage, flow: str, made: Path, seed: int) -> Path:
-    torch.manual_seed(seed)
-    spec = ModelSpec("tiny_vit", 10, 1, 8, (0.5,), (0.5,), options=OPTIONS)
-    save_model(made, PixelModel(spec).eval(), recipe_digest="")
-    place = place_of(storage, flow, "train.main")
-    finish(place, {f"model/{path.name}": path.read_bytes() for path in made.iterdir()})
-    return place.path
-
-
-def attacked_flow(
-    storage: Storage, flow: str, counts: tuple[int, int], *, seed=0, data=None, **attack
-) -> Path:
-    """A flow with a dataset, a model and an attack on it."""
-    made = storage.path.parent / f"made-{flow}"
-    inputs = {
-        "prepare": data_step(storage, flow, **(data or {})),
-        "train.main": model_step(storage, flow, made, seed),
-    }
-    place = place_of(storage, flow, "attack.linf")
-    given = {"num_items": NUM_ITEMS, "inputs": inputs} | attack
-    attack_step(place, {"main": counts}, **given)
-    return storage.path / flow
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +40,6 @@ def storage(tmp_path_factory) -> Storage:
     attacked_flow(found, "b", (38, 12), seed=2)
     attacked_flow(found, "a<b>&c", (38, 30), seed=3, suspect="<i>gradients</i> vanish")
     return found
-
-
-def certificate(folder: Path, evidence=None, claim=None, **changes) -> Path:
-    """A small l2 certificate with other values in its header or settings."""
-    header, rows = evidence or gaussian_votes()
-    header = {**header, **{k: v for k, v in changes.items() if k in header}}
-    settings = {k: v for k, v in changes.items() if k in header["settings"]}
-    header["settings"] = {**header["settings"], **settings}
-    return write_small_certificate(folder, (header, rows), claim or GAUSSIAN_CLAIM)
 
 
 def record_of(found: api.Comparison, figure: str) -> dict:
