@@ -40,10 +40,11 @@ def attack_step(
     label: int = 0,
     num_items: int = 10,
     inputs: Mapping[str, Folder] | None = None,
+    run_id: str = "mlflow-1",
 ) -> None:
     """Some items: (classified correctly, robust) of each model."""
     run = SimpleNamespace(**{n: getattr(FakeRun(), n) for n in ("metrics", "tags", "artifacts")})
-    run.model_results, run.run_id = FakeRun().model_results, "mlflow-1"
+    run.model_results, run.run_id = FakeRun().model_results, run_id
     section = AttackSection.model_validate({"eps": eps, "attacks": list(attacks)})
     listed = attack_list(section.attacks, norm="linf", eps=section.eps)
     place.work.mkdir(parents=True)

@@ -221,13 +221,6 @@ class Content:
     provenance: tuple[Fact, ...] = field(default=())
     verdicts: tuple[AttackVerdict, ...] = field(default=())
 
-    kind: str = "report"  # above the title
-
-    @property
-    def is_interactive(self) -> bool:
-        """Whether tables sort and filter; then the page holds a script."""
-        return any(table.sortable for chapter in self.chapters for table in chapter.tables)
-
     def tables(self) -> tuple[Table, ...]:
         """All tables of the report; names must be unique."""
         found = [self.headline]

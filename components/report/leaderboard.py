@@ -15,8 +15,10 @@ from components.report.content import (
     Flag,
     Table,
 )
+from components.report.page import rendered
 from components.report.wording import settings_text
 
+TEMPLATE = "leaderboard.html.j2"
 MOST_TIES = 4  # that are named in a cell
 Record = Mapping[str, Any]  # a board, or an entry, as `Leaderboard.records` gives them
 
@@ -44,8 +46,13 @@ RULES = (
 )  # fmt: skip
 
 
-def leaderboard_page(document: Record) -> Content:
-    """The page of a leaderboard, from its JSON document."""
+def leaderboard_page(document: Record) -> str:
+    """The page of a leaderboard as HTML, from its JSON document; only its script sorts."""
+    return rendered(TEMPLATE, leaderboard_content(document))
+
+
+def leaderboard_content(document: Record) -> Content:
+    """What the page shows."""
     boards, left_out = document["boards"], document["left_out"]
     entries = [entry for board in boards for entry in board["entries"]]
     models = {entry["model_digest"] for entry in entries}
@@ -64,7 +71,6 @@ def leaderboard_page(document: Record) -> Content:
         tuple(chapters),
         "",
         _provenance(boards),
-        kind="leaderboard",
     )
 
 
@@ -142,7 +148,7 @@ def _chapter(boards: Sequence[Record]) -> Chapter:
     facts = [
         Fact("Dataset digest", board["dataset_digest"], code=True),
         Fact("Items digest", board["items_digest"], code=True),
-        *(_protocol_fact(name, value) for name, value in board["protocol"].items()),
+        *(Fact(n.capitalize(), words) for n, words in protocol_words(board["protocol"]).items()),
     ]
     return Chapter(
         f"board-{board['board'].rpartition(' ')[2]}",
@@ -159,8 +165,9 @@ def _chapter(boards: Sequence[Record]) -> Chapter:
     )
 
 
-def _protocol_fact(name: str, value: object) -> Fact:
-    return Fact(name.replace("_", " ").capitalize(), _setting(value))
+def protocol_words(protocol: Record) -> dict[str, str]:
+    """The settings that results of a board share, in words."""
+    return {name.replace("_", " "): _setting(value) for name, value in protocol.items()}
 
 
 def _setting(value: object) -> str:

@@ -1,6 +1,6 @@
 """Renders content as one self-contained HTML file: no requests, deterministic.
 
-A page without sortable tables has no script; one with them is whole without it, too.
+Pages have no scripts; that of the leaderboard is whole without its own, too.
 """
 
 import base64

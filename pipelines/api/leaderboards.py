@@ -116,8 +116,7 @@ class Leaderboard:
         return {
             "boards": [board.record(with_places=with_places) for board in self.boards],
             "left_out": [
-                {"place": place if with_places else _short(place), "why": why}
-                for place, why in self.left_out
+                one._asdict() if with_places else _without_place(one) for one in self.left_out
             ],
         }
 
@@ -188,6 +187,12 @@ def _nothing(places: str, left_out: Sequence[LeftOut]) -> CasemateError:
         return CasemateError(KEY, places, remedy)
     reasons = "; ".join(f"{_short(place)}: {why}" for place, why in left_out)
     return CasemateError(KEY, places, f"has no result that counts: {reasons}")
+
+
+def _without_place(one: LeftOut) -> dict[str, str]:
+    """A line that names no folder of this machine."""
+    short = _short(one.place)
+    return {"place": short, "why": one.why.replace(one.place, short)}
 
 
 def _short(place: str) -> str:
@@ -324,11 +329,10 @@ def _names(own: BoardResult) -> tuple[str, ...]:
 def _write(found: Leaderboard, path: Path) -> None:
     from components.core.files import atomic, json_text
     from components.report.leaderboard import leaderboard_page
-    from components.report.page import render
 
     if path.suffix == DATA:
         text = json_text(found.records(with_places=False))
     else:
-        text = render(leaderboard_page(found.records(with_places=False)))
+        text = leaderboard_page(found.records(with_places=False))
     with atomic(path) as temporary:
         temporary.write_bytes(text.encode())

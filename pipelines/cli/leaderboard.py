@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from math import ceil, floor
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from pipelines.cli.options import JsonOpt
 commands = typer.Typer()
 COLUMNS = ("rank", "range", "model", "accuracy", "95%", "clean", "ties with", "verdict")
 MOST_TIES = 3  # that a line names
+LONGEST = 150  # characters of a setting
 
 
 @commands.command(
@@ -68,9 +70,13 @@ def _progress(text: str) -> None:
 
 def _show(board: dict[str, Any]) -> None:
     """One board: what its results share, and a line for each."""
+    from components.report.leaderboard import protocol_words
+
     dataset = f"{board['dataset'] or 'dataset'} {board['dataset_digest'][:12]}"
     few = " only: smoke size" if board["small"] else ""
     print(f"{board['board']}: {board['kind']}, {dataset}, {board['num_items']} items{few}")
+    for name, words in protocol_words(board["protocol"]).items():
+        print(f"  {name}: {shorten(words, LONGEST, placeholder=' ...')}")
     rows = [COLUMNS, *(_line(entry) for entry in board["entries"])]
     used = [i for i in range(len(COLUMNS)) if any(row[i] for row in rows[1:])]
     widths = {i: max(len(row[i]) for row in rows) for i in used}

@@ -204,6 +204,46 @@ def test_results_of_the_flow_are_compared(finished_flow, tmp_path):
     assert "other draws declared" in said.err
 
 
+def test_results_of_the_flow_are_ranked(finished_flow, tmp_path):
+    """By the storage and by MLflow's runs; each certificate at every radius, on its own board."""
+    files = [tmp_path / "board.html", tmp_path / "board.json"]
+    given = ("--storage", finished_flow, "--out", files[0], "--out", files[1], "--json")
+    said = call("leaderboard", *given)
+    assert said.code == 0, said.err
+    assert said.json["left_out"] == []
+    tracked = call("leaderboard", "--tracking", f"sqlite:///{finished_flow}/mlflow.db", "--json")
+    assert tracked.json == said.json, tracked.err
+    boards = said.json["boards"]
+    entries = {row: b for b in boards for e in b["entries"] for row in e["results"]}
+    steps = [step_folder(finished_flow, f"certify.{n}") for n in ("l2", "early", "denoised")]
+    assert {f"tiny/{folder.name}" for folder in steps} < set(entries)
+    for folder in steps:
+        summary = read(folder / "certificate.json")["summary"]
+        found = {
+            b["budget"]: e
+            for b in boards
+            for e in b["entries"]
+            if b["threat"] == "certified.l2" and e["results"] == [f"tiny/{folder.name}"]
+        }
+        assert list(found) == ["0.05", "0.1"]
+        for certified in summary["certified"]:
+            share = certified["accuracy"]
+            own = found[f"{certified['radius']:g}"]
+            assert own["accuracy"]["value"] == share["value"]
+            assert 0 <= share["value"] * 100 - float(own["certified_acc"]) < 0.01
+    (robust,) = [b for b in boards if b["threat"] == "robust.linf"]
+    summary = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
+    (entry,) = robust["entries"]
+    assert entry["verdict"] == summary["sanity"]["verdict"]
+    assert (entry["rank"] is None) == (entry["verdict"] == "suspect")
+    assert (robust["dataset"], robust["small"]) == ("digits", True)
+    assert str(finished_flow) not in files[0].read_text() + files[1].read_text()
+    if find_chromium() is not None:
+        seen = visit(files[0], width=390, height=844)
+        assert seen.errors == seen.requests == ()
+        assert seen.scroll_width <= seen.inner_width
+
+
 def flip_one_vote(folder: Path, *, item: str, stream: str) -> None:
     """One vote of the winner goes to another class; header and all else stay."""
     claims = {row["item_id"]: row for row in rows_of(folder / "certificates.parquet")}
