@@ -10,7 +10,6 @@ from pipelines.api.figures import figures_of
 from pipelines.api.found_results import RESULT_STAGES, FoundResult, LeftOut, results_at, survey
 from pipelines.api.item_verdicts import ModelVerdicts, verdicts_of
 
-KEY = "leaderboard"  # in errors
 UNKNOWN_DATASET = "its dataset is unknown: the prepared data are not beside it"
 NAMING = frozenset({"dataset.json", "model/model.json"})  # files with a digest in them
 CLEAN = ("clean", "smoothed.")  # figures without an adversary
