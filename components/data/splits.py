@@ -47,7 +47,10 @@ def assign_splits(
     if not test_only:
         _check_carved(splits, carved, num_items=len(native["train"]), num_classes=len(classes))
     for split, limit in limits.items():
-        splits[split] = stratified_subset(splits[split], limit=limit, stream=split, seed=seed)
+        chosen = stratified_subset(splits[split], limit=limit, stream=split, seed=seed)
+        if split == "train" and not test_only:
+            chosen = _with_every_class(chosen, splits[split], stream=split, seed=seed)
+        splits[split] = chosen
     remedy = "raise data.limits.train" if "train" in limits else "add images of this class"
     if not test_only:
         labels = (entry.label for entry in splits["train"])
@@ -104,6 +107,26 @@ def stratified_subset(
         ranked = _ranked(members, stream=f"data.limit.{stream}", seed=seed)
         chosen += [entry for _, entry in ranked[: counts[label]]]
     return chosen
+
+
+def _with_every_class(
+    chosen: list[Entry], entries: Sequence[Entry], *, stream: str, seed: int
+) -> list[Entry]:
+    """The chosen items with one of each class that got none, instead of some of the largest class.
+
+    A class of 3 among 1,000 gets none of 100 items, and training needs every class. Nothing
+    changes where each class has an item, or where there are more classes than items.
+    """
+    groups, every = _by_class(chosen), _by_class(entries)
+    left = sorted(every.keys() - groups.keys())
+    if len(every) > len(chosen):
+        return chosen
+    for label in left:
+        largest = max(groups, key=lambda other: (len(groups[other]), -other))
+        groups[largest].pop()  # the last one in the order of its hashes
+        ranked = _ranked(every[label], stream=f"data.limit.{stream}", seed=seed)
+        groups[label] = [ranked[0][1]]
+    return [entry for members in groups.values() for entry in members]
 
 
 def _carve(

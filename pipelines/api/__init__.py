@@ -43,6 +43,7 @@ from pipelines.api.runs import (
     steps,
 )
 from pipelines.api.signatures import Signed, sign
+from pipelines.api.starting import StartedRecipe, init
 from pipelines.api.storages import Cleanup, flow_steps, flows, gc
 from pipelines.api.tables import Accuracy
 
@@ -62,6 +63,7 @@ __all__ = [
     "RunResult",
     "Scaling",
     "Signed",
+    "StartedRecipe",
     "TsvFile",
     "analyze",
     "attack",
@@ -78,6 +80,7 @@ __all__ = [
     "gate",
     "gc",
     "get_data",
+    "init",
     "leaderboard",
     "lint",
     "load_certificate",

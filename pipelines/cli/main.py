@@ -29,6 +29,7 @@ from pipelines.cli import manifest as cli_manifest
 from pipelines.cli import models as cli_models
 from pipelines.cli import scaling as cli_scaling
 from pipelines.cli import signing as cli_signing
+from pipelines.cli import starting as cli_starting
 from pipelines.cli import storages as cli_storages
 from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
@@ -285,7 +286,16 @@ def _percent(share: Mapping[str, Any]) -> str:
 
 for group in (
     *(cli_signing, cli_comparing, cli_leaderboard, cli_gate, cli_certify, cli_doctor),
-    *(cli_jobs, cli_manifest, cli_data, cli_models, cli_import, cli_scaling, cli_storages),
+    *(
+        cli_jobs,
+        cli_manifest,
+        cli_starting,
+        cli_data,
+        cli_models,
+        cli_import,
+        cli_scaling,
+        cli_storages,
+    ),
 ):
     app.add_typer(group.commands)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from components.certify.registry import settings_of
-from components.data.sources import find_source
+from components.core.errors import CasemateError
+from components.data.sources import find_source, open_source
 from components.denoising.settings import is_on_disk
 from pipelines.recipe.schema.analyze import STUDIES
 
@@ -132,11 +133,22 @@ def _lacks_files(part: Values) -> bool:
 
 def _limits(data: Values) -> dict[str, int]:
     """Few items, but at least one of every class: a thousand classes need more."""
-    least = 2 * (find_source(data["source"]).num_classes or 0)
+    least = 2 * _num_classes(data)
     wanted = {**LIMITS, "train": max(LIMITS["train"], least)}
     if not data["synthetic"]:
         del wanted["synthetic"]
     return {k: min(v, data["limits"].get(k, v)) for k, v in wanted.items()}
+
+
+def _num_classes(data: Values) -> int:
+    """The classes of a source; of files that are here they are counted."""
+    info = find_source(data["source"]).with_options(data["options"])
+    if info.num_classes or info.by_name or info.path != "needed" or _lacks_files(data):
+        return info.num_classes or 0
+    try:
+        return len(open_source(data["source"], path=data["path"], options=data["options"]).classes)
+    except CasemateError:
+        return 0  # reported when the data are prepared
 
 
 def _shrink_images(values: Values, *, made: bool, before: int | None) -> None:

@@ -93,7 +93,9 @@ def open_parquet(
 def _list_files(path: Place) -> tuple[Place, list[str]]:
     if path.is_file():
         return path.parent, [path.name]
-    places = sorted(below(file, path).as_posix() for file in path.rglob("*.parquet"))
+    prepared = (path / "dataset.json").is_file()  # a step also keeps each file by its content
+    files = path.iterdir() if prepared else path.rglob("*.parquet")
+    places = sorted(below(file, path).as_posix() for file in files if file.suffix == ".parquet")
     if not places:
         remedy = "is neither a Parquet file nor a folder of them"
         raise CasemateError("data.path", path, remedy)
@@ -136,8 +138,13 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[\W\d_]+", name.casefold()) if word]
 
 
+def schema_of(path: Place) -> pa.Schema:
+    """Names and types of a file's columns."""
+    return _opened(path).schema_arrow
+
+
 def _check_columns(path: Place, *, image_column: str, label_column: str) -> None:
-    schema = _opened(path).schema_arrow
+    schema = schema_of(path)
     for key, column in (("image_column", image_column), ("label_column", label_column)):
         if column not in schema.names:
             remedy = f"is not a column of {path}; there are {', '.join(schema.names)}"
