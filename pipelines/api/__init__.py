@@ -33,6 +33,7 @@ from pipelines.api.evaluations import EvaluationReport, evaluate
 from pipelines.api.gates import Check, Gate, figures, gate
 from pipelines.api.leaderboards import Leaderboard, leaderboard
 from pipelines.api.models import load_model
+from pipelines.api.published import ACCELERATOR, published
 from pipelines.api.runs import (
     RunResult,
     estimate,
@@ -48,6 +49,7 @@ from pipelines.api.storages import Cleanup, flow_steps, flows, gc
 from pipelines.api.tables import Accuracy
 
 __all__ = [
+    "ACCELERATOR",
     "Accuracy",
     "AnalysisReport",
     "AttackReport",
@@ -87,6 +89,7 @@ __all__ = [
     "load_model",
     "load_recipe",
     "manifest",
+    "published",
     "recertify",
     "results",
     "run",

@@ -33,6 +33,7 @@ from pipelines.cli import starting as cli_starting
 from pipelines.cli import storages as cli_storages
 from pipelines.cli.claims import read_claim, with_claim_flags
 from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
+from pipelines.cli.published import show_table
 from pipelines.cli.streams import redacted_output
 
 if TYPE_CHECKING:
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
 SHOWN_PROBLEMS = 20  # problems that verify prints
 PATHS = """\
 My model         casemate attack --model DIR --data DIR|SOURCE --eps 8/255
+                 casemate init --data DIR         a first recipe for your images
                  casemate import-weights --help   other people's weights
                  casemate verify CERTIFICATE      check a certificate, no GPU needed
 My cluster       casemate run demo                the whole chain, in minutes, on this machine
                  casemate doctor --address A      is the cluster ready?
                  casemate submit my-recipe.yaml --address URL --storage s3://bucket/runs
-A paper's table  casemate recipes                 every ready recipe, by paper
+A paper's table  casemate recipes --table         every table and figure, with its recipes
                  casemate estimate RECIPE         hours and memory before it starts
                  casemate run RECIPE --smoke      its whole chain, shrunk to seconds
 
@@ -88,9 +90,30 @@ cli_flow.add_commands(
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Recipe to print, resolved.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Recipe to print, resolved; with --table a paper's folder.")
+    ] = None,
     set_: SetOpt = None,
     smoke: SmokeOpt = False,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table", help="All tables and figures of the papers: recipes, cost, status."
+        ),
+    ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|URI", help="With --table: where finished runs are looked for."),
+    ] = None,
+    accelerator: Annotated[
+        str | None, typer.Option(metavar="A", help="With --table: of the costs; default: A100.")
+    ] = None,
+    no_costs: Annotated[
+        bool, typer.Option("--no-costs", help="With --table: seconds instead of a minute.")
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="With --table: as Markdown, for pages.")
+    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")
     ] = False,
@@ -99,6 +122,21 @@ def recipes(
     """List the ready recipes, or print one with every default written out."""
     from pipelines.recipe import load as recipe
 
+    if table:
+        if as_json and markdown:
+            raise CasemateError("--markdown", "", "cannot be combined with --json")
+        _refuse_beside_table({"--set": set_, "--smoke": smoke, "--schema": schema})
+        show_table(
+            name,
+            storage=storage,
+            accelerator=accelerator or api.ACCELERATOR,
+            costs=not no_costs,
+            as_json=as_json,
+            markdown=markdown,
+        )
+        return
+    own = {"--storage": storage, "--accelerator": accelerator}
+    _refuse_without_table({**own, "--no-costs": no_costs, "--markdown": markdown})
     if schema:
         from pipelines.recipe.schema.for_editors import json_schema
 
@@ -115,6 +153,18 @@ def recipes(
         width = max(map(len, rows))
         for key, text in rows.items():
             print(f"{key:<{width}} {text}")
+
+
+def _refuse_beside_table(options: Mapping[str, object]) -> None:
+    for flag, value in options.items():
+        if value:
+            raise CasemateError(flag, "", "does not apply to --table")
+
+
+def _refuse_without_table(options: Mapping[str, object]) -> None:
+    for flag, value in options.items():
+        if value:
+            raise CasemateError(flag, "" if value is True else value, "applies to --table only")
 
 
 @app.command(epilog="Example: casemate lint my-recipe.yaml")

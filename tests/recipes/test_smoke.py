@@ -219,3 +219,13 @@ def test_a_chain_of_changes_keeps_its_beginning():
     assert [change.name for change in small.tune.changes] == ["1", "2", "3"]
     assert small.tune.changes[1].set["model.options"] == smoking.NETWORKS[r"(wide_)?resnet\d"]
     assert small.tune.changes[2].set["train.epochs"] == 2
+
+
+def test_own_images_keep_every_class(tmp_path):
+    """More classes than the usual number of training items of a smoke."""
+    from tests.image_folders import class_folders
+
+    class_folders(tmp_path, {f"c{n:03d}": 1 for n in range(210)}, height=8, width=8)
+    values = {"name": "own", "data": {"source": "folder", "path": str(tmp_path)}}
+    recipe = loads(json.dumps({**values, "train": {}}), source="own", smoke=True)
+    assert recipe.data.limits["train"] == 420

@@ -160,3 +160,25 @@ def test_bad_settings_are_named(changes, key):
     with pytest.raises(CasemateError) as caught:
         assign(listing([10, 10]), 2, **changes)
     assert caught.value.key == key
+
+
+def test_a_limit_leaves_each_class_a_training_item():
+    """3 of 1,003 give no item of 20 by their share; the largest class gives one away."""
+    entries = listing([500, 500, 3], hint="train") + listing([5, 5, 5], hint="test", prefix="t")
+    plain = stratified_subset(entries[:1003], limit=20, stream="train", seed=7)
+    assert {entry.label for entry in plain} == {0, 1}
+    limits = {"train": 20, "test": 2}
+    splits = assign(entries, 3, limits=limits, val_fraction=0.0)
+    counts = Counter(entry.label for entry in splits["train"])
+    assert sum(counts.values()) == 20
+    assert counts[2] == 1
+    kept = {entry.item_id for entry in splits["train"] if entry.label != 2}
+    assert kept < {entry.item_id for entry in plain}
+    assert len(splits["test"]) == 2  # test items are taken by their shares alone
+
+
+def test_a_limit_that_leaves_each_class_an_item_is_unchanged():
+    entries = listing([50, 40, 30])
+    splits = assign(entries, 3, limits={"train": 12}, val_fraction=0.0, test_fraction=0.0)
+    plain = stratified_subset(entries, limit=12, stream="train", seed=7)
+    assert {e.item_id for e in splits["train"]} == {e.item_id for e in plain}
