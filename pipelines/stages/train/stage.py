@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from ray._private.worker import get_dashboard_url
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import RayTrainCallback
 from ray.train.v2.api.config import LoggingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
 from components.core.errors import CasemateError, last_line
@@ -34,7 +34,7 @@ from pipelines.runtime.gauges import shown_at
 from pipelines.runtime.store import Ref
 from pipelines.runtime.waiting import NoRoomError, wait_for_room
 from pipelines.stages.train import results
-from pipelines.stages.train.backend import CheckedTorchConfig
+from pipelines.stages.train.backend import ProcessGroup
 from pipelines.stages.train.failures import MistakesEndTraining, lacked_room, mistake_in
 from pipelines.stages.train.worker import JOB, STOPPED, STORED, TrainJob, train_loop
 
@@ -93,7 +93,7 @@ def _check_network(recipe: Recipe, spec: ModelSpec, model: str) -> None:
         check_shardable(network, objective_of(recipe, model))
 
 
-class FailFastTrainer(TorchTrainer):  # type: ignore[misc]  # Ray has no types
+class FailFastTrainer(DataParallelTrainer):  # type: ignore[misc]  # Ray has no types
     """Ray's trainer that does not retry after a user's mistake, and starts two processes fewer.
 
     The first of these hands out datasets, of which we pass none. The second frees the CPUs of a
@@ -120,7 +120,7 @@ def _trainer(job: TrainJob, cluster: ClusterSection, out: StageDir) -> FailFastT
     return FailFastTrainer(
         train_loop,
         train_loop_config={JOB: job},
-        torch_config=CheckedTorchConfig(backend=process_group_backend(cluster)),
+        backend_config=ProcessGroup(process_group_backend(cluster)),
         scaling_config=ScalingConfig(
             num_workers=cluster.train_workers,
             use_gpu=cluster.gpus_per_train_worker > 0,
