@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 
@@ -43,9 +45,14 @@ def open_mnist5k() -> ArraySource:
 
 def open_digits() -> ArraySource:
     """1,797 digits, 8 x 8, from scikit-learn; 0..16 is spread over 0..255, rounded half up."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    levels = bunch.images.astype(np.int64)
+    rows = np.loadtxt(_sklearn_file("datasets/data/digits.csv.gz"), delimiter=",", dtype=np.int64)
+    levels, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
     images = ((levels * 255 + 8) // 16).astype(np.uint8)[..., None]
-    return ArraySource("digits", DIGITS, images, tuple(int(label) for label in bunch.target))
+    return ArraySource("digits", DIGITS, images, tuple(int(label) for label in labels))
+
+
+def _sklearn_file(name: str) -> Path:
+    """A file of scikit-learn, whose import would cost more than a second for each flow."""
+    package = find_spec("sklearn")
+    assert package and package.origin, "scikit-learn is a dependency"
+    return Path(package.origin).parent / name
