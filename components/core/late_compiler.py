@@ -1,8 +1,9 @@
-"""timm and torchvision without the compiler of torch, until something is compiled.
+"""torch, timm and torchvision without the compiler of torch, until something is compiled.
 
-Two of their modules load `torch._dynamo` (and with it sympy, triton and FSDP) when they are
-imported: a second of processor time and 140 MB in every process with a network. Here the two
-statements are replaced by late ones. If a release changes them, the modules load as they are.
+Modules of timm and torchvision load `torch._dynamo` (and with it sympy, triton and FSDP) when they
+are imported, the first step of an optimiser does, too: a second of processor time and 140 MB in
+every process with a network. Here these statements are replaced by late ones. If a release changes
+them, or torch was imported before, the modules load as they are.
 """
 
 import sys
@@ -11,15 +12,32 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
 LATE = {
+    "torch._compile": (  # around functions that must not be compiled: of optimisers, DDP, timm
+        "                import torch._dynamo\n",
+        "                import sys\n\n"
+        "                if 'torch._dynamo' not in sys.modules:\n"
+        "                    return fn(*args, **kwargs)\n"
+        "                import torch._dynamo\n",
+    ),
+    "torch.optim.optimizer": (  # around steps, which tells the compiler where a graph ends
+        "        import torch._dynamo\n\n        self = cast(Optimizer, args[0])",
+        "        import sys\n\n"
+        "        import torch\n\n"
+        "        if 'torch._dynamo' not in sys.modules:\n"
+        "            with torch.set_grad_enabled(args[0].defaults['differentiable']):\n"
+        "                return func(*args, **kwargs)\n"
+        "        import torch._dynamo\n\n        self = cast(Optimizer, args[0])",
+    ),
     "torchvision.ops.roi_align": (
         "from torch._dynamo.utils import is_compile_supported\n",
         "def is_compile_supported(device_type):\n"
         "    from torch._dynamo import utils\n\n"
         "    return utils.is_compile_supported(device_type)\n",
     ),
+    "torchvision.tv_tensors": ("@torch.compiler.disable\n", "@torch._disable_dynamo\n"),
     "timm.layers.typing": (
         'getattr(getattr(torch, "compiler", None), "disable", None) or nullwrap',
-        "torch._disable_dynamo",  # the same decorator, which loads the compiler at the first call
+        "torch._disable_dynamo",  # the same decorator, late
     ),
 }
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
-from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 from components.core.settings import values_of
@@ -32,12 +32,16 @@ def make_optimizer(model: PixelModel, train: TrainSettings) -> torch.optim.Optim
 
 
 def _decay_groups(model: PixelModel, weight_decay: float) -> list[dict[str, Any]]:
-    exempt: set[str] = getattr(model.net, "no_weight_decay", set)()
-    names = [f"net.{name}" for name in exempt]
-    groups: list[dict[str, Any]] = param_groups_weight_decay(
-        model, weight_decay, no_weight_decay_list=names
-    )
-    return groups
+    """The groups of timm's `param_groups_weight_decay`; importing it loads torch's compiler."""
+    exempt = [f"net.{name}" for name in getattr(model.net, "no_weight_decay", set)()]
+    groups: dict[float, list[nn.Parameter]] = {0.0: [], weight_decay: []}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            flat = weight.ndim <= 1 or name.endswith(".bias")
+            kept = flat or any(fnmatch(name, pattern) for pattern in exempt)
+            groups[0.0 if kept else weight_decay].append(weight)
+    found = ((weights, decay) for decay, weights in groups.items() if weights)
+    return [{"params": weights, "weight_decay": decay} for weights, decay in found]
 
 
 class Updater:

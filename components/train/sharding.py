@@ -5,17 +5,17 @@ There is no separate bare model: attacks also run on the sharded one, and all wo
 same passes in the same order. Objectives and networks that cannot guarantee this are rejected.
 Checkpoints, validated and final models are whole, so a training may resume with another number of
 workers, or without sharding.
+
+torch's modules for sharding load its compiler, a second for every worker: only `shard` does that.
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from timm.models.beit import Beit
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from components.core.errors import CasemateError
 from components.models.pixels import PixelModel
@@ -29,6 +29,9 @@ def shard(model: PixelModel) -> PixelModel:
     All parts free their weights after a forward pass. By default the outermost one does not, and
     a frozen attack pass without gradients would then leave frozen copies for the training pass.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(model.mean.device.type, (distributed.get_world_size(),))
     for block in reversed(_blocks(model)):  # inner ones first
         fully_shard(block, mesh=mesh, reshard_after_forward=True)
@@ -43,7 +46,14 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    return isinstance(model, FSDPModule)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a tensor is sharded."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(value, tensors.DTensor)
 
 
 def check_shardable(model: PixelModel, objective: Objective) -> None:
@@ -71,14 +81,14 @@ def whole(state: Mapping[Any, Any]) -> dict[Any, Any]:
 def _whole(value: Any) -> Any:
     if isinstance(value, Mapping):
         return whole(value)
-    if not isinstance(value, DTensor):
+    if not _is_part(value):
         return value
     full = _gathered(value)
     return full.cpu() if distributed.get_rank() == 0 else full.new_empty(0)
 
 
 def _gathered(value: Any) -> Any:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return value.full_tensor() if _is_part(value) else value
 
 
 def unsharded(model: PixelModel) -> PixelModel:
@@ -111,9 +121,11 @@ def optimizer_parts(state: Mapping[str, Any], optimizer: torch.optim.Optimizer) 
     return {**state, "state": parts}
 
 
-def _part_of(value: Any, like: Tensor) -> Any:
+def _part_of(value: Any, like: Any) -> Any:
     """`value`, whole on every worker, sharded like a tensor of its shape."""
-    if not isinstance(like, DTensor) or value.shape != like.shape:
+    if not _is_part(like) or value.shape != like.shape:
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     local = value.to(like.device)
     return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)

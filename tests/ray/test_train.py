@@ -110,7 +110,7 @@ def test_a_training_starts_without_companions(ray_session, monkeypatch):
         started.update(settings)
         return type("Result", (), {"error": None})
 
-    monkeypatch.setattr(train.TorchTrainer, "_initialize_and_run_controller", start)
+    monkeypatch.setattr(train.DataParallelTrainer, "_initialize_and_run_controller", start)
     train.FailFastTrainer(lambda: None).fit()
     assert started["callbacks"]
     companions = DatasetsCallback | PlacementGroupCleanerCallback

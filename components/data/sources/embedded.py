@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,4 @@ def open_digits() -> ArraySource:
 
 def _sklearn_file(name: str) -> Path:
     """A file of scikit-learn, whose import would cost more than a second for each flow."""
-    package = find_spec("sklearn")
-    assert package and package.origin, "scikit-learn is a dependency"
-    return Path(package.origin).parent / name
+    return Path(distribution("scikit-learn").locate_file(f"sklearn/{name}"))

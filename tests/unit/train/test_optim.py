@@ -46,6 +46,22 @@ def test_adamw_moves_by_the_rate_and_decays_apart_from_it(toy_spec):
     assert torch.allclose(model.net.head.bias, bias - 0.01, atol=1e-6)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+@pytest.mark.parametrize("exempt", [{"cls_token", "pos_embed"}, {"blocks.0.*"}])
+def test_groups_of_weights_are_those_of_timm(toy_spec, weight_decay, exempt):
+    from timm.optim import param_groups_weight_decay
+
+    model = initial_model(toy_spec, seed=0)
+    model.net.no_weight_decay = lambda: exempt
+    model.net.head.bias.requires_grad = False
+    names = [f"net.{name}" for name in exempt]
+    expected = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=names)
+    optimizer = make_optimizer(model, TrainSettings(weight_decay=weight_decay))
+    for group, other in zip(optimizer.param_groups, expected, strict=True):
+        assert group["weight_decay"] == other["weight_decay"]
+        assert list(map(id, group["params"])) == list(map(id, other["params"]))
+
+
 @pytest.mark.parametrize(("clip", "expected"), [(None, 3.0), (1e9, 3.0), (0.5, None)])
 def test_clipping_bounds_the_norm_of_the_whole_gradient(toy_spec, clip, expected):
     model = initial_model(toy_spec, seed=0)
