@@ -53,4 +53,4 @@ def open_digits() -> ArraySource:
 
 def _sklearn_file(name: str) -> Path:
     """A file of scikit-learn, whose import would cost more than a second for each flow."""
-    return Path(distribution("scikit-learn").locate_file(f"sklearn/{name}"))
+    return Path(str(distribution("scikit-learn").locate_file(f"sklearn/{name}")))
