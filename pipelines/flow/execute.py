@@ -16,9 +16,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.core.folders import Folder
 from components.core.problems import named
 from components.core.user_code import digests
+from pipelines.flow import told
 from pipelines.flow.plan import PlannedStep
 from pipelines.flow.sharing import announce
 from pipelines.recipe.gpus import unused_gpus
@@ -34,10 +34,17 @@ from pipelines.runtime.cluster import (
 from pipelines.runtime.devices import total_gpus
 from pipelines.runtime.forwarding import in_job
 from pipelines.runtime.locks import Lock
+from pipelines.runtime.run_origin import origin_tags
 from pipelines.runtime.shards import release_workers
 from pipelines.runtime.step_locks import in_turn
 from pipelines.runtime.storage import SCRATCH, Storage
-from pipelines.runtime.tracking_uri import FOLDER_TAG, flow_outbox, tracking_uri
+from pipelines.runtime.tracking_uri import (
+    FOLDER_TAG,
+    begin_flow,
+    end_flow,
+    flow_outbox,
+    tracking_uri,
+)
 from pipelines.stages.registry import DATASET, STAGES
 
 if TYPE_CHECKING:
@@ -65,7 +72,7 @@ def execute(
         check_joinable(place)  # before a tracking store is made for a flow that cannot start
     tracking_uri(recipe.tracking, root)  # refused before Ray starts, if there is none
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(_check_and_track, recipe, root)
+        loading = pool.submit(_check_and_track, recipe, root, flow)
         own_code = digests(recipe.resolved())
         with (
             ray_cluster(recipe.cluster, address=address, user_code=own_code),
@@ -81,6 +88,7 @@ def execute(
             if notice := unused_gpus(recipe, total_gpus(), stages={p.step.stage for p in todo}):
                 progress.say(str(notice))
             _run_all(_Runner(recipe, tracker, parent, inputs, held), todo)
+            end_flow(root.path / recipe.name, flow)
 
 
 def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
@@ -88,6 +96,7 @@ def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
     try:
         for _, batch in groupby(todo, key=lambda p: (p.step.stage, p.step.waits)):
             runner.run_stage(list(batch))
+            told.tell(runner.parent, runner.recipe, list(runner.steps.values()))
     except BaseException as error:
         runner.parent.finish(_status(error))
         if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -103,13 +112,26 @@ def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
         runner.parent.complete()
 
 
-def complete_flow(recipe: Recipe, root: Storage, flow: str, unsent: Sequence[Path]) -> None:
-    """End the MLflow run of a flow whose steps are finished, if the server was away at the end."""
+def complete_flow(
+    recipe: Recipe,
+    root: Storage,
+    flow: str,
+    unsent: Sequence[Path],
+    *,
+    steps: Sequence[PlannedStep],
+) -> None:
+    """End the MLflow run of a flow whose steps are finished.
+
+    The server was away at the end, or the process was killed there.
+    """
     from pipelines.runtime.tracking import Tracker
 
-    with closing(Tracker(recipe.tracking, storage=root)) as tracker:
+    with closing(Tracker(recipe.tracking, storage=root, recipe=recipe.name, flow=flow)) as tracker:
         for outbox in unsent:
-            _flow_run(tracker, recipe, root, flow, outbox).complete()
+            run = _flow_run(tracker, recipe, root, flow, outbox)
+            told.tell(run, recipe, steps)
+            run.complete()
+    end_flow(root.path / recipe.name, flow)
 
 
 def _flow_run(
@@ -117,10 +139,14 @@ def _flow_run(
 ) -> "StepRun":
     # Stages that run side by side share this run.
     with in_turn(root.store, f"{recipe.name}/{TRACKING}"):
-        return tracker.flow_run(recipe.name, flow, recipe.resolved(), outbox=outbox)
+        begin_flow(outbox)
+        run = tracker.flow_run(recipe.name, flow, outbox=outbox)
+    run.origin(origin_tags(recipe.name, recipe.source))
+    told.begin(run, recipe)
+    return run
 
 
-def _check_and_track(recipe: Recipe, root: Storage) -> "Tracker":
+def _check_and_track(recipe: Recipe, root: Storage, flow: str) -> "Tracker":
     """Refuse impossible settings before anything is trained or tracked."""
     from pipelines.recipe.check import check
     from pipelines.runtime.tracking import Tracker
@@ -129,7 +155,9 @@ def _check_and_track(recipe: Recipe, root: Storage) -> "Tracker":
     # A stage that was submitted follows others: the address is right, the server may be away.
     patience = recipe.tracking.max_outage if in_job() else 0
     with in_turn(root.store, f"{recipe.name}/{TRACKING}"):
-        return Tracker(recipe.tracking, storage=root, patience=patience)
+        return Tracker(
+            recipe.tracking, storage=root, recipe=recipe.name, flow=flow, patience=patience
+        )
 
 
 def _status(error: BaseException) -> str:
@@ -228,15 +256,16 @@ class _Runner:
         out = StageDir(work, step.name, planned.fingerprint, run, inputs, planned.place)
         stage = STAGES[step.stage]
         try:
-            run.params({step.stage: step.identity})
+            run.params(told.step_parameters(stage, step.identity))
             run.tags({FOLDER_TAG: planned.place.name})
+            run.origin(origin_tags(self.recipe.name, self.recipe.source))
             if DATASET in inputs:
-                self._log_dataset(run, stage.context, inputs[DATASET])
+                told.tell_dataset(run, self.recipe, inputs[DATASET], context=stage.context)
             with named(self.recipe.source, Recipe.model_fields):
                 stage.load().run(self.recipe, inputs, out)
             run.artifacts(*(work / name for name in stage.logged))
             if DATASET not in inputs:
-                self._log_dataset(run, stage.context, work)
+                told.tell_dataset(run, self.recipe, work, context=stage.context)
             run.complete()  # before the manifest: a finished step is complete in MLflow
             lock = self.held[planned.place.key]
             lock.check()
@@ -248,19 +277,6 @@ class _Runner:
         finally:
             self.active.pop(step.name, None)
         progress.say(f"{step.name:<16} {time.monotonic() - began:6.1f} s     {planned.place.name}")
-
-    def _log_dataset(self, run: "StepRun", context: str, prepared: Folder) -> None:
-        """Tie the run to the prepared images by their digest."""
-        from components.data.prepared import PreparedDataset
-
-        dataset = PreparedDataset.open(prepared)
-        run.dataset(
-            name=self.recipe.data.source,
-            digest=dataset.digest,
-            source=str(prepared),
-            context=context,
-            profile={"splits": dataset.splits, "classes": len(dataset.classes)},
-        )
 
 
 @contextmanager

@@ -68,7 +68,7 @@ def run_flow(
             elif unsent := flow_outboxes(root.path / recipe.name, flow):
                 from pipelines.flow.execute import complete_flow
 
-                complete_flow(recipe, root, flow, unsent)
+                complete_flow(recipe, root, flow, unsent, steps=everything)
         return steps
 
 

@@ -21,3 +21,13 @@ def summary(steps: Sequence[PlannedStep]) -> list[Headline]:
 def folder_of(steps: Sequence[PlannedStep], name: str) -> Folder | None:
     """The folder of a finished step."""
     return next((s.shown() for s in steps if s.name == name and s.finished), None)
+
+
+def metrics(finished: Sequence[PlannedStep]) -> dict[str, float]:
+    """The most important metrics of finished steps, named as in the runs of the steps."""
+    values: dict[str, float] = {}
+    for stage in STAGES.values():
+        own = {s.step.part: s.contents() for s in finished if s.step.stage == stage.name}
+        if own and stage.metrics:
+            values |= stage.steps().metrics(own)
+    return values

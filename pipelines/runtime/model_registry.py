@@ -85,8 +85,15 @@ class Registry:
         return str(model.model_id)
 
     def _logged(self, run_id: str) -> list[LoggedModel]:
+        """The models of a run; a shared one is in the experiment of the recipe that trained it."""
+        try:
+            experiment = self.client.get_run(run_id).info.experiment_id
+        except MlflowException as error:
+            if error.error_code == MISSING:  # in another store, or deleted
+                return []
+            raise
         terms = f"source_run_id = '{run_id}'"
-        return list(self.client.search_logged_models([self.experiment_id], terms))
+        return list(self.client.search_logged_models([experiment], terms))
 
     def _delete_unfinished(self, run_id: str) -> None:
         """Delete what an interrupted try has left."""
@@ -100,7 +107,7 @@ class Registry:
         """A new version under a name that may not exist yet; a failure leaves no empty name."""
         name = content["name"]
         for attempt in range(1, TRIES + 1):
-            is_new = self._create_name(name)
+            is_new = self._create_name(name, content.get("about", ""))
             try:
                 return self.client.create_model_version(
                     name,
@@ -119,9 +126,9 @@ class Registry:
                 raise
         raise AssertionError("unreachable")
 
-    def _create_name(self, name: str) -> bool:
+    def _create_name(self, name: str, about: str) -> bool:
         try:
-            self.client.create_registered_model(name)
+            self.client.create_registered_model(name, description=about)
         except MlflowException as error:
             if error.error_code != EXISTS:
                 raise

@@ -10,12 +10,17 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from components.core.digests import digest_bytes
 from pipelines.runtime.model_registry import STATUS_TAG, Registry
 from pipelines.runtime.outbox import Message
 from pipelines.runtime.tracking_errors import MISSING
 
 SUPERSEDED_TAG = "casemate.superseded"
 PARAM_LENGTH = 6000
+NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the description of a run
+OWN_NOTE = "casemate.note_digest"  # of the description that we wrote: a user may write another
+DESCRIBED = "Casemate: "  # how the description of a version begins at first
+NOTE_LENGTH, DESCRIPTION_LENGTH = 8000, 5000  # most that MLflow's databases hold
 AT_ONCE = 100  # parameters per request
 
 
@@ -55,6 +60,39 @@ class RunWriter:
     def _write_tags(self, run_id: str, message: Message) -> None:
         tags = [RunTag(key, value) for key, value in message["values"].items()]
         self.client.log_batch(run_id, tags=tags)
+
+    def _write_note(self, run_id: str, message: Message) -> None:
+        """The description of the run, unless a user has written another."""
+        known, text = self.client.get_run(run_id).data.tags, _cut(message["text"], NOTE_LENGTH)
+        if _is_ours(known.get(NOTE_TAG, ""), known.get(OWN_NOTE)):
+            tags = [RunTag(NOTE_TAG, text), RunTag(OWN_NOTE, _digest(text))]
+            self.client.log_batch(run_id, tags=tags)
+
+    def _write_description(self, _: str, message: Message) -> None:
+        """The description of the version that a run has registered, unless a user changed it."""
+        version = self.registry.version_of(message["registered_by"])
+        if version is None:
+            return
+        text, own = _cut(message["text"], DESCRIPTION_LENGTH), version.tags.get(OWN_NOTE)
+        if _is_ours(version.description or "", own):
+            self.client.update_model_version(version.name, version.version, text)
+            self.client.set_model_version_tag(
+                version.name, version.version, OWN_NOTE, _digest(text)
+            )
+
+    def _write_results(self, run_id: str, message: Message) -> None:
+        """Log the metrics whose last value is another one."""
+        known = self.client.get_run(run_id).data.metrics
+        fresh = [
+            Metric(key, value, message["timestamp"], 0)
+            for key, value in message["values"].items()
+            if known.get(key) != value
+        ]
+        if fresh:
+            self.client.log_batch(run_id, metrics=fresh)
+
+    def _write_text(self, run_id: str, message: Message) -> None:
+        self.client.log_text(run_id, message["text"], message["name"])
 
     def _write_metrics(self, run_id: str, message: Message) -> None:
         """Log the metrics that the store does not have for this step, in one call."""
@@ -151,6 +189,22 @@ class RunWriter:
 
     def _write_finish(self, run_id: str, message: Message) -> None:
         self.client.set_terminated(run_id, message["status"])
+
+
+def _is_ours(text: str, digest: str | None) -> bool:
+    """Whether a description may be replaced: there is none, or it is as we wrote it."""
+    return not text or text.startswith(DESCRIBED) or digest == _digest(text)
+
+
+def _digest(text: str) -> str:
+    return digest_bytes(text.encode())
+
+
+def _cut(text: str, length: int) -> str:
+    """The text, or as many whole lines of it as fit."""
+    if len(text) <= length:
+        return text
+    return text[: text.rindex("\n", 0, length - 2)] + "\n…"
 
 
 def _summed_up(tags: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from components.core.errors import CasemateError, first_line
 from pipelines.recipe.credentials import TRACKING
+from pipelines.runtime.moved_artifacts import place_now
 from pipelines.runtime.outbox import UnavailableError
 from pipelines.runtime.run_writer import SUPERSEDED_TAG, having
 from pipelines.runtime.tracking import FLOW_TAG  # before mlflow: silences it
@@ -122,11 +123,8 @@ def _steps(client: "MlflowClient", run_id: str, uri: str) -> list[TrackedStep]:
 
 
 def _storage(run: "Run", uri: str) -> str:
-    """The storage above the artifacts of a run; beside the database, if both have moved."""
-    before, artifacts, _ = str(run.info.artifact_uri).partition(f"/{ARTIFACTS}/")
+    """The storage above the artifacts of a run; beside the database, if both were copied."""
+    before, artifacts, _ = place_now(str(run.info.artifact_uri), uri).partition(f"/{ARTIFACTS}/")
     if not artifacts:
         return ""
-    path = unquote(urlsplit(before).path) if before.startswith("file:") else before
-    if not before.startswith("file:") or Path(path).is_dir():
-        return path
-    return str(Path(uri.removeprefix(SQLITE)).parent) if uri.startswith(SQLITE) else ""
+    return unquote(urlsplit(before).path) if before.startswith("file:") else before

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,17 @@ from components.core.errors import CasemateError, first_line
 from components.core.secrets import redact, redacted
 from pipelines.recipe.credentials import TRACKING
 from pipelines.recipe.schema.place import TrackingSection
+from pipelines.runtime import moved_artifacts
 from pipelines.runtime.model_registry import Registry, default_store
 from pipelines.runtime.outbox import Connection, Message, Outbox, UnavailableError
 from pipelines.runtime.progress import say
-from pipelines.runtime.run_writer import SUPERSEDED_TAG, RunWriter, find_or_create, having
+from pipelines.runtime.run_writer import (
+    DESCRIBED,
+    SUPERSEDED_TAG,
+    RunWriter,
+    find_or_create,
+    having,
+)
 from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_errors import EXISTS, sorted_errors
 from pipelines.runtime.tracking_uri import (
@@ -50,8 +57,12 @@ from pipelines.runtime.tracking_uri import (
 
 FLOW_TAG, STEP_TAG, PRINT_TAG = "casemate.flow", "casemate.step", "casemate.fingerprint"
 STORAGE_TAG = "casemate.storage"  # in a shared store the same recipe may run into two storages
+EXPERIMENT = "casemate"  # of version 0.1, for all recipes; of runs without a recipe
+KIND = {"mlflow.experimentKind": "custom_model_development"}  # the training view, not the GenAI one
 FIRST_CONTACT_SECONDS = 5.0  # at the start of a flow: a wrong address should show at once
 OUTBOX = "outbox.jsonl"
+
+moved_artifacts.register()
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -72,6 +83,7 @@ class StepRun:
     run_id: str
     outbox: Outbox
     child_of_run: Message | None = None  # name and tags of a nested run; None: the run itself
+    inherited: list[Message] = field(default_factory=list)  # what its nested runs get, too
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters that the run does not have yet."""
@@ -79,6 +91,10 @@ class StepRun:
 
     def tags(self, values: Mapping[str, object]) -> None:
         self._put("tags", values={key: redact(str(value)) for key, value in values.items()})
+
+    def origin(self, values: Mapping[str, str]) -> None:
+        """Tags of this run and of those nested in it: recipe, user, code, dataset."""
+        self._inherit("tags", values={key: redact(value) for key, value in values.items()})
 
     def metrics(
         self, values: Mapping[str, float | None], *, step: int = 0, trained_in: str | None = None
@@ -89,6 +105,23 @@ class StepRun:
             now = get_current_time_millis()
             self._put("metrics", values=found, step=step, timestamp=now, trained_in=trained_in)
 
+    def results(self, values: Mapping[str, float]) -> None:
+        """Metrics of a whole flow: one that has changed since, after `--force`, is told again."""
+        if values:
+            self._put("results", values=dict(values), timestamp=get_current_time_millis())
+
+    def note(self, text: str) -> None:
+        """The description of the run, unless a user has written another."""
+        self._put("note", text=redact(text))
+
+    def describe_model(self, registered_by: str, text: str) -> None:
+        """The description of the version that a run has registered, unless a user changed it."""
+        self._put("description", registered_by=registered_by, text=redact(text))
+
+    def text(self, name: str, text: str) -> None:
+        """A small text file as an artifact."""
+        self._put("text", name=name, text=text)
+
     def artifacts(self, *paths: Path, folder: str | None = None) -> None:
         if paths:
             self._put("artifacts", paths=[str(path) for path in paths], folder=folder)
@@ -96,8 +129,11 @@ class StepRun:
     def dataset(
         self, *, name: str, digest: str, source: str, context: str, profile: Mapping[str, Any]
     ) -> None:
-        """A dataset input of this run: its digest ties the run to the prepared images."""
-        self._put(
+        """A dataset input of this run and of those nested in it.
+
+        Its digest ties them to the prepared images.
+        """
+        self._inherit(
             "dataset",
             name=name,
             digest=digest[:36],
@@ -121,10 +157,21 @@ class StepRun:
             self._put("description", trained_in=trained_in, text=redact(text))
 
     def register_model(
-        self, folder: Path, *, name: str, alias: str, step: int, metadata: Mapping[str, Any]
+        self,
+        folder: Path,
+        *,
+        name: str,
+        alias: str,
+        step: int,
+        metadata: Mapping[str, Any],
+        about: str = "",
     ) -> None:
-        """Log the model of a folder for serving, its files beside it; register it."""
-        self._register("classifier", name, alias, metadata, folder=str(folder), step=step)
+        """Log the model of a folder for serving, its files beside it; register it.
+
+        `about` describes every version of the name.
+        """
+        content = {"folder": str(folder), "step": step, "about": about}
+        self._register("classifier", name, alias, metadata, None, **content)
 
     def register_smoothed(
         self,
@@ -136,6 +183,7 @@ class StepRun:
         settings: Mapping[str, Any],
         metadata: Mapping[str, Any],
         tags: Mapping[str, str] | None = None,
+        about: str = "",
     ) -> None:
         """Log a smoothed classifier that predicts with a radius; register it.
 
@@ -147,6 +195,7 @@ class StepRun:
             alias,
             metadata,
             tags,
+            about=about,
             classifier=str(classifier),
             denoiser=str(denoiser) if denoiser else None,
             settings=dict(settings),
@@ -161,14 +210,17 @@ class StepRun:
         tags: Mapping[str, str] | None = None,
         **content: Any,
     ) -> None:
-        about = ", ".join(f"{key} {value}" for key, value in metadata.items())
-        described = {"name": name, "alias": alias, "description": f"Casemate: {about}"}
+        made_of = ", ".join(f"{key} {value}" for key, value in metadata.items())
+        described = {"name": name, "alias": alias, "description": f"{DESCRIBED}{made_of}"}
         own = {"metadata": dict(metadata), "tags": dict(tags or {})}
         self._put(kind, **described, **own, **content)
 
     def child(self, name: str, tags: Mapping[str, str]) -> "StepRun":
         """A nested run below this one, found again by its tags after a restart."""
-        return StepRun(self.run_id, self.outbox, {"name": name, "tags": dict(tags)})
+        run = StepRun(self.run_id, self.outbox, {"name": name, "tags": dict(tags)})
+        for message in self.inherited:
+            run._put(**message)
+        return run
 
     def finish(self, status: str = "FINISHED") -> None:
         """End the run; does not wait for a server that is away."""
@@ -180,15 +232,28 @@ class StepRun:
         self.finish()
         self.outbox.drain()
 
+    def _inherit(self, kind: str, **content: Any) -> None:
+        self.inherited.append({"kind": kind, **content})
+        self._put(kind, **content)
+
     def _put(self, kind: str, **content: Any) -> None:
         self.outbox.put({"kind": kind, "child": self.child_of_run, **content})
 
 
 class Tracker:
-    """A connected store and one experiment in it."""
+    """A connected store and the experiment of a recipe in it.
+
+    A flow that version 0.1 began goes on in the experiment that all recipes shared.
+    """
 
     def __init__(
-        self, section: TrackingSection, *, storage: Storage, patience: float = 0.0
+        self,
+        section: TrackingSection,
+        *,
+        storage: Storage,
+        recipe: str | None = None,
+        flow: str | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.uri = tracking_uri(section, storage)
         _silence()
@@ -198,8 +263,12 @@ class Tracker:
         self.stack = ExitStack()
         place = self.stack.enter_context(credentials_in_environment(self.uri))
         self.connection = Connection(redact(self.uri), max_outage=section.max_outage, say=say)
+        is_shared = self.uri != default_uri(storage)
+        self.owner = {STORAGE_TAG: storage_id(storage)} if is_shared else {}
+        name = section.experiment or recipe or EXPERIMENT
+        earlier = flow if section.experiment is None else None
         try:
-            self.experiment_id = self._first_contact(place, section, location, patience)
+            self._first_contact(place, patience, lambda: self._enter(name, earlier, location))
         except BaseException as error:
             self.close()
             if isinstance(error, CasemateError) or not isinstance(error, Exception):
@@ -207,20 +276,16 @@ class Tracker:
             remedy = f"cannot be used: {first_line(error)}"
             raise CasemateError(TRACKING, self.uri, remedy) from error
         self.registry = Registry(self.client, place, self.experiment_id)
-        is_shared = self.uri != default_uri(storage)
-        self.owner = {STORAGE_TAG: storage_id(storage)} if is_shared else {}
 
-    def _first_contact(
-        self, place: str, section: TrackingSection, location: str | None, patience: float
-    ) -> str:
-        """The experiment's id; a server that is away at the start is an error after `patience`."""
+    def _first_contact(self, place: str, patience: float, enter: Callable[[], None]) -> None:
+        """Connect; a server that is away at the start is an error after `patience`."""
         deadline = time.monotonic() + max(patience, FIRST_CONTACT_SECONDS)
         while True:
             try:
                 with sorted_errors(self.uri), default_store(place):
                     check_port(self.uri)  # MLflow itself tries a database for minutes
                     self.client = MlflowClient(place)
-                return self._experiment(section.experiment, location)
+                return enter()
             except UnavailableError as error:
                 if time.monotonic() > deadline:
                     what = "MLflow server" if is_server(self.uri) else "database"
@@ -232,14 +297,10 @@ class Tracker:
         """Take the credentials out of the environment."""
         self.stack.close()
 
-    def flow_run(
-        self, name: str, fingerprint: str, resolved: Mapping[str, object], *, outbox: Path
-    ) -> StepRun:
+    def flow_run(self, name: str, fingerprint: str, *, outbox: Path) -> StepRun:
         """The parent run of the flow of a recipe: same recipe and inputs, same run."""
         identity, extra = {FLOW_TAG: fingerprint, **self.owner}, {RECIPE_TAG: name}
-        run = self._open(name, identity, extra, outbox)
-        run.params(resolved)
-        return run
+        return self._open(name, identity, extra, outbox)
 
     def step_run(self, parent: StepRun, step: str, fingerprint: str, *, folder: Path) -> StepRun:
         """The child run of a step, continued if it was interrupted."""
@@ -251,7 +312,9 @@ class Tracker:
         identity = {STEP_TAG: step, PRINT_TAG: fingerprint, **self.owner}
 
         def mark() -> None:
-            for run in self.client.search_runs([self.experiment_id], having(identity)):
+            shared = self.client.get_experiment_by_name(EXPERIMENT)
+            places = {self.experiment_id, *([shared.experiment_id] if shared else [])}
+            for run in self.client.search_runs(sorted(places), having(identity)):
                 self.client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
 
         self._wait_for(mark)
@@ -284,21 +347,38 @@ class Tracker:
 
         return self.connection.wait_for(call)
 
+    def _enter(self, name: str, flow: str | None, location: str | None) -> None:
+        """Find or make the experiment; that of an earlier version if it has this flow."""
+        self.experiment_id = (flow and self._earlier(flow)) or self._experiment(name, location)
+
+    def _earlier(self, flow: str) -> str | None:
+        """The experiment of version 0.1, if this flow began there."""
+        with sorted_errors(self.uri):
+            found = self.client.get_experiment_by_name(EXPERIMENT)
+            if found is None or found.lifecycle_stage != "active":
+                return None
+            began = having({FLOW_TAG: flow, **self.owner})
+            runs = self.client.search_runs([found.experiment_id], began, max_results=1)
+        return str(found.experiment_id) if runs else None
+
     def _experiment(self, name: str, location: str | None) -> str:
         """The experiment of this name; two flows may create it at the same time."""
         with sorted_errors(self.uri):
             found = self.client.get_experiment_by_name(name)
             if found is None:
                 try:
-                    return str(self.client.create_experiment(name, artifact_location=location))
+                    return str(self.client.create_experiment(name, location, tags=KIND))
                 except MlflowException as error:
                     if error.error_code != EXISTS:
                         raise
                 found = self.client.get_experiment_by_name(name)
-        if found is None or found.lifecycle_stage != "active":
-            remedy = "was deleted in MLflow; restore it there or name another"
-            raise CasemateError("tracking.experiment", name, remedy)
-        return str(found.experiment_id)
+            if found is None or found.lifecycle_stage != "active":
+                remedy = "was deleted in MLflow; restore it there or name another"
+                raise CasemateError("tracking.experiment", name, remedy)
+            for key, value in KIND.items():
+                if key not in found.tags:  # a user may have chosen another view
+                    self.client.set_experiment_tag(found.experiment_id, key, value)
+            return str(found.experiment_id)
 
 
 def _silence() -> None:

@@ -21,6 +21,7 @@ from pipelines.runtime.storage import Storage
 URI_ENV = "MLFLOW_TRACKING_URI"
 ARTIFACTS, STORAGE_ID = "mlartifacts", "storage-id"  # keys in a storage
 SQLITE = "sqlite:///"
+OPEN = ".open"  # file beside an outbox: the run of its flow is not complete
 RECIPE_TAG, FOLDER_TAG = "casemate.recipe", "casemate.folder"  # of flows, and of steps
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to install
@@ -105,8 +106,21 @@ def flow_outbox(folder: Path, fingerprint: str, first_step: str) -> Path:
 
 
 def flow_outboxes(folder: Path, fingerprint: str) -> list[Path]:
-    """Files with messages of a flow's own run that were never sent."""
-    return sorted((folder / ".outbox").glob(f"{fingerprint[:12]}-*.jsonl"))
+    """Where messages of a flow's own run wait, or may never have been put: the flow was killed."""
+    found = (folder / ".outbox").glob(f"{fingerprint[:12]}-*")
+    return sorted({path.with_suffix(".jsonl") for path in found})
+
+
+def begin_flow(outbox: Path) -> None:
+    """Note that the flow's own run is not complete."""
+    outbox.parent.mkdir(parents=True, exist_ok=True)
+    outbox.with_suffix(OPEN).touch()
+
+
+def end_flow(folder: Path, fingerprint: str) -> None:
+    """Forget that the flow's own run was not complete."""
+    for outbox in flow_outboxes(folder, fingerprint):
+        outbox.with_suffix(OPEN).unlink(missing_ok=True)
 
 
 def storage_id(storage: Storage) -> str:

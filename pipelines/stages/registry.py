@@ -69,13 +69,16 @@ class Headline(Share, total=False):
 
 
 class StageSteps(Protocol):
-    """`steps.py` of a stage; `headlines` only if `Stage.headlines` is set."""
+    """`steps.py` of a stage; `headlines` and `metrics` only if `Stage` says so."""
 
     def steps(self, planning: Planning) -> list[Step]:
         """The steps of the stage, each after the steps it needs."""
 
     def headlines(self, steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
         """The figures of its steps, each with its folder if it is finished."""
+
+    def metrics(self, finished: Mapping[str, Folder]) -> dict[str, float]:
+        """The most important metrics of its finished steps by part, named as in their runs."""
 
 
 class StageRun(Protocol):
@@ -98,6 +101,7 @@ class Stage:
     needs_cpus: bool = False  # whether idle actors of other stages must release their CPUs
     shared: bool = False  # whether other recipes in the storage use its finished steps
     headlines: bool = False  # whether its steps have figures for the summary
+    metrics: bool = False  # whether its steps have metrics for the flow's run in MLflow
     logged: tuple[str, ...] = ()  # files that the flow logs, for a stage that does not use tracking
 
     def steps(self) -> StageSteps:
@@ -112,7 +116,17 @@ class Stage:
 
 def _training(name: str, version: int, context: str, help_: str, *, shared: bool) -> Stage:
     """A stage that trains models: in parallel, on CPUs that idle actors have released."""
-    return Stage(name, name, version, help_, context, in_lanes=True, needs_cpus=True, shared=shared)
+    return Stage(
+        name,
+        name,
+        version,
+        help_,
+        context,
+        in_lanes=True,
+        needs_cpus=True,
+        shared=shared,
+        metrics=True,
+    )
 
 
 STAGES = {
@@ -143,6 +157,7 @@ STAGES = {
             version=3,
             help="Attack a recipe's models, training them first, or any model on any data.",
             headlines=True,
+            metrics=True,
         ),
         Stage(
             "evaluate",
@@ -150,6 +165,7 @@ STAGES = {
             version=1,
             help="Evaluate a recipe's models, training them first, or any model on any data.",
             headlines=True,
+            metrics=True,
         ),
         Stage(
             "analyze",
@@ -157,6 +173,7 @@ STAGES = {
             version=1,
             help="Analyze a recipe's models, training them first, or any model on any data.",
             headlines=True,
+            metrics=True,
         ),
         Stage(
             "certify",
@@ -164,6 +181,7 @@ STAGES = {
             version=2,
             help="Certify a recipe's models, training them first, or any model on any data.",
             headlines=True,
+            metrics=True,
         ),
         Stage(
             "report",
@@ -184,6 +202,27 @@ def stages_of(recipe: "Recipe") -> list[Stage]:
 def headline(what: str, model: str, share: Share) -> Headline:
     """A row of a flow's summary."""
     return cast(Headline, {"what": what, "model": model, **share})
+
+
+def stored_metrics(stage: str, finished: Mapping[str, Folder]) -> dict[str, float]:
+    """Rows of `metrics.parquet` that are headlines, named as in the runs of their steps."""
+    from components.evaluate.metrics import METRICS_NAME, mlflow_name, read_metrics
+
+    values = {}
+    for part, folder in finished.items():
+        shown = {
+            (row["model"], row["value"], row["low"], row["high"], row["num_items"])
+            for row in json.loads((folder / "summary.json").read_text())["headlines"]
+        }
+        rows = read_metrics(folder / METRICS_NAME)
+        several = len({row.model for row in rows}) > 1
+        for row in rows:
+            is_whole = row.level is None or row.suite == "transfer"
+            if is_whole and (row.model, row.value, row.lo95, row.hi95, row.n) in shown:
+                prefix, name = f"{stage}/{part}/", mlflow_name(row, stage=stage)
+                own = f"{prefix}{row.model}/{name.removeprefix(prefix)}" if several else name
+                values[own] = float(row.value or 0.0)
+    return values
 
 
 def stored_headlines(steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:

@@ -81,7 +81,7 @@ def epochs_logged(storage) -> list[float]:
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
     runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
     (trial,) = [run for run in runs if run.info.run_name == "trial-0"]
-    history = client.get_metric_history(trial.info.run_id, "tune/seconds")
+    history = client.get_metric_history(trial.info.run_id, "train/seconds")
     assert [metric.step for metric in history] == list(range(EPOCHS))  # none twice
     return [metric.value for metric in history]
 

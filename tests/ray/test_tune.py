@@ -60,7 +60,7 @@ def trial_runs(storage) -> dict[str, list[float]]:
     assert all(r.info.status == "FINISHED" for r in children)
     found = {}
     for run in children:
-        history = client.get_metric_history(run.info.run_id, "tune/seconds")
+        history = client.get_metric_history(run.info.run_id, "train/seconds")
         assert sorted(m.step for m in history) == list(range(len(history)))
         found[run.info.run_name] = [m.value for m in history]
     return found

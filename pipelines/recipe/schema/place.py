@@ -86,8 +86,8 @@ class TrackingSection(Section):
 
     uri: str | None = None
     """MLflow store; null: MLFLOW_TRACKING_URI, else SQLite beside the storage."""
-    experiment: str = "casemate"
-    """Experiment of the MLflow runs."""
+    experiment: str | None = None
+    """Experiment of the MLflow runs; null: one per recipe, with its name."""
     max_outage: float = Field(default=900, ge=0)
     """Seconds that a step waits at its end for an MLflow server that is away."""
 

@@ -1,11 +1,12 @@
 """Plan of the analyze stage: one step per study, and its headline figures."""
 
+from functools import partial
 from typing import Any
 
 from components.core.settings import plain
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.stages.evaluate.steps import given_models
-from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines
+from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines, stored_metrics
 
 JUDGE = "judge"  # steps of model folders that classify perturbations
 ANALYZED = "analyzed_model"  # steps of further model folders that are analyzed
@@ -44,6 +45,7 @@ def steps(planning: Planning) -> list[Step]:
 
 
 headlines = stored_headlines
+metrics = partial(stored_metrics, "analyze")
 
 
 def _settings(section: AnalyzeSection, study: str) -> dict[str, Any]:

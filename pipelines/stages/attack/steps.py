@@ -27,6 +27,17 @@ def headlines(steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
     return [row for found in rows for row in found]
 
 
+def metrics(finished: Mapping[str, Folder]) -> dict[str, float]:
+    """Accuracy of each model without and under all attacks."""
+    values = {}
+    for part, folder in finished.items():
+        models = json.loads((folder / "summary.json").read_text())["models"]
+        for model, summary in models.items():
+            for name in ("clean_accuracy", "robust_accuracy"):
+                values[f"attack/{part}/{model}/{name}"] = float(summary[name]["value"])
+    return values
+
+
 def _headlines(result: Mapping[str, Any]) -> list[Headline]:
     """The rows of one entry; the last row of a model has its verdict."""
     norm, eps = result["threat"]["kind"], result["threat"]["eps"]

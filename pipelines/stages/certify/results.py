@@ -90,4 +90,6 @@ def publish(
         settings=settings,
         metadata={"digest": read_header(request.model)["digest"], "fingerprint": out.fingerprint},
         tags=tags,
+        about=f"Smoothed classifier of the certificate {out.part} of the recipe {recipe}: it "
+        "answers with a certified radius, or abstains.",
     )

@@ -47,6 +47,18 @@ def headlines(steps: Sequence[tuple[Step, Folder | None]]) -> list[Headline]:
     return rows
 
 
+def metrics(finished: Mapping[str, Folder]) -> dict[str, float]:
+    """The figures of each certificate."""
+    from components.certify.registry import family_of
+
+    values: dict[str, float] = {}
+    for part, folder in finished.items():
+        document = json.loads((folder / "certificate.json").read_text())
+        found = family_of(document["kind"]).metrics(document["summary"])
+        values |= {f"certify/{part}/{name}": value for name, value in found.items()}
+    return values
+
+
 def _model_of(step: Step) -> str:
     certify = step.identity["certify"]
     assert isinstance(certify, Mapping)

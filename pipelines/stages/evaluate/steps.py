@@ -1,6 +1,7 @@
 """Plan of the evaluate stage: one step per suite, and its headline figures."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from components.evaluate.settings import (
     ShiftSuiteSettings,
 )
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
-from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines
+from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines, stored_metrics
 
 OTHER = "other_model"  # steps of model folders that only the transfer suite names
 ANY_FOLDER = "folder"  # source whose stamp is that of all files
@@ -50,6 +51,7 @@ def steps(planning: Planning) -> list[Step]:
 
 
 headlines = stored_headlines
+metrics = partial(stored_metrics, "evaluate")
 
 
 def given_models(stage: str, key: str, folders: Mapping[str, str]) -> list[Step]:

@@ -115,4 +115,13 @@ def publish(recipe: Recipe, out: StageDir) -> None:
         alias="candidate",
         step=history["selected_epoch"],
         metadata={"digest": header["digest"], "fingerprint": out.fingerprint},
+        about=f"Model {out.part} of the recipe {recipe.name}: {_network(recipe, out)}. "
+        "A version says what is known about its robustness.",
     )
+
+
+def _network(recipe: Recipe, out: StageDir) -> str:
+    """What was trained, in a few words."""
+    section = recipe.model_of(out.part)
+    objective = recipe.objective_of(out.part).kind
+    return f"{section.architecture}, objective {objective}, data {recipe.data.source}"

@@ -1,5 +1,7 @@
 """Plan of the train stage: one step per model, or the given model."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from components.core.errors import CasemateError
@@ -28,6 +30,16 @@ def steps(planning: Planning) -> list[Step]:
 def given_step(digest: str) -> Step:
     """The step of a model with this digest that the recipe does not train."""
     return Step("model", MAIN, identity={"digest": digest})
+
+
+def metrics(finished: Mapping[str, Folder]) -> dict[str, float]:
+    """Validation figures of the epoch whose weights a model has."""
+    values: dict[str, float] = {}
+    for part, folder in finished.items():
+        final = json.loads((folder / "metrics.json").read_text())["final"]
+        found = {name: value for name, value in final.items() if name.startswith("val_")}
+        values |= {f"train/{part}/{n}": float(v) for n, v in found.items() if v is not None}
+    return values
 
 
 def _training(recipe: Recipe, section: TrainSettings, model: str) -> Step:

@@ -170,13 +170,17 @@ def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -
 
 
 def track(out: StageDir, trials: Sequence[Trial], *, metric: str) -> None:
-    """One child run per trial with its epochs; the best value on the stage's run."""
+    """One child run per trial; the best value on the stage's run.
+
+    Epochs have the names of a training's, so that MLflow draws the curves of both together.
+    """
     for trial in trials:
         tags = {"casemate.trial": str(trial.number), "casemate.tune": out.fingerprint}
         run = out.run.child(f"trial-{trial.number}", tags)
         run.params(trial.values)
         for number, epoch in enumerate(trial.history):
-            run.metrics({f"tune/{key}": value for key, value in epoch.items()}, step=number)
+            run.metrics({f"train/{key}": value for key, value in epoch.items()}, step=number)
+        run.metrics({f"tune/{metric}": trial.figures.get(metric)})  # of the epoch that is kept
         run.tags({"casemate.status": _status(trial), "casemate.device": trial.device})
         run.finish("FAILED" if trial.stopped is not None else "FINISHED")
     out.run.metrics({f"tune/best_{metric}": trials[0].figures[metric]})

@@ -1,5 +1,9 @@
 """Plan of the tune stage: one step for all trials."""
 
+import json
+from collections.abc import Mapping
+
+from components.core.folders import Folder
 from components.core.settings import plain
 from pipelines.stages.registry import DATASET, Planning, Step
 from pipelines.stages.train.steps import model_identity
@@ -17,3 +21,12 @@ def steps(planning: Planning) -> list[Step]:
         "tune": recipe.tune.model_dump(mode="json"),
     }
     return [Step("tune", "", (DATASET,), identity)]
+
+
+def metrics(finished: Mapping[str, Folder]) -> dict[str, float]:
+    """The figure of the best trial."""
+    values = {}
+    for folder in finished.values():
+        table = json.loads((folder / "trials.json").read_text())
+        values[f"tune/best_{table['metric']}"] = float(table["rows"][0][table["metric"]]["value"])
+    return values

@@ -32,11 +32,12 @@ def tracker(storage):
 def open_run(tracker, storage, request):
     """Opens the run of this test, again and again: as after a kill."""
     name = request.node.name
-    return lambda: tracker.flow_run(name, name, {"seed": 3}, outbox=storage / f"{name}.jsonl")
+    return lambda: tracker.flow_run(name, name, outbox=storage / f"{name}.jsonl")
 
 
 def test_a_restarted_flow_continues_its_run_and_repeats_nothing(tracker, open_run):
     first = open_run()
+    first.params({"seed": 3})
     first.metrics({"train/loss": 1.0, "train/lr": None}, step=0)
     first.finish("KILLED")
     second = open_run()
