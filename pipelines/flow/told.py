@@ -4,6 +4,7 @@ All of it is read from finished steps, so a flow whose steps were finished befor
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -20,7 +21,7 @@ from pipelines.stages.registry import DATASET, STAGES, Headline, Stage
 if TYPE_CHECKING:
     from pipelines.runtime.tracking import StepRun
 
-REPORT = "report"
+REPORT, CARDS = "report", "cards"  # step, and the folder in it that has the model cards
 PROVEN = "certified "  # how the headline of a certificate begins: its share is rounded down
 TABLE = "| model | figure | accuracy | 95 % interval | items |\n|---|---|---:|---:|---:|"
 
@@ -33,11 +34,20 @@ def tell(run: "StepRun", recipe: Recipe, steps: Sequence[PlannedStep]) -> None:
     rows = summary(finished)
     run.results(metrics(finished))
     run.note(_note(recipe, rows))
+    report = next((step for step in finished if step.name == REPORT), None)
+    if report:
+        _attach(run, fetched(report.contents()))
     for step in finished:
-        if step.name == REPORT:
-            run.artifacts(fetched(step.contents()) / "report.html")
+        if report and step.step.stage == "train":
+            continue  # the report has made its model card the description
         if is_own(step) and (manifest := step.manifest()) and (text := _about(recipe, step, rows)):
             run.describe_model(manifest.mlflow_run_id, text)
+
+
+def _attach(run: "StepRun", report: Path) -> None:
+    """The report and the model cards, where they can be opened at once."""
+    run.artifacts(report / "report.html")
+    run.artifacts(*sorted((report / CARDS).glob("*.*")), folder=CARDS)
 
 
 def begin(run: "StepRun", recipe: Recipe) -> None:
@@ -105,7 +115,9 @@ def _note(recipe: Recipe, rows: Iterable[Headline]) -> str:
         lines += [TABLE, *table, ""]
     doubts = [row for row in rows if row.get("verdict") == "suspect"]
     lines += [f"Suspect: {row['model']}: {'; '.join(row['reasons'])}" for row in doubts]
-    lines += ["Artifacts: `report.html`, `recipe.yaml`. Runs of the steps are nested below."]
+    lines += [
+        "Artifacts: `report.html`, model cards, `recipe.yaml`. Runs of the steps are nested below."
+    ]
     return "\n".join(lines)
 
 

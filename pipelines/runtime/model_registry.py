@@ -55,11 +55,6 @@ class Registry:
         found = self.client.search_model_versions(f"run_id = '{run_id}'")
         return found[0] if found else None
 
-    def describe(self, version: ModelVersion, text: str) -> None:
-        """Set the description of a version, unless it has this one."""
-        if version.description != text:
-            self.client.update_model_version(version.name, version.version, text)
-
     def _publish(self, run_id: str, content: Mapping[str, Any], log: Any) -> None:
         model = self.model_of(run_id)
         if model is None:

@@ -70,7 +70,7 @@ class RunWriter:
 
     def _write_description(self, _: str, message: Message) -> None:
         """The description of the version that a run has registered, unless a user changed it."""
-        version = self.registry.version_of(message["registered_by"])
+        version = self.registry.version_of(message["trained_in"])
         if version is None:
             return
         text, own = _cut(message["text"], DESCRIPTION_LENGTH), version.tags.get(OWN_NOTE)
@@ -181,11 +181,6 @@ class RunWriter:
             tags = {**version.tags, **message["tags"]}
             for key, value in (message["tags"] | _summed_up(tags)).items():
                 self.client.set_model_version_tag(version.name, version.version, key, value)
-
-    def _write_description(self, run_id: str, message: Message) -> None:
-        """The card of a model, on its registered version; none if it was never registered."""
-        if version := self.registry.version_of(message["trained_in"]):
-            self.registry.describe(version, message["text"])
 
     def _write_finish(self, run_id: str, message: Message) -> None:
         self.client.set_terminated(run_id, message["status"])

@@ -114,10 +114,6 @@ class StepRun:
         """The description of the run, unless a user has written another."""
         self._put("note", text=redact(text))
 
-    def describe_model(self, registered_by: str, text: str) -> None:
-        """The description of the version that a run has registered, unless a user changed it."""
-        self._put("description", registered_by=registered_by, text=redact(text))
-
     def text(self, name: str, text: str) -> None:
         """A small text file as an artifact."""
         self._put("text", name=name, text=text)
@@ -152,7 +148,9 @@ class StepRun:
             self._put("model_results", trained_in=trained_in, **values)
 
     def describe_model(self, trained_in: str | None, text: str) -> None:
-        """The description of the registered version of the model that another run has trained."""
+        """The description of the version that another run has registered, unless a user has
+        changed it there.
+        """
         if trained_in:
             self._put("description", trained_in=trained_in, text=redact(text))
 

@@ -72,6 +72,7 @@ def record_challenge(out: StageDir, result: Mapping[str, Any], *, model: str) ->
 def publish(
     request: VoteRequest[CertificateSettings],
     dataset: PreparedDataset,
+    document: CertificateDocument,
     out: StageDir,
     *,
     recipe: str,
@@ -82,6 +83,7 @@ def publish(
     if settings is None:
         return
     assert not isinstance(request.model, PixelModel)  # stages name models by their folders
+    metrics = family_of(request.settings.kind).metrics(document.summary)
     out.run.register_smoothed(
         name=f"{recipe}-{out.part}-smoothed",
         alias="candidate",
@@ -93,3 +95,6 @@ def publish(
         about=f"Smoothed classifier of the certificate {out.part} of the recipe {recipe}: it "
         "answers with a certified radius, or abstains.",
     )
+    # Under names that all certificates share: MLflow ranks the smoothed classifiers by them.
+    shared = {f"certify/{name}": value for name, value in metrics.items()}
+    out.run.model_results(out.run.run_id, metrics=shared, tags={})

@@ -61,7 +61,7 @@ def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
         found = challenge.run(attack, votes, recipe.cluster, out)
         results.record_challenge(out, found, model=settings.model)
     tags = results.tag_model(out, document, model=settings.model)
-    results.publish(request, dataset, out, recipe=recipe.name, tags=tags)
+    results.publish(request, dataset, document, out, recipe=recipe.name, tags=tags)
 
 
 def _request(
