@@ -164,7 +164,7 @@ def client(machine, monkeypatch):
 def test_the_flow_is_on_the_server_and_in_the_bucket(machine, client):
     assert "demo" in machine.out.splitlines()[-1]
     assert "finished" in machine.out.splitlines()[-1]
-    experiment = client.get_experiment_by_name("casemate")
+    experiment = client.get_experiment_by_name("demo")
     runs = client.search_runs([experiment.experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}
     steps = {run.data.tags.get("casemate.step") for run in runs}
@@ -174,7 +174,7 @@ def test_the_flow_is_on_the_server_and_in_the_bucket(machine, client):
 
 
 def test_artifacts_go_through_the_server_into_its_bucket(machine, client, tmp_path):
-    experiment = client.get_experiment_by_name("casemate").experiment_id
+    experiment = client.get_experiment_by_name("demo").experiment_id
     (run,) = client.search_runs([experiment], "tags.`casemate.step` = 'certify.l2'")
     assert run.info.artifact_uri.startswith("mlflow-artifacts:")
     fetched = Path(

@@ -74,7 +74,7 @@ def test_every_stage_runs_on_the_node_and_gives_the_results_of_a_cpu(tmp_path, c
             found = [step_folder(tmp_path / side, step) / file for side in ("gpu", "cpu")]
             assert digest_file(found[0]) == digest_file(found[1]), (step, file)
     client = MlflowClient(f"sqlite:///{tmp_path}/gpu/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     devices = {run.info.run_name: run.data.tags.get("casemate.device") for run in runs}
     assert {devices[step] for step in RESULTS if step != "tune"} == {"cpu"}
 

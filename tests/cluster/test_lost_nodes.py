@@ -108,7 +108,7 @@ def test_lost_nodes_change_no_byte_and_leave_no_run_open(tmp_path):
             ours, theirs = (step_folder(tmp_path / p, step) / name for p in ("killed", "calm"))
             assert _bytes(ours) == _bytes(theirs), f"{step}/{name}"
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     assert {run.info.status for run in runs} == {"FINISHED"}
     for run in runs:  # no metric has a step twice
         for key in run.data.metrics:

@@ -60,12 +60,12 @@ def client(mlflow_server):
 
 @pytest.fixture(scope="module")
 def experiment(client, demo):
-    return client.get_experiment_by_name("casemate").experiment_id
+    return client.get_experiment_by_name("demo").experiment_id
 
 
 @pytest.fixture(scope="module")
 def runs(client, experiment):
-    found = client.search_runs([experiment], "tags.`casemate.recipe` = 'demo'")
+    found = client.search_runs([experiment], "tags.`casemate.recipe` = 'demo'", max_results=200)
     (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
     nested = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
     return parent, {run.data.tags["casemate.step"]: run for run in nested}

@@ -79,7 +79,7 @@ def epochs_saved(storage) -> list[float]:
 def epochs_logged(storage) -> list[float]:
     """How long the epochs of the only trial took, as MLflow has them."""
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     (trial,) = [run for run in runs if run.info.run_name == "trial-0"]
     history = client.get_metric_history(trial.info.run_id, "train/seconds")
     assert [metric.step for metric in history] == list(range(EPOCHS))  # none twice

@@ -353,7 +353,7 @@ def trained(finished_flow, tmp_path_factory):
 def statuses(storage: Path) -> dict[str, list[str]]:
     """How the MLflow runs of each name ended."""
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    found = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     names = {run.info.run_name for run in found}
     return {n: [r.info.status for r in found if r.info.run_name == n] for n in names}
 

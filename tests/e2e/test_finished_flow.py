@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from components.core.digests import digest_file
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
+from pipelines.stages.registry import STAGES
 from tests.e2e.browser import find_chromium, visit
 from tests.e2e.cli import ROOT, TINY, call, step_folder
 from tests.steps import files_of
@@ -69,7 +70,7 @@ def client(finished_flow):
 @pytest.fixture(scope="module")
 def runs(client):
     """(the one parent run, its children by name)."""
-    experiment = client.get_experiment_by_name("casemate")
+    experiment = client.get_experiment_by_name("tiny")
     found = client.search_runs([experiment.experiment_id])
     (parent,) = [r for r in found if "mlflow.parentRunId" not in r.data.tags]
     return parent, {r.info.run_name: r for r in found if r is not parent}
@@ -443,14 +444,15 @@ def test_mlflow_has_one_parent_and_a_child_per_step(runs, finished_flow):
     assert set(children) == set(FILES)
     assert parent.info.run_name == "tiny"
     assert parent.data.params["train.epochs"] == str(TINY["train"]["epochs"])
-    assert parent.data.params["certify.l2.sigma"] == "0.1"
+    assert children["certify.l2"].data.params["certify.sigma"] == "0.1"
     for step, run in children.items():
         manifest = read(step_folder(finished_flow, step) / "manifest.json")
         assert run.info.status == "FINISHED"
         assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert run.data.tags["casemate.fingerprint"] == manifest["fingerprint"]
         assert manifest["mlflow_run_id"] == run.info.run_id
-        assert any(key.startswith(f"{step.split('.')[0]}.") for key in run.data.params)
+        section = STAGES[step.split(".")[0]].section
+        assert any(key.startswith(f"{section}.") for key in run.data.params)
     assert parent.info.status == "FINISHED"
 
 

@@ -181,6 +181,6 @@ def test_one_fallen_certificate_fails_the_flow_loudly(ray_session, trained, tmp_
     assert not (folder / "manifest.json").exists()
     assert json.loads((folder / "certificate.refuted.json").read_text())["sound"] is False
     client = MlflowClient(f"sqlite:///{trained}/mlflow.db")
-    found = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    found = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     (run,) = [r for r in found if r.info.run_name == "certify.wrong"]
     assert run.info.status == "FAILED"

@@ -114,5 +114,5 @@ def test_what_is_left_verifies_and_is_voted_again_behind_the_denoiser(killed_flo
 
 
 def _runs(client: MlflowClient):
-    experiment = client.get_experiment_by_name("casemate")
+    experiment = client.get_experiment_by_name("tiny")
     return client.search_runs([experiment.experiment_id])

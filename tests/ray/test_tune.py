@@ -54,7 +54,7 @@ def epochs_done(storage) -> set[float]:
 def trial_runs(storage) -> dict[str, list[float]]:
     """The MLflow runs of trials, and how long their epochs took."""
     client = MlflowClient(f"sqlite:///{storage}/mlflow.db")
-    runs = client.search_runs([client.get_experiment_by_name("casemate").experiment_id])
+    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     stage = next(r for r in runs if r.info.run_name == "tune")
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == stage.info.run_id]
     assert all(r.info.status == "FINISHED" for r in children)
