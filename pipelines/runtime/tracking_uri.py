@@ -21,6 +21,8 @@ from pipelines.runtime.storage import Storage
 URI_ENV = "MLFLOW_TRACKING_URI"
 ARTIFACTS, STORAGE_ID = "mlartifacts", "storage-id"  # keys in a storage
 SQLITE = "sqlite:///"
+# MLflow opens in its view of language-model applications unless the address names the other one.
+TRAINING_VIEW, LOCAL_UI = "/#/experiments?workflowType=machine_learning", "http://127.0.0.1:5000"
 OPEN = ".open"  # file beside an outbox: the run of its flow is not complete
 RECIPE_TAG, FOLDER_TAG = "casemate.recipe", "casemate.folder"  # of flows, and of steps
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -66,8 +68,10 @@ def is_server(uri: str) -> bool:
 
 
 def how_to_open(uri: str) -> str:
-    """What a user opens in a browser, or the command that shows the store."""
-    return uri if is_server(uri) else f"mlflow ui --backend-store-uri '{uri}'"
+    """What a user opens in a browser, or the command that shows the store and its page."""
+    if is_server(uri):
+        return f"{uri.rstrip('/')}{TRAINING_VIEW}"
+    return f"mlflow ui --backend-store-uri '{uri}' (opens at {LOCAL_UI}{TRAINING_VIEW})"
 
 
 def check_driver(uri: str) -> None:

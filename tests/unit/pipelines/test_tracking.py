@@ -145,3 +145,86 @@ def test_a_full_disk_is_one_line(tracker, open_run):
         event.remove(Engine, "connect", no_more)
         engine.dispose()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_is_told_of_a_run_is_told_of_its_trials(tracker, open_run):
+    run = open_run()
+    run.origin({"casemate.recipe": "tiny", "mlflow.source.name": "http://alice:hunter2x@host/a"})
+    about = {"digest": "d" * 64, "source": "here", "context": "tuning", "profile": {}}
+    run.dataset(name="digits", **about)
+    run.child("trial-0", {"casemate.trial": "0"}).finish()
+    parent = f"tags.`mlflow.parentRunId` = '{run.run_id}'"
+    (trial,) = tracker.client.search_runs([tracker.experiment_id], parent)
+    for found in (trial, tracker.client.get_run(run.run_id)):
+        assert found.data.tags["casemate.recipe"] == "tiny"
+        assert "hunter2x" not in str(found.data.tags)
+        (entry,) = found.inputs.dataset_inputs
+        assert (entry.dataset.name, entry.dataset.digest) == ("digits", "d" * 36)
+
+
+def test_results_of_a_flow_are_told_once_and_again_when_they_change(tracker, open_run):
+    run = open_run()
+    for value in (0.5, 0.5, 0.25, 0.25):
+        run.results({"attack/linf/main/robust_accuracy": value})
+    key = "attack/linf/main/robust_accuracy"
+    history = tracker.client.get_metric_history(run.run_id, key)
+    assert [metric.value for metric in history] == [0.5, 0.25]
+    assert tracker.client.get_run(run.run_id).data.metrics[key] == 0.25
+
+
+def test_a_description_of_a_user_stays(tracker, open_run):
+    run, note = open_run(), "mlflow.note.content"
+    for text in ("first", "second"):
+        run.note(text)
+        assert tracker.client.get_run(run.run_id).data.tags[note] == text
+    tracker.client.set_tag(run.run_id, note, "of a user")
+    run.note("third")
+    assert tracker.client.get_run(run.run_id).data.tags[note] == "of a user"
+    tracker.client.set_tag(run.run_id, note, "")
+    run.note("a line\n" * 2000)
+    shown = tracker.client.get_run(run.run_id).data.tags[note]
+    assert len(shown) <= 8000
+    assert shown.endswith("a line\n…")
+
+
+def test_each_recipe_has_an_experiment_and_an_earlier_flow_goes_on_in_the_shared_one(
+    tracker, storage
+):
+    """`tracker` has the experiment that all recipes shared in version 0.1."""
+    began = tracker.flow_run("early", "f" * 64, outbox=storage / "early.jsonl")
+    began.complete()
+    where = {"storage": Storage.at(storage), "recipe": "early"}
+    again = Tracker(TrackingSection(), **where, flow="f" * 64)
+    assert again.experiment_id == tracker.experiment_id
+    run = again.flow_run("early", "f" * 64, outbox=storage / "early.jsonl")
+    assert run.run_id == began.run_id
+    other = Tracker(TrackingSection(), **where, flow="0" * 64)
+    experiment = other.client.get_experiment(other.experiment_id)
+    assert experiment.name == "early"
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    named = Tracker(TrackingSection(experiment="mine"), **where, flow="f" * 64)
+    assert named.client.get_experiment(named.experiment_id).name == "mine"
+
+
+def test_a_view_that_a_user_chose_stays(tracker, storage):
+    chosen = {"mlflow.experimentKind": "genai_development"}
+    tracker.client.create_experiment("chosen", tags=chosen)
+    found = Tracker(TrackingSection(), storage=Storage.at(storage), recipe="chosen")
+    assert found.client.get_experiment(found.experiment_id).tags == chosen
+
+
+def test_the_model_of_another_recipe_is_found_in_its_experiment(tracker, storage, open_run):
+    """Recipes share trainings; the results of one are told of the model of the other."""
+    run = open_run()
+    model = tracker.client.create_logged_model(
+        tracker.experiment_id, name="shared", source_run_id=run.run_id
+    )
+    tracker.client.finalize_logged_model(model.model_id, "READY")
+    other = Tracker(TrackingSection(), storage=Storage.at(storage), recipe="other")
+    attack = other.flow_run("other", "1" * 64, outbox=storage / "other.jsonl")
+    attack.metrics({"attack/linf/main/robust_accuracy": 0.5}, trained_in=run.run_id)
+    (found,) = tracker.client.get_logged_model(model.model_id).metrics
+    assert (found.key, found.value, found.run_id) == (
+        "attack/linf/main/robust_accuracy", 0.5, attack.run_id
+    )  # fmt: skip
+    attack.metrics({"attack/linf/columns/robust_accuracy": 0.5}, trained_in="0" * 32)  # not here

@@ -130,5 +130,7 @@ def test_a_missing_client_of_a_bucket_is_named(monkeypatch):
 
 
 def test_how_a_store_is_opened():
-    assert how_to_open("http://host:5000") == "http://host:5000"
-    assert how_to_open("sqlite:////x.db") == "mlflow ui --backend-store-uri 'sqlite:////x.db'"
+    view = "/#/experiments?workflowType=machine_learning"
+    assert how_to_open("http://host:5000/") == f"http://host:5000{view}"
+    command = "mlflow ui --backend-store-uri 'sqlite:////x.db'"
+    assert how_to_open("sqlite:////x.db") == f"{command} (opens at http://127.0.0.1:5000{view})"
