@@ -73,11 +73,25 @@ def attack_step(
         attacked.append(own)
         summaries[model] = own.summary()
         if suspect:
-            summaries[model]["sanity"] = {"verdict": "suspect", "reasons": [suspect]}
+            summaries[model]["sanity"] = {
+                "verdict": "suspect",
+                "reasons": [suspect],
+                "findings": [],
+            }
     with hold(place.store, [place.key]):
         write_rows(out, attacked)
+        write_no_examples(out.path, list(models))
         write_summary(out, section, listed, summaries, devices=["cpu"])
         out.finish()
+
+
+def write_no_examples(folder: Path, models: Sequence[str]) -> None:
+    """The pictures of an attack, of no items."""
+    images, numbers = np.zeros((0, 1, 8, 8), np.float32), np.zeros(0, np.int64)
+    kinds = {"clean": images, "adversarial": images}
+    kinds |= dict.fromkeys(("label", "clean_prediction", "adversarial_prediction"), numbers)
+    arrays = {f"{model}/{kind}": value for model in models for kind, value in kinds.items()}
+    np.savez(folder / "examples.npz", **arrays)
 
 
 def certify_step(place: StepPlace, made: Path, evidence: tuple, claim: dict) -> None:
@@ -86,13 +100,13 @@ def certify_step(place: StepPlace, made: Path, evidence: tuple, claim: dict) -> 
 
 
 def evaluate_step(
-    place: StepPlace, made: Path, suite: str, correct: dict[str, int], n: int
+    place: StepPlace, made: Path, suite: str, correct: dict[str, int], n: int, **about: Any
 ) -> None:
-    """The accuracy of one suite for each model."""
+    """The accuracy of one suite for each model; `about`: digests other than made-up ones."""
     metric = {"clean": "accuracy", "corruptions": "mean95"}[suite]
     rows = []
     for model, k in correct.items():
-        digests = {"model_digest": "a" * 64, "dataset_digest": "b" * 64}
+        digests = {"model_digest": "a" * 64, "dataset_digest": "b" * 64} | about
         subject = Subject(model=model, dataset="digits", seed=1, **digests)
         found = share(np.arange(n) < k, item="all", metric=metric)
         rows += rows_of(subject, suite, [found])

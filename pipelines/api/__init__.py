@@ -16,6 +16,7 @@ is imported when it is called.
 from pipelines.api.across_runs import Scaling, scaling
 from pipelines.api.analyses import AnalysisReport, analyze
 from pipelines.api.attacks import AttackReport, attack
+from pipelines.api.cards import Card, card
 from pipelines.api.certificates import (
     Certificate,
     TsvFile,
@@ -53,6 +54,7 @@ __all__ = [
     "Accuracy",
     "AnalysisReport",
     "AttackReport",
+    "Card",
     "Certificate",
     "Check",
     "Cleanup",
@@ -69,6 +71,7 @@ __all__ = [
     "TsvFile",
     "analyze",
     "attack",
+    "card",
     "certify_l2",
     "certify_patch",
     "compare",

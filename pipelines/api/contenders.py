@@ -88,10 +88,10 @@ def _contender(
     label: str, place: str, *, storage: str | Path | None, tracking: str | None
 ) -> Contender:
     if run := RUN_ID.fullmatch(place):
-        return Contender(label, _of_run(run[1], storage=storage, tracking=tracking))
+        return Contender(label, results_of_run(run[1], storage=storage, tracking=tracking))
     if place.startswith("mlflow:"):
         raise CasemateError(KEY, place, "is not a run of MLflow; write mlflow: and 32 hex digits")
-    digest, folder = _model_digest(place)
+    digest, folder = model_at(place)
     if digest:
         return Contender(label, _of_model(place, folder, digest, storage), digest)
     if not is_uri(place) and not Path(place).expanduser().exists():
@@ -102,7 +102,7 @@ def _contender(
 # -- models
 
 
-def _model_digest(place: str) -> tuple[str, str]:
+def model_at(place: str) -> tuple[str, str]:
     """The digest of a model folder or of a step that trained one, and the folder of its step."""
     from components.models.checkpoint import read_header
     from pipelines.runtime.storage import STEP_URI
@@ -149,34 +149,40 @@ def _of_model(
 # -- runs of MLflow
 
 
-def _of_run(run_id: str, *, storage: str | Path | None, tracking: str | None) -> list[FoundResult]:
-    """The steps of a run: its own, or those of a flow's run."""
+def store_of(named: str, *, storage: str | Path | None, tracking: str | None, key: str) -> str:
+    """The URI of the MLflow store in which a run or a model is named."""
     from pipelines.api.storages import default_storage
-    from pipelines.runtime.tracked_steps import steps_of_run
     from pipelines.runtime.tracking_uri import URI_ENV
 
-    uri = tracking or os.environ.get(URI_ENV)
-    if uri is None:
-        database = Path(storage or default_storage()).absolute() / "mlflow.db"
-        if is_uri(str(storage or "")) or not database.is_file():
-            remedy = "is a run of MLflow; name its store with --tracking"
-            raise CasemateError(KEY, run_id, remedy)
-        uri = f"sqlite:///{database}"
-    steps = steps_of_run(run_id, uri)
+    if uri := tracking or os.environ.get(URI_ENV):
+        return uri
+    database = Path(storage or default_storage()).absolute() / "mlflow.db"
+    if is_uri(str(storage or "")) or not database.is_file():
+        raise CasemateError(key, named, "is of MLflow; name its store with --tracking")
+    return f"sqlite:///{database}"
+
+
+def results_of_run(
+    run_id: str, *, storage: str | Path | None, tracking: str | None, key: str = KEY
+) -> list[FoundResult]:
+    """The steps of a run: its own, or those of a flow's run."""
+    from pipelines.runtime.tracked_steps import steps_of_run
+
+    steps = steps_of_run(run_id, store_of(run_id, storage=storage, tracking=tracking, key=key))
     found = []
     for step in steps:
         root = str(storage) if storage is not None else step.storage
         if not root:
             remedy = "is in a storage that its run does not tell; name it with --storage"
-            raise CasemateError(KEY, run_id, remedy)
+            raise CasemateError(key, run_id, remedy)
         place = f"{root.rstrip('/')}/{step.flow}/{step.folder}"
         try:
             own = results_at(place)
         except (CasemateError, OSError) as error:
             remedy = f"ran in {place}, which cannot be read ({first_line(error)})"
-            raise CasemateError(KEY, run_id, f"{remedy}; --storage names another place") from error
+            raise CasemateError(key, run_id, f"{remedy}; --storage names another place") from error
         if any(r.manifest and r.manifest.mlflow_run_id != step.run_id for r in own):
             remedy = f"is not the run of {place}, which was run again since; name the folder"
-            raise CasemateError(KEY, run_id, remedy)
+            raise CasemateError(key, run_id, remedy)
         found += own
     return found

@@ -64,6 +64,11 @@ def dataset_of(result: FoundResult) -> Mapping[str, Any]:
     return _Source(result).dataset
 
 
+def models_of(result: FoundResult) -> dict[str, str]:
+    """Digests of the models that a result was made from, by name."""
+    return _Source(result).models
+
+
 def _refused(source: "_Source", figures: list[Figure], problem: str) -> Iterator[ModelVerdicts]:
     """Figures without verdicts: rows that do not verify are not read."""
     for figure in figures:

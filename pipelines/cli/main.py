@@ -15,6 +15,7 @@ from components.core.object_stores import is_uri
 from pipelines import api
 from pipelines.cli import analyze as cli_analyze
 from pipelines.cli import attack as cli_attack
+from pipelines.cli import cards as cli_cards
 from pipelines.cli import certify as cli_certify
 from pipelines.cli import comparing as cli_comparing
 from pipelines.cli import data as cli_data
@@ -335,7 +336,7 @@ def _percent(share: Mapping[str, Any]) -> str:
 
 
 for group in (
-    *(cli_signing, cli_comparing, cli_leaderboard, cli_gate, cli_certify, cli_doctor),
+    *(cli_signing, cli_comparing, cli_leaderboard, cli_cards, cli_gate, cli_certify, cli_doctor),
     *(
         cli_jobs,
         cli_manifest,

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from components.core.folders import Folder, within
 from components.core.object_stores import is_uri
 from components.data.prepared import PreparedDataset
 from components.data.stream import read_document
+from components.evaluate.metrics import METRICS_NAME, read_metrics
 from components.models.checkpoint import read_header
 from components.report.card.content import Card, build_card
 from components.report.card.evidence import STAGES, Finding
@@ -17,6 +18,7 @@ from components.report.card.markdown import markdown
 from components.report.card.page import page
 from components.report.card.reading import is_denoiser, read_subject
 from components.report.content import Fact
+from components.report.results import read_json
 from pipelines.runtime.artifacts import manifest_of
 from pipelines.runtime.manifests import Manifest
 from pipelines.runtime.verified_steps import first_step_problem
@@ -27,7 +29,7 @@ MODELS = ("train", "model")  # steps that are models
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The card of one model of a flow."""
+    """The card of one model, laid out when it is asked for."""
 
     model: str  # its name in the flow
     trained_in: str | None  # the MLflow run of its training; None: a given model
@@ -87,28 +89,31 @@ def flow_cards(
                 _command(one, results[one], beside),
             )
             for one in results
-            if concerns(one, results[one], step, digest, problem=problems[one])
+            if (
+                step in _inputs_of(results[one])
+                if problems[one]
+                else concerns(one, results[one], [name], digest)
+            )
         ]
         card = build_card(subject, found, recipe_text=recipe_text)
         trained_in = manifest.mlflow_run_id if manifest and stage == "train" else None
         yield ModelCard(name, trained_in, card)
 
 
-def concerns(step: str, folder: Folder, model: str, digest: str, *, problem: str) -> bool:
-    """Whether a result is about the model of a step: by digest, or by name if it is spoilt."""
-    from components.report.results import read_json
-
-    name, stage = model.partition(".")[2], step.partition(".")[0]
+def _inputs_of(folder: Folder) -> Collection[str]:
+    """Steps that a step was made from: what a result is about that cannot be trusted."""
     manifest = manifest_of(folder)
-    if problem:
-        return model in (manifest.inputs if manifest else ())
+    return manifest.inputs if manifest else ()
+
+
+def concerns(step: str, folder: Folder, names: Collection[str], digest: str) -> bool:
+    """Whether a result that verifies is about a model: by its digest, or its name in the step."""
+    stage = step.partition(".")[0]
     if stage == "certify":
         document = read_json(folder / "certificate.json", step=step)
         return bool(document["evidence"]["model_digest"] == digest)
     if stage == "attack":
-        return name in read_json(folder / "summary.json", step=step)["models"]
-    from components.evaluate.metrics import METRICS_NAME, read_metrics
-
+        return not set(names).isdisjoint(read_json(folder / "summary.json", step=step)["models"])
     return any(row.model_digest == digest for row in read_metrics(folder / METRICS_NAME))
 
 
