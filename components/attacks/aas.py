@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from components.attacks.bpda import with_gradient_of
 from components.attacks.interface import Attack, AttackResult, Items
+from components.attacks.losses import margin
 from components.attacks.scales import Scales
 from components.attacks.settings import Surrogate
 from components.core.seeding import stream_key
@@ -130,9 +131,11 @@ class ScaledAttack(Settings):
             return replace(found, num_evaluations=found.num_evaluations + found.num_gradients)
         with scaled_attention(self.net, _factors(scales)):  # once: entering it costs milliseconds
             found = self.inner(logits_of, items)
+        logits = _logits(logits_of, found.x_adv, items)
         return replace(
             found,
-            adversarial_prediction=_predictions(logits_of, found.x_adv, items),
+            adversarial_prediction=logits.argmax(dim=1),
+            margins=margin(logits, items.y),
             num_evaluations=found.num_evaluations + 1,
         )
 
@@ -172,21 +175,29 @@ def candidate_seed(run_seed: int, index: int) -> int:
 
 
 @torch.no_grad()
+def _logits(logits_of: LogitsFn, x: Images, items: Items) -> Logits:
+    return check_logits(logits_of(x), items.item_ids)
+
+
 def _predictions(logits_of: LogitsFn, x: Images, items: Items) -> Labels:
-    return check_logits(logits_of(x), items.item_ids).argmax(dim=1)  # ties to the lowest class
+    return _logits(logits_of, x, items).argmax(dim=1)  # ties to the lowest class
 
 
 def worst_of(result: AttackResult, found: AttackResult, y: Labels, rows: Tensor) -> AttackResult:
-    """`result` with the points of `found` (for `rows`) that break rows which were still robust."""
-    broke = (result.adversarial_prediction[rows] == y[rows]) & (
-        found.adversarial_prediction != y[rows]
-    )
-    chosen = rows[broke]
+    """The better points of both, at the cost of both; `found` is about `rows` of `result`.
+
+    A point of `found` is better if it breaks a row that was robust, or has a higher margin there.
+    """
+    was_robust = result.adversarial_prediction[rows] == y[rows]
+    broke = found.adversarial_prediction != y[rows]
+    better = was_robust & (broke | (found.known_margins > result.known_margins[rows]))
+    chosen = rows[better]
     return replace(
         result,
-        x_adv=result.x_adv.index_copy(0, chosen, found.x_adv[broke]),
+        x_adv=result.x_adv.index_copy(0, chosen, found.x_adv[better]),
+        margins=result.known_margins.index_copy(0, chosen, found.known_margins[better]),
         adversarial_prediction=result.adversarial_prediction.index_copy(
-            0, chosen, found.adversarial_prediction[broke]
+            0, chosen, found.adversarial_prediction[better]
         ),
         num_evaluations=result.num_evaluations.index_add(0, rows, found.num_evaluations),
         num_gradients=result.num_gradients.index_add(0, rows, found.num_gradients),

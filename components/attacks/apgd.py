@@ -19,7 +19,7 @@ from torch import Tensor
 
 from components.attacks.gradients import input_gradient, is_zero
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
-from components.attacks.losses import LossFn, cross_entropy, dlr, targeted_dlr
+from components.attacks.losses import LossFn, cross_entropy, dlr, margin, targeted_dlr
 from components.attacks.projections import Ball, ball_around
 from components.attacks.settings import ApgdSettings, ApgdTargetedSettings
 from components.attacks.starts import random_point, restart_stream
@@ -35,18 +35,14 @@ LOSSES: dict[str, LossFn] = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}
 class Apgd(BudgetedAttack, ApgdSettings):
     """APGD on cross-entropy (`apgd-ce`) or on the difference of logits ratio (`apgd-dlr`).
 
-    Each restart gets the rows that are still robust. A row that is never misclassified is returned
-    clean, or with `best_loss` at its point of highest loss. At each point `eot_iter` gradients are
-    summed; for a random model the last of these passes decides.
+    Each restart gets the rows that are still robust. At each point `eot_iter` gradients are summed;
+    for a random model the last of these passes decides.
     """
-
-    best_loss: bool = False  # for training; not a recipe setting
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
         loss_of = LOSSES[self.kind]
-        clean_losses = loss_of(search.clean_logits, items.y)
-        search.scores = clean_losses if self.best_loss else _unbeatable(clean_losses)
+        search.visit_clean(loss_of(search.clean_logits, items.y))
         for restart in range(self.num_restarts if self.eps > 0 else 0):
             ascent(
                 logits_of,
@@ -56,6 +52,7 @@ class Apgd(BudgetedAttack, ApgdSettings):
                 eps=self.eps,
                 stream=restart_stream(self.kind, restart),
                 loss_for=lambda rows: loss_of,
+                score_of=loss_of,
             )
         return search.result()
 
@@ -65,14 +62,14 @@ class ApgdTargeted(BudgetedAttack, ApgdTargetedSettings):
     """APGD-T: one run of the targeted ratio per rival class, likeliest at the clean image first.
 
     There are min(`num_targets`, K - 1) rivals. Any wrong class is a success, not only the target.
-    A row that is never misclassified is returned clean: losses of different targets do not compare.
+    Losses of different targets do not compare: the best point is that of the highest margin.
     """
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
         rivals = rank_rivals(search.clean_logits, items.y)[:, : self.num_targets]
-        clean_losses = targeted_dlr(search.clean_logits, items.y, rivals[:, 0])
-        search.scores = _unbeatable(clean_losses)
+        targeted_dlr(search.clean_logits, items.y, rivals[:, 0])  # too few classes: no step
+        search.visit_clean(search.clean_margins)
         for number, targets in enumerate(rivals.unbind(dim=1) if self.eps > 0 else ()):
             ascent(
                 logits_of,
@@ -82,6 +79,7 @@ class ApgdTargeted(BudgetedAttack, ApgdTargetedSettings):
                 eps=self.eps,
                 stream=restart_stream(self.kind, number),
                 loss_for=partial(_targeted_loss, targets),
+                score_of=margin,
             )
         return search.result()
 
@@ -118,11 +116,12 @@ def ascent(
     eps: float,
     stream: str,
     loss_for: Callable[[Tensor], LossFn],
+    score_of: LossFn,
 ) -> None:
     """One run of Algorithm 1 on the robust rows of `search`, which records the results.
 
-    `loss_for` returns the loss of these rows of the batch. A broken row is removed; the others
-    keep their whole state, so their step sizes are not affected.
+    `loss_for` returns the loss of these rows of the batch, `score_of` ranks the points of a row. A
+    broken row is removed; the others keep their whole state, so their step sizes are not affected.
     """
     rows = search.robust_rows
     if len(rows) == 0:
@@ -133,7 +132,8 @@ def ascent(
     windows = review_windows(schedule.num_steps)
     for step in range(schedule.num_steps):
         loss_of = loss_for(state.rows)
-        robust = _evaluate(logits_of, search, state, loss_of=loss_of, eot_iter=schedule.eot_iter)
+        logits = _evaluate(logits_of, search, state, loss_of=loss_of, eot_iter=schedule.eot_iter)
+        robust = search.visit(state.rows, state.point, logits, score_of(logits, state.y))
         state = state.take(robust)
         if len(state.rows) == 0:
             return
@@ -141,7 +141,7 @@ def ascent(
             state.review(windows[step], rho=schedule.rho)
         state.advance(ball, share=1.0 if step == 0 else MOMENTUM)
     logits = check_logits(logits_of(state.point), search.items.ids(state.rows))
-    search.visit(state.rows, state.point, logits, loss_for(state.rows)(logits, state.y))
+    search.visit(state.rows, state.point, logits, score_of(logits, state.y))
 
 
 @dataclass(slots=True)
@@ -230,8 +230,8 @@ def _initial_state(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _As
 
 def _evaluate(
     logits_of: LogitsFn, search: Search, state: _AscentState, *, loss_of: LossFn, eot_iter: int
-) -> Tensor:
-    """Record loss and gradient at the point; returns which rows are robust, as a bool mask.
+) -> Logits:
+    """Record loss and gradient at the point; returns the logits of the last pass.
 
     Gradients are summed over the passes (expectation over transformation, Athalye et al. 2018):
     steps follow the direction alone, which the mean would not change.
@@ -249,7 +249,7 @@ def _evaluate(
         gradient += seen.gradient
     state.record(seen.losses, gradient)
     search.num_evaluations[state.rows] += eot_iter - 1  # the visit counts the last pass
-    return search.visit(state.rows, state.point, seen.logits, seen.losses)
+    return seen.logits
 
 
 def _surface_point(items: Items, norm: str, eps: float, stream: str) -> Images:
@@ -262,11 +262,6 @@ def _surface_point(items: Items, norm: str, eps: float, stream: str) -> Images:
 
 def _targeted_loss(targets: Labels, rows: Tensor) -> LossFn:
     return partial(targeted_dlr, target=targets[rows])
-
-
-def _unbeatable(losses: Tensor) -> Tensor:
-    """Scores with which only a misclassified point replaces the clean one."""
-    return torch.full_like(losses, math.inf)
 
 
 def _per_row(values: Tensor, images: Images) -> Tensor:

@@ -29,4 +29,5 @@ class AutoAttack(BudgetedAttack, AutoAttackSettings):
             num_evaluations=done.state.num_evaluations,
             num_gradients=done.state.num_gradients,
             num_zero_gradients=done.state.num_zero_gradients,
+            margins=done.margins,
         )

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from components.attacks.interface import Attack, AttackResult, Items
+from components.attacks.losses import margin
 from components.core.errors import CasemateError
-from components.core.types import Images, Labels, LogitsFn
+from components.core.types import Images, Labels, Logits, LogitsFn
 from components.models.logits import check_logits
 
 UNBROKEN = -1
@@ -75,10 +76,22 @@ class CascadeState:
 
 @dataclass(frozen=True, slots=True)
 class CascadeResult:
-    """The state, and for each broken row the point that broke it; other rows are unchanged."""
+    """The state and the best points, as `interface.py` defines them; attacks do not start there."""
 
     state: CascadeState
     x_adv: Images
+    margins: Tensor  # (B,) of logits at `x_adv`
+
+    def copy(self) -> "CascadeResult":
+        """The same result, for `take`."""
+        return CascadeResult(self.state, self.x_adv.clone(), self.margins.clone())
+
+    def take(self, rows: Tensor, result: AttackResult) -> None:
+        """Take over, in place, what one more attack found on these robust rows, if it is better."""
+        broken = result.adversarial_prediction != self.state.y[rows]
+        better = broken | (result.known_margins > self.margins[rows])
+        self.x_adv[rows[better]] = result.x_adv[better]
+        self.margins[rows[better]] = result.known_margins[better]
 
 
 def before_attacks(y: Labels, clean_prediction: Labels) -> CascadeState:
@@ -138,19 +151,24 @@ def run_cascade(
     if done is None:
         with torch.no_grad():
             logits = check_logits(logits_of(items.x), items.item_ids)
-        done = CascadeResult(before_attacks(items.y, logits.argmax(dim=1)), items.x)
+        done = clean_result(items, logits)
     _check_first_attacks(attacks, done.state, items)
-    state, x_adv = done.state, done.x_adv.clone()
-    for attack in attacks[len(state.tallies) :]:
-        rows = state.robust_rows
-        if len(rows) == 0:  # networks reject empty batches
-            state = after_attack(state, attack.name, Outcome(*[rows] * 5))
-            continue
-        result = attack(logits_of, items.take(rows))
-        state = after_attack(state, attack.name, Outcome.of(result))
-        broken = ~state.robust[rows]
-        x_adv[rows[broken]] = result.x_adv[broken]
-    return CascadeResult(state, x_adv)
+    done = done.copy()
+    for attack in attacks[len(done.state.tallies) :]:
+        rows = done.state.robust_rows
+        outcome = Outcome(*[rows] * 5)
+        if len(rows) > 0:  # networks reject empty batches
+            result = attack(logits_of, items.take(rows))
+            done.take(rows, result)
+            outcome = Outcome.of(result)
+        done = replace(done, state=after_attack(done.state, attack.name, outcome))
+    return done
+
+
+def clean_result(items: Items, logits: Logits) -> CascadeResult:
+    """The result after the clean forward pass: every image is its own best point."""
+    state = before_attacks(items.y, logits.argmax(dim=1))
+    return CascadeResult(state, items.x, margin(logits, items.y))
 
 
 def check_one_threat(attacks: Sequence[Attack]) -> None:

@@ -1,19 +1,14 @@
 """A list of attacks on a loaded model in this process, as the attack stage runs it on a cluster."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
 from components.attacks.aas import worst_of
 from components.attacks.base_settings import AttackSettings
-from components.attacks.cascade import (
-    CascadeResult,
-    Outcome,
-    after_attack,
-    before_attacks,
-)
+from components.attacks.cascade import CascadeResult, Outcome, after_attack, clean_result
 from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import AttackResult, Items
@@ -47,20 +42,20 @@ def attack_model(
             logits = check_logits(fixed(items.x), items.item_ids)
         refuse_probabilities(logits, model=model.spec.architecture)
         check_attackable(model, items.x, name=model.spec.architecture)
-        state, x_adv = before_attacks(items.y, logits.argmax(dim=1)), items.x.clone()
+        done = clean_result(items, logits).copy()
         for listed in attacks:
-            rows = state.robust_rows
+            rows = done.state.robust_rows
             on_progress(len(items) - len(rows), listed.name)  # nothing to do for the others
             attack = _runnable(listed, model, items) if len(rows) else listed.attack
             found = []
             for part in torch.split(rows, ROWS) if len(rows) else ():
                 result = attack(fixed, items.take(part))
-                broken = result.adversarial_prediction != items.y[part]
-                x_adv[part[broken]] = result.x_adv[broken]
+                done.take(part, result)
                 found.append(Outcome.of(result))
                 on_progress(len(part), listed.name)
-            state = after_attack(state, listed.name, _joined(found, empty=rows))
-    return CascadeResult(state, x_adv)
+            outcome = _joined(found, empty=rows)
+            done = replace(done, state=after_attack(done.state, listed.name, outcome))
+    return done
 
 
 def check_attackable(model: PixelModel, x: Images, *, name: str) -> None:

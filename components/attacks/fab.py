@@ -61,6 +61,7 @@ def _attack(
     attack: Fab | FabTargeted, logits_of: LogitsFn, items: Items, rivals_of: Rivals
 ) -> AttackResult:
     search = Search(logits_of, items)
+    search.visit_clean(search.clean_margins)
     if attack.eps > 0:
         ball = ball_around(items.x, norm=attack.norm, eps=attack.eps)
         run = _Run(attack, logits_of, search, ball)

@@ -210,8 +210,9 @@ def _with_restarts(
         if len(rows) == 0:
             break
         rule = rule_of(search, ball)
-        if restart == 0:  # the clean point is a candidate for the best point
-            search.scores[rows] = rule.score(search.clean_logits[rows], items.y[rows], rows=rows)
+        if restart == 0:
+            every = torch.arange(len(items), device=rows.device)
+            search.visit_clean(rule.score(search.clean_logits, items.y, rows=every))
         start = ball.project(start_of(rows, restart), rows)
         gradient_ascent(logits_of, search, rule, rows=rows, start=start, num_steps=num_steps)
     return search.result()

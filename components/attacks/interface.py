@@ -4,6 +4,19 @@ An attack is a frozen dataclass of settings with a budget, called with a model a
 attack. `Search` records what an attack that visits points has found: which rows are still robust,
 at what cost, and the best point of each row. Robust accuracy counts the rows that are classified
 correctly before and after, over all rows.
+
+The best point of a row, the same for every attack and every list of attacks:
+- the first misclassified point that was visited inside the budget;
+- without one, the point of highest score of all that were visited inside the budget, the clean
+  image included: a robust row is returned unchanged only if no visited point has a higher score;
+- the clean image itself if it is misclassified: such rows are not attacked.
+The score is the loss that the attack increases. It is the margin of logits, max_{i != y} z_i - z_y,
+if an attack has no single loss (apgd-t, fab, poses, attacks of users) and wherever points of
+different attacks are compared (lists, ensembles, attention scaling).
+
+The challenges of certificates have functions of their own: `patch.py` returns the patch that leaves
+the label the smallest lead of votes, `smoothed.py` the last iterate, as published: the loss of a
+smoothed vote is only estimated, from new draws at each step.
 """
 
 import math
@@ -15,6 +28,7 @@ import torch
 from torch import Tensor
 
 from components.attacks.base_settings import AttackSettings, Norm
+from components.attacks.losses import margin
 from components.core.seeding import generator_for
 from components.core.settings import NonNegative, Problem
 from components.core.types import Images, Labels, Logits, LogitsFn
@@ -84,11 +98,7 @@ def hard_labels(targets: Tensor) -> Labels:
 
 @dataclass(frozen=True, slots=True)
 class AttackResult:
-    """Result of one attack for each row.
-
-    `x_adv` is a misclassified point if one was found, else the attack's best point, never outside
-    the budget; rows whose clean image is misclassified are returned unchanged.
-    """
+    """Result of one attack for each row; `x_adv` is its best point as this module defines it."""
 
     x_adv: Images
     clean_prediction: Labels
@@ -96,6 +106,14 @@ class AttackResult:
     num_evaluations: Tensor  # (B,) int64 forward passes, the clean one included
     num_gradients: Tensor  # (B,) int64 gradient evaluations
     num_zero_gradients: Tensor  # (B,) int64 gradients that are zero everywhere
+    margins: Tensor | None = None  # (B,) of logits at `x_adv`; None only from a user's own class
+
+    @property
+    def known_margins(self) -> Tensor:
+        """(B,) margins of logits at `x_adv`."""
+        if self.margins is None:
+            raise ValueError("the result of an attack has no margins; return `Search.result()`")
+        return self.margins
 
 
 @runtime_checkable
@@ -153,6 +171,8 @@ class Search:
         self.x_adv = items.x.clone()
         self.prediction = self.clean_prediction.clone()
         self.scores = torch.full_like(logits[:, 0], -math.inf)  # of the best point so far
+        self.clean_margins = margin(logits, items.y)
+        self.margins = self.clean_margins.clone()  # of the best point so far
         self.num_evaluations = torch.ones_like(items.y)
         self.num_gradients = torch.zeros_like(items.y)
         self.num_zero_gradients = torch.zeros_like(items.y)
@@ -163,6 +183,16 @@ class Search:
         included: only these are attacked further.
         """
         return (self.prediction == self.items.y).nonzero().squeeze(1)
+
+    def visit_clean(self, scores: Tensor) -> None:
+        """Make the clean images candidates for the best point, with these scores (B,).
+
+        The first misclassified point stays. A search that starts elsewhere calls this at its end.
+        """
+        better = (self.prediction == self.items.y) & (scores > self.scores)
+        self.x_adv[better] = self.items.x[better]
+        self.scores = scores.where(better, self.scores)
+        self.margins = self.clean_margins.where(better, self.margins)
 
     def visit(self, rows: Tensor, x_adv: Images, logits: Logits, scores: Tensor) -> Tensor:
         """Record a forward pass of `rows`; returns which of them are still robust, as a bool mask.
@@ -175,6 +205,7 @@ class Search:
         improved = rows[better]
         self.x_adv[improved] = x_adv[better]
         self.scores[improved] = scores[better]
+        self.margins[improved] = margin(logits[better], self.items.y[improved])
         self.prediction[rows] = prediction
         self.num_evaluations[rows] += 1
         return ~broken
@@ -192,4 +223,5 @@ class Search:
             num_evaluations=self.num_evaluations,
             num_gradients=self.num_gradients,
             num_zero_gradients=self.num_zero_gradients,
+            margins=self.margins,
         )

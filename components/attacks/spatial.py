@@ -87,6 +87,7 @@ class SpatialGrid(SpatialSettings):
     @torch.no_grad()
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
+        search.visit_clean(search.clean_margins)
         rows = search.robust_rows
         items, poses = items.take(rows), self.poses()
         images = PosedImages(items.x, poses)

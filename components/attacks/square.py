@@ -49,6 +49,7 @@ class Square(BudgetedAttack, SquareSettings):
             random_search.start()
             while len(points := random_search.new_points()) > 0:
                 random_search.query(points)
+        search.visit_clean(search.clean_margins)  # last: the search starts from random squares
         return search.result()
 
 

@@ -2,8 +2,8 @@
 
 `Name(settings, norm=..., eps=...)` returns an `Attack`. Only its points are believed, and only
 inside the budget: points outside the ball would count items as broken that are robust inside it.
-Predictions are those of the model at the clean images and at these points; `clean_prediction` and
-`adversarial_prediction` of the user's result are replaced.
+Predictions and margins are those of the model at the clean images and at these points; those of the
+user's result are replaced. A point that is not better than the clean image gives way to it.
 """
 
 from dataclasses import dataclass, replace
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from components.attacks.interface import Attack, AttackResult, Items
+from components.attacks.losses import margin
 from components.core.errors import CasemateError
-from components.core.types import Images, LogitsFn
+from components.core.types import Images, Logits, LogitsFn
 from components.core.user_code import UserEntry
 from components.models.logits import check_logits
 
@@ -57,11 +58,9 @@ class UserAttack:
         self._check_budget(x_adv, items)
         with torch.no_grad():
             clean, adversarial = (
-                check_logits(logits_of(x), items.item_ids).argmax(dim=1) for x in (items.x, x_adv)
+                check_logits(logits_of(x), items.item_ids) for x in (items.x, x_adv)
             )
-        return replace(
-            result, x_adv=x_adv, clean_prediction=clean, adversarial_prediction=adversarial
-        )
+        return _checked(result, items, x_adv, clean=clean, adversarial=adversarial)
 
     def _found(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         """What the user's code returns; it gets copies, so that it cannot change the items."""
@@ -111,6 +110,23 @@ def user_attack(entry: UserEntry, *, norm: str, eps: float) -> UserAttack:
     attack = UserAttack(entry, norm, eps)
     _ = attack.inner
     return attack
+
+
+def _checked(
+    result: AttackResult, items: Items, x_adv: Images, *, clean: Logits, adversarial: Logits
+) -> AttackResult:
+    """`result` with the best points, by these logits at the images and at the points."""
+    before, after = (margin(logits, items.y) for logits in (clean, adversarial))
+    broken = adversarial.argmax(dim=1) != items.y
+    better = (clean.argmax(dim=1) == items.y) & (broken | (after >= before))
+    logits = adversarial.where(better[:, None], clean)
+    return replace(
+        result,
+        x_adv=x_adv.where(better[:, None, None, None], items.x),
+        clean_prediction=clean.argmax(dim=1),
+        adversarial_prediction=logits.argmax(dim=1),
+        margins=margin(logits, items.y),
+    )
 
 
 def _form(found: object) -> str:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class AttackReport:
     """Result of a list of attacks: `robust_accuracy` counts items that are correct under all of it.
 
-    `x_adv` holds the point that broke each broken item, and the image itself for the others;
-    `table` has one row per item, `attacks` one per attack; `warnings` list why the figure may be
-    too high.
+    `x_adv` holds the best points: the one that broke an item, for the others that of the highest
+    margin of logits, and the image itself where that is misclassified already. `table` has one row
+    per item, `attacks` one per attack; `warnings` list why the figure may be too high.
     """
 
     norm: str

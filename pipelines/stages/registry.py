@@ -154,7 +154,7 @@ STAGES = {
         Stage(
             "attack",
             section="attack",
-            version=3,
+            version=4,
             help="Attack a recipe's models, training them first, or any model on any data.",
             headlines=True,
             metrics=True,

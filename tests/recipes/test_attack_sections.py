@@ -12,7 +12,7 @@ from components.attacks.settings import ATTACKS
 from components.core.settings import values_of
 from pipelines.recipe.schema.attack import AttackSection
 
-OWN_DEFAULTS = {"best_loss", "label", "norm", "eps"}  # of attacks; not settings of a recipe
+OWN_DEFAULTS = {"label", "norm", "eps"}  # of attacks; not settings of a recipe
 
 
 def section(*attacks: dict, **changes) -> AttackSection:

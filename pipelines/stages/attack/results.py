@@ -42,7 +42,8 @@ class ModelUnderAttack:
     item_ids: list[str]
     state: CascadeState
     norms: list[float | None]  # of the perturbations that broke items
-    images: dict[int, bytes] = field(default_factory=dict)  # the last ones of the first items
+    margins: list[float]  # of logits at the best points
+    images: dict[int, bytes] = field(default_factory=dict)  # the best points of the first items
     attacks: list[AttackSummary] = field(default_factory=list)  # finished
     protocols: dict[str, ProtocolSummary] = field(default_factory=dict)  # of scaled attacks
 
@@ -51,7 +52,8 @@ class ModelUnderAttack:
         """From the predictions on clean items."""
         labels, predictions = (_tensor(table, name) for name in ("label", "clean_prediction"))
         state = before_attacks(labels, predictions)
-        return ModelUnderAttack(model, table["item_id"].to_pylist(), state, [None] * len(labels))
+        ids, margins = table["item_id"].to_pylist(), table["margin"].to_pylist()
+        return ModelUnderAttack(model, ids, state, [None] * len(labels), margins)
 
     @property
     def robust_items(self) -> list[int]:
@@ -66,11 +68,14 @@ class ModelUnderAttack:
         outcome = Outcome(*(_tensor(table, name) for name in OUTCOME))
         self.state = after_attack(self.state, listed.name, outcome)
         robust = self.state.robust.tolist()
-        for row in table.select(["place", "norm", "image"]).to_pylist():
-            if not robust[row["place"]]:
-                self.norms[row["place"]] = row["norm"]
-            if row["image"] is not None:
-                self.images[row["place"]] = row["image"]
+        for row in table.select(["place", "norm", "margin", "image"]).to_pylist():
+            place, broken = row["place"], not robust[row["place"]]
+            if broken:
+                self.norms[place] = row["norm"]
+            if broken or row["margin"] > self.margins[place]:
+                self.margins[place] = row["margin"]
+                if row["image"] is not None:
+                    self.images[place] = row["image"]
         self.attacks.append(_attack_summary(self.state, listed, outcome))
         if listed.scaling:
             self.protocols[listed.name] = _protocol(table, scales)
@@ -271,7 +276,7 @@ def write_examples(
         arrays[f"{own.model}/adversarial"] = np.stack(
             [
                 np.frombuffer(own.images[place], np.float32).reshape(image.shape)
-                if place in own.images  # misclassified items are not attacked
+                if place in own.images  # else the image itself is the best point
                 else image
                 for place, image in enumerate(clean)
             ]

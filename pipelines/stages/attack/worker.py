@@ -13,19 +13,20 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from components.attacks.aas import ScaledReport
+from components.attacks.aas import ScaledReport, worst_of
 from components.attacks.base_settings import Norm
 from components.attacks.evaluation import check_attackable
 from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
+from components.attacks.losses import margin
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
 from components.attacks.settings import AasSettings
 from components.core.arithmetic import EXACT, use
 from components.core.folders import Folder
-from components.core.types import Images, Labels, LogitsFn
+from components.core.types import Images, LogitsFn
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
@@ -147,6 +148,7 @@ class AttackWorker:
                 "item_id": list(items.item_ids),
                 "label": _integers(items.y),
                 "clean_prediction": _integers(logits.argmax(dim=1)),
+                "margin": _numbers(margin(logits, items.y)),
             }
         )
 
@@ -159,7 +161,8 @@ class AttackWorker:
         report = scaled.examine(self.fixed(model), items)
         control = scaled.restarts()(self.fixed(model), items)
         # Items that plain restarts break are broken, too; both results are also kept apart.
-        table = self.rows(task.items, items, union(report.result, control, items.y))
+        every = torch.arange(len(items), device=items.y.device)
+        table = self.rows(task.items, items, worst_of(report.result, control, items.y, every))
         found = report.result.adversarial_prediction == items.y
         table = table.append_column("scaled_union_correct", pa.array(found.tolist(), pa.bool_()))
         for name, column in _protocol(report).items():
@@ -180,6 +183,7 @@ class AttackWorker:
                 "num_gradients": _integers(result.num_gradients),
                 "num_zero_gradients": _integers(result.num_zero_gradients),
                 "norm": pa.array(distances, pa.float64()),
+                "margin": _numbers(result.known_margins),
                 "image": pa.array(
                     [
                         image.tobytes() if place < NUM_EXAMPLES else None
@@ -208,22 +212,6 @@ class AttackWorker:
         )
 
 
-def union(first: AttackResult, second: AttackResult, y: Labels) -> AttackResult:
-    """The worst of two attacks per row, at the cost of both."""
-    taken = (first.adversarial_prediction == y) & (second.adversarial_prediction != y)
-    rows = taken.view(-1, *[1] * (first.x_adv.dim() - 1))
-    return AttackResult(
-        x_adv=torch.where(rows, second.x_adv, first.x_adv),
-        clean_prediction=first.clean_prediction,
-        adversarial_prediction=torch.where(
-            taken, second.adversarial_prediction, first.adversarial_prediction
-        ),
-        num_evaluations=first.num_evaluations + second.num_evaluations,
-        num_gradients=first.num_gradients + second.num_gradients,
-        num_zero_gradients=first.num_zero_gradients + second.num_zero_gradients,
-    )
-
-
 def make_worker(config: AttackConfig) -> WorkFn:
     use(EXACT)
     return AttackWorker(config, worker_device())
@@ -249,3 +237,7 @@ def _protocol(report: ScaledReport) -> dict[str, list[list[bool]]]:
 
 def _integers(values: Tensor) -> pa.Array:
     return pa.array(values.tolist(), pa.int64())
+
+
+def _numbers(values: Tensor) -> pa.Array:
+    return pa.array(values.tolist(), pa.float64())

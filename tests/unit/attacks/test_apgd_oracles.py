@@ -87,7 +87,7 @@ def test_from_the_same_start_the_loss_climbs_as_high(norm, eps, loss, trained, r
         seen.append(x.detach())
         return model(x)
 
-    result = Apgd(norm=norm, eps=eps, kind=f"apgd-{loss}", best_loss=True)(watched, items)
+    result = Apgd(norm=norm, eps=eps, kind=f"apgd-{loss}")(watched, items)
     oracle = APGDAttack(model, norm=THEIR_NORM[norm], eps=eps, loss=loss, device="cpu")
     oracle.init_hyperparam(items.x)
     best, right, best_loss, _ = oracle.attack_single_run(items.x, items.y, x_init=seen[1])

@@ -18,6 +18,9 @@ from components.attacks.interface import AttackResult, Items
 from components.core.errors import CasemateError
 
 NUM_CLASSES = 3
+# Margins of points that break nothing, by the length of the attack's name; that of images is -1:
+# the first attack finds nothing better, the second the best, the fourth only as good.
+MARGINS = {1: -2.0, 2: -0.5, 3: -0.7, 4: -0.5}
 
 
 def items_of(labels):
@@ -53,11 +56,11 @@ class Scripted:
         clean = logits_of(items.x).argmax(dim=1)
         known = torch.tensor([i in self.breaks for i in items.item_ids], dtype=torch.bool)
         hit = known & (clean == items.y)
-        # a best point that breaks nothing is not worth keeping
-        x_adv = items.x + torch.where(hit, 0.5, 0.001).view(-1, 1, 1, 1)
+        x_adv = items.x + torch.where(hit, 0.5, 0.001 * len(self.name)).view(-1, 1, 1, 1)
         steps = torch.full_like(items.y, len(self.name))
         prediction = logits_of(x_adv).argmax(dim=1)
-        return AttackResult(x_adv, clean, prediction, steps, steps + 1, hit.long())
+        margins = torch.where(hit, 1.0, MARGINS.get(len(self.name), -2.0))
+        return AttackResult(x_adv, clean, prediction, steps, steps + 1, hit.long(), margins)
 
 
 @st.composite
@@ -76,6 +79,7 @@ def attacks_of(breaks):
 
 def same(one, other):
     assert torch.equal(one.x_adv, other.x_adv)
+    assert torch.equal(one.margins, other.margins)
     for name in ("adversarial_prediction", "broken_by", "num_evaluations", "num_gradients"):
         assert torch.equal(getattr(one.state, name), getattr(other.state, name))
     assert torch.equal(one.state.num_zero_gradients, other.state.num_zero_gradients)
@@ -97,7 +101,8 @@ def test_union_is_exact_monotone_and_spares_broken_rows(case):
         assert bool(state.robust[row]) == (guess == label and not hits)
         assert state.breaker_names()[row] == (None if first < 0 else "a" * (first + 1))
         moved = first != UNBROKEN
-        assert torch.equal(result.x_adv[row], items.x[row] + 0.5 * moved)
+        by_best = 0.002 if guess == label and len(breaks) >= 2 else 0
+        assert torch.equal(result.x_adv[row], items.x[row] + (0.5 if moved else by_best))
         # seen by every attack until one broke it, and by none after; wrong rows by none at all
         last = -1 if guess != label else first if moved else len(breaks) - 1
         assert [k for k, a in enumerate(attacks) if item in a.seen] == list(range(last + 1))

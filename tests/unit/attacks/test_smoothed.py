@@ -57,6 +57,9 @@ def test_the_vote_moves_exactly_when_the_radius_allows(seed, distance):
     radius = SIGMA * norm.ppf(top_prob)
     for share, moves in ((0.98, False), (1.02, True)):
         x_adv = attack(logits_of, image, 1, eps=share * radius)
+        assert signed_distance(x_adv[None]) < signed_distance(
+            image[None]
+        )  # whether it breaks or not
         prob = norm.cdf(float(signed_distance(x_adv[None])) / SIGMA)
         assert (prob < 0.5) == moves
 

@@ -63,6 +63,11 @@ def test_the_stage_is_the_cascade_of_components(finished, prepared, models, mode
     with attack_mode(network), fast_forward(network.net):
         whole = run_cascade(attacks, in_fixed_batches(network, size=8), items)
     state = whole.state
+    with np.load(finished.path / "examples.npz") as arrays:
+        kept = arrays[f"{model}/adversarial"]
+    assert np.array_equal(kept, whole.x_adv[: len(kept)].numpy())
+    survivors = [i for i in range(len(kept)) if state.robust[i]]
+    assert not any(torch.equal(whole.x_adv[i], items.x[i]) for i in survivors)
     moved = (whole.x_adv.double() - items.x.double()).abs().flatten(1).amax(dim=1)
     rows = [row for row in rows_of(finished) if row["model"] == model]
     assert [row["item_id"] for row in rows] == list(test.item_ids)
