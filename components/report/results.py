@@ -67,6 +67,7 @@ class TuneResult:
     attack: Json
     space: Json  # per key: its list of values, or its distribution
     trials: tuple[TunedTrial, ...]
+    chance: float | None = None  # share of the most frequent label; None in searches without it
     steps: tuple[AddedStep, ...] = ()
 
 
@@ -220,6 +221,7 @@ def read_tune(step: str, folder: Folder) -> TuneResult:
         document["attack"],
         document["space"],
         tuple(_tuned_trial(row, metric, path=path, step=step) for row in document["rows"]),
+        document.get("chance"),
         tuple(steps),
     )
 

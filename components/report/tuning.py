@@ -14,6 +14,7 @@ from components.report.content import (
     ResultKind,
     Table,
 )
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
 from components.report.results import AddedStep, TunedTrial, TuneResult
 from components.report.wording import settings_text
 
@@ -35,6 +36,12 @@ def _intro(tuned: TuneResult) -> str:
     words = [f"{len(tuned.trials)} trials, compared by {tuned.metric} on {items}validation items."]
     if tuned.metric == "val_robust_accuracy":
         words.append(f"The attack: {settings_text(tuned.attack)}, at the full epsilon.")
+    if is_at_chance(tuned):
+        words.append(
+            f"The best trial is at chance: always predicting the most frequent label is right on "
+            f"{100 * (tuned.chance or 0):.1f}% of these items, which its interval does not exceed. "
+            "This search does not tell its trials apart; train longer or on more items."
+        )
     if tied:
         words.append(
             f"Ties with the best: {tied}; the 95% interval of the difference on these items "
@@ -46,6 +53,12 @@ def _intro(tuned: TuneResult) -> str:
             "before quoting its figure."
         )
     return " ".join(words)
+
+
+def is_at_chance(tuned: TuneResult) -> bool:
+    """Whether the best trial is not above always predicting the most frequent label."""
+    score = tuned.trials[0].score
+    return score is not None and tuned.chance is not None and score.low <= tuned.chance
 
 
 def trials_table(tuned: TuneResult) -> Table:
@@ -123,13 +136,15 @@ def _comparison(trial: TunedTrial, *, is_best: bool) -> str:
 
 
 def _search_charts(tuned: TuneResult) -> list[Chart]:
-    """Parallel coordinates of all trials, then one chart per key."""
+    """A heat map of a grid of two keys, else parallel coordinates; then one chart per key."""
     shown = [trial for trial in tuned.trials if trial.score]
     keys = [key for key in tuned.space if any(key in trial.values for trial in shown)]
     if not shown or not keys:
         return []
     axes = [tuning_figures.axis_of(key, tuned.space[key], shown) for key in keys]
     charts = [_parallel_chart(tuned, axes, shown)] if len(axes) > 1 else []
+    if len(keys) == 2 and all(isinstance(tuned.space[key], list) for key in keys):
+        charts = [_heat_chart(tuned, keys, shown)]
     return charts + [_axis_chart(tuned, axis, shown) for axis in axes]
 
 
@@ -159,6 +174,43 @@ def _parallel_chart(
     if any(trial.status != "finished" for trial in shown):
         legend.append(LegendEntry("stopped early", "muted", "dash"))
     return Chart("tune.parallel", "All trials", svg, tuple(legend), (best_text,))
+
+
+def _heat_chart(tuned: TuneResult, keys: Sequence[str], shown: Sequence[TunedTrial]) -> Chart:
+    """The scores of a grid: the first key down, the second across."""
+    down, across = (tuned.space[key] for key in keys)
+    places = [tuple(tuned.space[key].index(t.values[key]) for key in keys) for t in shown]
+    found = dict(reversed(list(zip(places, shown, strict=True))))  # of equals, the better trial
+    cells = [[_heat_cell(found.get((y, x))) for x in range(len(across))] for y in range(len(down))]
+    layout = HeatLayout(
+        tuning_figures.value_labels(down),
+        tuning_figures.value_labels(across),
+        keys[1],
+        y_label=keys[0],
+        marked=places[0],
+    )
+    best_text = f"The best trial: {settings_text(shown[0].values)}; {_score_text(shown[0], tuned)}."
+    kind, measure = result_kind(tuned), NAMES[tuned.metric]
+    svg = heat_map(
+        cells,
+        layout,
+        kind=kind,
+        name="tune.heat",
+        alt=f"{measure} by {keys[0]} and {keys[1]}, in percent. {best_text}",
+    )
+    text = f"{measure} in percent, below its 95% interval; the darker, the more errors"
+    legend = [LegendEntry(text, kind, "bar"), LegendEntry("framed: best trial", "muted", "line")]
+    captions = [best_text]
+    if any(trial.status != "finished" for trial in shown):
+        captions.append("A star marks trials that were stopped early: another epoch's figure.")
+    return Chart("tune.heat", "All trials", svg, tuple(legend), tuple(captions))
+
+
+def _heat_cell(trial: TunedTrial | None) -> HeatCell | None:
+    if trial is None or trial.score is None:
+        return None
+    score, star = trial.score, "" if trial.status == "finished" else "*"
+    return HeatCell(1 - score.value, f"{100 * score.value:.1f}{star}", score.interval())
 
 
 def _axis_chart(

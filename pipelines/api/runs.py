@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.stored_folder import StoredFolder
     from pipelines.stages.registry import Headline
+    from pipelines.stages.tune.outcome import SearchOutcome
 
     RecipeSource = str | Path | Mapping[str, Any] | Recipe
 
@@ -69,12 +70,16 @@ def _plain(values: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run: the folder of every step, the headline rows, report and tracking store."""
+    """A finished run: the folder of every step, the headline rows, report and tracking store.
+
+    `tuned` is the best trial of its search, None without one.
+    """
 
     steps: dict[str, Folder]
     summary: "list[Headline]"
     report: Path | None
     tracking_uri: str
+    tuned: "SearchOutcome | None" = None
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -102,7 +107,7 @@ def run(
     >>> api.run("demo", smoke=True, storage="runs").table  # doctest: +SKIP
     """
     from pipelines.flow.run import run_flow
-    from pipelines.flow.summary import folder_of, summary
+    from pipelines.flow.summary import folder_of, searched, summary
     from pipelines.runtime.storage import Storage
     from pipelines.runtime.tracking_uri import tracking_uri
 
@@ -117,6 +122,7 @@ def run(
         summary=summary(steps),
         report=fetched(report) / "report.html" if report else None,
         tracking_uri=redact(tracking_uri(loaded.tracking, root)),
+        tuned=searched(steps),
     )
 
 

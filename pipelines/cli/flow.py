@@ -17,6 +17,7 @@ from pipelines.stages.registry import STAGES
 
 if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
+    from pipelines.stages.tune.outcome import SearchOutcome
 
 
 def add_commands(app: typer.Typer, own: Mapping[str, tuple[Callable[..., None], str]]) -> None:
@@ -89,6 +90,7 @@ def run_and_show(
         "tracking_uri": done.tracking_uri,
         "steps": {name: str(folder) for name, folder in done.steps.items()},
         "summary": done.summary,
+        "tuned": done.tuned,
     }
     print(json.dumps(found, indent=2)) if as_json else _show(found)
 
@@ -111,6 +113,26 @@ def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> No
     raise CasemateError("--resume", f"{root}/{recipe.name}", f"{why}; start without it: {command}")
 
 
+def show_search(tuned: "SearchOutcome") -> None:
+    """The best trial: its score as the other figures, its values and the recipe made of them."""
+    score, trial = tuned["score"], f"trial {tuned['trial']}"
+    spread = f"[{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
+    print(
+        f"{tuned['metric']:<28} {trial:<10} {100 * score['value']:5.1f} %  "
+        f"95% {spread:<14} n={score['num_items']} (validation)"
+    )
+    values = ", ".join(f"{key}: {value}" for key, value in tuned["values"].items())
+    early = tuned["num_stopped_early"]
+    stopped = f", {early} stopped early" if early else ""
+    print(f"  best of {tuned['num_trials']} trials{stopped}: {values or tuned['name']}")
+    if tuned["at_chance"]:
+        print(
+            f"  at chance: predicting the most frequent label everywhere scores "
+            f"{100 * (tuned['chance'] or 0):.1f} %; train longer or on more items"
+        )
+    print(f"  best recipe: {tuned['best_recipe']}")
+
+
 def _show(found: dict[str, Any]) -> None:
     from pipelines.runtime.tracking_uri import how_to_open
 
@@ -125,6 +147,8 @@ def _show(found: dict[str, Any]) -> None:
             print(f"{'  attacks on ' + row['model']:<39} {row['verdict']}")
             for reason in row["reasons"]:
                 print(f"    {reason}")
+    if found["tuned"]:
+        show_search(found["tuned"])
     if found["report"]:
         stored = found["report_step"] or ""
         print(f"report: {found['report']}{f' (of {stored})' if is_uri(stored) else ''}")

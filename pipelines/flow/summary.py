@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from components.core.folders import Folder
 from pipelines.flow.plan import PlannedStep
 from pipelines.stages.registry import STAGES, Headline
+from pipelines.stages.tune.outcome import SearchOutcome, search_outcome
 
 
 def summary(steps: Sequence[PlannedStep]) -> list[Headline]:
@@ -16,6 +17,12 @@ def summary(steps: Sequence[PlannedStep]) -> list[Headline]:
             found = [(step.step, step.contents() if step.finished else None) for step in own]
             rows += stage.steps().headlines(found)
     return rows
+
+
+def searched(steps: Sequence[PlannedStep]) -> SearchOutcome | None:
+    """The best trial of the flow's search, if it has a finished one."""
+    found = [step for step in steps if step.step.stage == "tune" and step.finished]
+    return search_outcome(found[0].contents(), shown=found[0].shown()) if found else None
 
 
 def folder_of(steps: Sequence[PlannedStep], name: str) -> Folder | None:

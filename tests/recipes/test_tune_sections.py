@@ -37,13 +37,19 @@ def test_a_good_section_survives_yaml(section):
     assert again.digest() == recipe.digest()
 
 
-def test_defaults_measure_apgd_and_stop_trials_of_a_space_only():
-    space = tuned("space: {train.weight_decay: [0, 1]}").tune
-    assert (space.attack.kind, space.metric) == ("apgd-ce", "val_robust_accuracy")
-    assert (space.search.kind, space.scheduler.kind, space.grace_epochs) == ("grid", "asha", 1)
+def test_defaults_measure_apgd_and_stop_trials_of_drawn_points_only():
+    grid = tuned("space: {train.weight_decay: [0, 1]}").tune
+    assert (grid.attack.kind, grid.metric) == ("apgd-ce", "val_robust_accuracy")
     chain = tuned("changes: [{name: base}]").tune
-    assert chain.scheduler.kind == "none"
-    assert chain.grace_epochs > 10**9
+    named = tuned("space: {train.weight_decay: [0, 1]}, search: {kind: grid}").tune
+    for listed in (grid, named, chain):
+        assert (listed.search.kind, listed.scheduler.kind) == ("grid", "none")
+        assert listed.grace_epochs > 10**9
+    for kind in ("random", "optuna"):
+        drawn = tuned(f"space: {{train.weight_decay: [0, 1]}}, search: {{kind: {kind}}}").tune
+        assert (drawn.scheduler.kind, drawn.grace_epochs) == ("asha", 1)
+    asked = tuned("space: {train.weight_decay: [0, 1]}, scheduler: {kind: asha}").tune
+    assert asked.scheduler.kind == "asha"
 
 
 def test_a_choice_is_the_list_of_its_values():

@@ -220,10 +220,18 @@ class TuneSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _chains_run_to_the_end(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("changes"):
-            return {"scheduler": {"kind": "none"}, **values}
-        return values
+    def _grids_and_chains_run_to_the_end(cls, values: Any) -> Any:
+        """Stop no trial of a listed set unless the recipe asks for it: a grid is a grid."""
+        if not isinstance(values, dict):
+            return values
+        search = values.get("search") or {}
+        kind = (
+            search.get("kind", "grid")
+            if isinstance(search, dict)
+            else getattr(search, "kind", None)
+        )
+        listed = values.get("changes") or kind == "grid"
+        return {"scheduler": {"kind": "none"}, **values} if listed else values
 
     def problems(self) -> Iterator[Problem]:
         if bool(self.space) == bool(self.changes):

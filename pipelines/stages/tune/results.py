@@ -73,6 +73,7 @@ class Comparison:
     metric: str
     num_items: int  # behind the metric
     num_clean: int  # behind clean accuracy
+    chance: float  # share of the items behind the metric that have the most frequent label
 
     def share(self, trial: Trial, metric: str) -> Json | None:
         """{"value", "low", "high", "num_items"} with the exact 95% interval."""
@@ -83,6 +84,14 @@ class Comparison:
         k = round(value * n)
         low, high = clopper_pearson_interval(k, n)
         return {"value": k / n, "low": low, "high": high, "num_items": n}
+
+    def is_at_chance(self, trial: Trial) -> bool:
+        """Whether the metric is not above that of always predicting the most frequent label.
+
+        That share is at least 1 / the number of classes.
+        """
+        share = self.share(trial, self.metric)
+        return share is not None and bool(share["low"] <= self.chance)
 
     def difference(self, trial: Trial, other: Trial) -> dict[str, float]:
         """The metric of a trial minus that of another; paired where results per item are kept."""
@@ -120,6 +129,7 @@ def trials_table(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) 
             rows[-1]["name"] = section.changes[trial.number].name
     return {
         "metric": compared.metric,
+        "chance": compared.chance,
         "search": "changes" if section.changes else section.search.kind,
         "scheduler": section.scheduler.kind,
         "attack": section.attack.model_dump(mode="json"),
@@ -163,6 +173,8 @@ def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -
     ties = [t for t in ties if compared.difference(best, t)["low"] <= 0]
     if ties:
         lines.append(f"# {len(ties)} further trials cannot be told from it on these items.")
+    if compared.is_at_chance(best):
+        lines.append("# It is at chance: not above predicting the most frequent label everywhere.")
     if len(best.schedule) > 1:
         lines.append("# These are the last values of a schedule (pbt_schedule.json), not what the")
         lines.append("# trial was trained with: retrain before you quote any figure.")

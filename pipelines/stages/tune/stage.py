@@ -3,6 +3,7 @@
 The objective is accuracy on validation items, never on test.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def comparison(recipe: Recipe, dataset: PreparedDataset) -> Comparison:
     section, num_val = tune_points.tuned(recipe), dataset.splits["val"]
     attacked = min(section.attack.num_items, num_val)
     num_items = attacked if section.metric == "val_robust_accuracy" else num_val
-    return Comparison(section.metric, num_items, num_val)
+    counts = Counter(dataset.listing("val")[1][:num_items])
+    chance = max(counts.values()) / num_items
+    return Comparison(section.metric, num_items, num_val, chance)
 
 
 def write(

@@ -219,7 +219,8 @@ def test_the_longest_trial_counts():
         ("space: {train.learning_rate: [0.1, 0.2]}, scheduler: {kind: pbt, interval: 4}", []),
         ("changes: [{name: a}]", []),
         (
-            "space: {train.objective: [{kind: standard}, {kind: fgsm, eps: 8/255}]}",
+            "space: {train.objective: [{kind: standard}, {kind: fgsm, eps: 8/255}]}, "
+            "scheduler: {kind: asha}",
             ["tune.scheduler.kind"],
         ),
         ("changes: [{name: a, set: {train.objective: {kind: standard}}}]", ["tune.metric"]),

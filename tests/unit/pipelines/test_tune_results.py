@@ -8,10 +8,13 @@ import pytest
 from scipy.stats import binomtest
 
 from components.core.errors import CasemateError
-from pipelines.recipe.load import loads
+from components.data.prepared import PreparedDataset
+from pipelines.cli.flow import show_search
+from pipelines.recipe.load import loads, with_values
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.tune import results as tr
 from pipelines.stages.tune import stage as tune
+from pipelines.stages.tune.outcome import search_outcome
 
 BASE = """\
 name: x
@@ -19,8 +22,8 @@ data: {source: digits}
 train: {objective: {kind: fgsm, eps: 8/255}, epochs: 8}
 """
 GRID = loads(BASE + "tune: {space: {train.weight_decay: [0, 1]}}\n", source="x")
-ROBUST = tr.Comparison("val_robust_accuracy", num_items=100, num_clean=200)
-CLEAN = tr.Comparison("val_accuracy", num_items=200, num_clean=200)
+ROBUST = tr.Comparison("val_robust_accuracy", num_items=100, num_clean=200, chance=0.2)
+CLEAN = tr.Comparison("val_accuracy", num_items=200, num_clean=200, chance=0.2)
 
 
 def trial(number, standing, clean=0.5, *, epochs=8, finished=True, stopped=None, values=None):
@@ -104,6 +107,36 @@ def test_the_best_recipe_runs_and_says_how_far_to_trust_it():
     assert (best.name, best.tune, best.train.weight_decay) == ("x-tuned", None, 1)
     assert "# 1 further trials cannot be told" in text
     assert "retrain before" not in text
+
+
+def test_a_best_trial_at_chance_is_told_in_its_recipe_and_by_commands(tmp_path, capsys):
+    """Chance is the share of the most frequent label: 20 of these 100 items."""
+    for held, at_chance in ((27, True), (29, False)):  # the exact intervals begin at 18.6 and 20.4
+        trials = [trial(1, range(held)), trial(0, range(5), epochs=2, finished=False)]
+        out = StageDir(tmp_path / str(held), "tune", "f" * 64, SimpleNamespace())
+        tune.write(GRID, trials, ROBUST, out)
+        assert ("It is at chance" in (out.path / "best.yaml").read_text()) == at_chance
+        found = search_outcome(out.path, shown=out.path)
+        assert found["at_chance"] == at_chance
+        assert (found["trial"], found["num_trials"], found["num_stopped_early"]) == (1, 2, 1)
+        assert found["score"]["value"] == held / 100
+        show_search(found)
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0].startswith("val_robust_accuracy")
+        assert f"{held}.0 %  95% [" in shown[0]
+        assert shown[1] == "  best of 2 trials, 1 stopped early: train.weight_decay: 1"
+        assert ("at chance" in shown[2]) == at_chance
+        assert shown[-1] == f"  best recipe: {out.path / 'best.yaml'}"
+        assert max(map(len, shown[:-1])) <= 100
+
+
+def test_chance_is_the_most_frequent_label_of_the_items_that_are_compared(prepared):
+    dataset = PreparedDataset.open(prepared)
+    labels = dataset.load("val").labels
+    for num_items in (6, len(labels)):
+        recipe = with_values(GRID, {"tune.attack.num_items": num_items})
+        expected = int(labels[:num_items].bincount().max()) / num_items
+        assert tune.comparison(recipe, dataset).chance == expected
 
 
 def test_a_schedule_is_kept_and_its_recipe_says_to_retrain(tmp_path):

@@ -87,6 +87,34 @@ def test_one_chart_for_all_keys_and_one_for_each():
                                                               strict=True))  # fmt: skip
 
 
+def test_a_grid_of_two_keys_is_a_heat_map_of_all_its_cells():
+    keys = ("train.objective", "train.weight_decay")
+    trials = tuple(
+        replace(t, values={key: t.values[key] for key in keys}) for t in TRIALS if t.number != 4
+    )
+    grid = replace(FOUND, space={key: SPACE[key] for key in keys}, trials=trials)
+    charts = tuning.chapter(grid).charts
+    assert [chart.name for chart in charts] == ["tune.heat", *(f"tune.{key}" for key in keys)]
+    shown = texts(charts[0].svg)
+    assert {"fgsm", "pgd", "0", "0.05", "0.5", *keys} <= shown
+    assert {"80.0", "78.0", "40.0", "90.0*"} <= shown  # the star: stopped early
+    assert share(40).interval() in shown
+    assert sum(text == "–" for text in (n.text for n in parsed(charts[0].svg).iter())) == 2  # noqa: RUF001
+    assert "weight_decay = 0.05" in charts[0].captions[0]
+    drawn = replace(grid, space={**grid.space, keys[1]: SPACE["train.learning_rate"]})
+    other = [replace(t, values=t.values | {keys[1]: 1e-3}) for t in trials]
+    names = [chart.name for chart in tuning.chapter(replace(drawn, trials=tuple(other))).charts]
+    assert names[0] == "tune.parallel"
+
+
+def test_a_search_whose_best_trial_is_at_chance_says_so():
+    low = share(40).low
+    for chance, at_chance in ((None, False), (low - 1e-9, False), (low, True), (0.9, True)):
+        found = replace(FOUND, chance=chance)
+        assert tuning.is_at_chance(found) == at_chance
+        assert ("at chance" in tuning.chapter(found).intro) == at_chance
+
+
 def test_every_trial_with_a_score_is_a_line_and_the_best_one_is_highlighted():
     svg = tuning.chapter(FOUND).charts[0].svg
     strokes = re.findall(r"stroke: var\(--(\w+),[^)]*\)(?:[^\"]*)\"", svg)
