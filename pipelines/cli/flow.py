@@ -127,7 +127,7 @@ def show_search(tuned: "SearchOutcome") -> None:
     print(f"  best of {tuned['num_trials']} trials{stopped}: {values or tuned['name']}")
     if tuned["at_chance"]:
         print(
-            f"  at chance: predicting the most frequent label everywhere scores "
+            f"  at chance: the most frequent label everywhere scores "
             f"{100 * (tuned['chance'] or 0):.1f} %; train longer or on more items"
         )
     print(f"  best recipe: {tuned['best_recipe']}")
