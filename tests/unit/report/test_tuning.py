@@ -100,7 +100,7 @@ def test_a_grid_of_two_keys_is_a_heat_map_of_all_its_cells():
     assert {"80.0", "78.0", "40.0", "90.0*"} <= shown  # the star: stopped early
     assert share(40).interval() in shown
     assert sum(text == "–" for text in (n.text for n in parsed(charts[0].svg).iter())) == 2  # noqa: RUF001
-    assert "weight_decay = 0.05" in charts[0].captions[0]
+    assert "weight_decay = 0.05" in charts[0].caption[0]
     drawn = replace(grid, space={**grid.space, keys[1]: SPACE["train.learning_rate"]})
     other = [replace(t, values=t.values | {keys[1]: 1e-3}) for t in trials]
     names = [chart.name for chart in tuning.chapter(replace(drawn, trials=tuple(other))).charts]
