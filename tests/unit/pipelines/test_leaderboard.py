@@ -406,3 +406,26 @@ def test_the_runs_of_a_tracking_store(storage, tmp_path, monkeypatch):
     (why,) = why_left_out(said.json, step("far"))
     assert why == "its run does not tell its storage; name that with --storage"
     assert len(said.json["left_out"]) == 4
+
+
+def test_a_bucket_and_one_flow_of_it(s3_root, storage, tmp_path):
+    bucket = Storage.at(s3_root)
+    for flow, wrong in (("one", 0), ("other", 6)):
+        header, rows = gaussian_votes()
+        for row in rows[:wrong]:
+            row.predictions[:] = (row.label + 1) % 3
+        made, digest = tmp_path / flow, f"{flow[-1] * 64}"
+        votes = ({**header, "model_digest": digest}, rows)
+        certify_step(place_of(bucket, flow, "certify.l2"), made, votes, GAUSSIAN_CLAIM)
+    begin(place_of(bucket, "other", "certify.more"), {"x": b""})
+    found = api.leaderboard(s3_root).records()
+    quarter, _ = boards_with(found, "certified.l2")
+    assert len(quarter["entries"]) == 2
+    assert all(place.startswith("s3://") for e in quarter["entries"] for place in e["places"])
+    (why,) = why_left_out(found, step("other", "certify.more"))
+    assert why == "is not finished; run its recipe again"
+    flow = api.leaderboard(f"{s3_root}/one").records()
+    assert flow["left_out"] == []
+    assert {e["results"][0] for b in flow["boards"] for e in b["entries"]} == {
+        step("one", "certify.l2")
+    }
