@@ -184,7 +184,7 @@ def _setting(value: object) -> str:
 def _table(board: Record, *, is_alone: bool) -> Table:
     entries, kind = board["entries"], board["kind"]
     columns = [Column("Rank", "number"), Column("Model"), Column("Accuracy", kind, kind)]
-    rows: list[list[Cell]] = [[e["rank"], e["label"], _accuracy(e)] for e in entries]
+    rows: list[list[Cell]] = [[_rank(e), e["label"], _accuracy(e)] for e in entries]
     is_attacked, is_clean = kind == "attacked", kind == "measured"
     further: list[tuple[Column, list[Cell]]] = [
         (Column("Clean", "number", "%"), [not is_clean and e["clean_acc"] for e in entries]),
@@ -223,6 +223,11 @@ def _range(entry: Record) -> str:
 def _named(names: Sequence[str]) -> str:
     more = len(names) - MOST_TIES
     return ", ".join(names[:MOST_TIES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _rank(entry: Record) -> Cell:
+    """The rank; what has none shows why in the first column, which a phone never cuts off."""
+    return _flag(entry) if entry["rank"] is None else int(entry["rank"])
 
 
 def _flag(entry: Record) -> Flag:

@@ -74,8 +74,8 @@ def cell_text(value: Cell, column: Column) -> str:
 
 
 def sort_value(value: Cell) -> str:
-    """What a table is sorted by: a number in full, or text; empty values come last."""
-    if value is None or isinstance(value, Missing):
+    """What a table is sorted by: a number in full, or text; empty values and alarms come last."""
+    if value is None or isinstance(value, Missing) or (isinstance(value, Flag) and value.is_alarm):
         return ""
     if isinstance(value, Accuracy):
         return repr(value.value)

@@ -98,19 +98,19 @@ def test_the_page_fits_and_asks_for_nothing(page_file, width, scheme):
 def test_columns_sort_as_numbers_and_empty_ranks_stay_last(page_file):
     board = "board-00000001 .scroll:nth-of-type(2)"  # the second budget of the chapter
     with opened(page_file) as page:
-        ranks = "1", "2", "3", "-"
+        ranks = "1", "2", "3", "suspect"
         assert tuple(column(page, board, 1)) == ranks
         accuracy = page.locator(f"#{board} th:nth-child(3) button")
         accuracy.click()
         shares = [float(re.match(r"[\d.]+", text)[0]) for text in column(page, board, 3)]
         assert shares == sorted(shares, reverse=True) == [95.0, 60.0, 55.0, 4.5]
         accuracy.click()
-        assert column(page, board, 1) == ["3", "2", "1", "-"]
+        assert column(page, board, 1) == ["3", "2", "1", "suspect"]
         assert page.locator(f"#{board} th[aria-sort]").count() == 1
         page.locator(f"#{board} th:nth-child(1) button").click()
         assert tuple(column(page, board, 1)) == ranks
         page.locator(f"#{board} th:nth-child(1) button").click()
-        assert column(page, board, 1) == ["3", "2", "1", "-"]  # no rank: last in both orders
+        assert column(page, board, 1) == ["3", "2", "1", "suspect"]  # no rank: last in both orders
         page.locator(f"#{board} th:nth-child(2) button").press("Enter")
         labels = column(page, board, 2)
         assert labels == sorted(labels)
@@ -146,7 +146,7 @@ def test_without_scripts_everything_is_there_and_nothing_is_dead(page_file):
     with opened(page_file, scripts=False) as page:
         assert page.locator(".filters, th button").count() == 0
         assert page.locator("main section[data-kind]:visible").count() == 3
-        assert column(page, "board-00000001", 1) == ["1", "1", "2", "3", "-"]
+        assert column(page, "board-00000001", 1) == ["1", "1", "2", "3", "suspect"]
         text = page.locator("main").inner_text()
         for words in ("suspect", "gradients <b>vanish</b>", "1 to 2", "33.0%", "is not finished"):
             assert words in text
