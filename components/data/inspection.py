@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from components.core.errors import CasemateError
 from components.data.places import place_of
 from components.data.sources import open_source
 from components.data.sources.base import Entry, Source, UndecodableItemError
@@ -96,6 +97,8 @@ def inspect(found: Recognised, *, most: int = MAX_LOOKED_AT) -> Inspected:
         channels.add(depth)
     if not shapes:
         raise UndecodableItemError("--data", found.path, _all_damaged(unreadable))
+    if len(chosen) == len(entries):
+        _check_classes(source, entries, unreadable)
     splits = Counter(entry.split_hint or "all" for entry in entries)
     labels = Counter(entry.label for entry in entries)
     return Inspected(
@@ -121,6 +124,14 @@ def _spread(entries: Sequence[Entry], most: int) -> list[Entry]:
     if len(entries) <= most:
         return list(entries)
     return [entries[i * len(entries) // most] for i in range(most)]
+
+
+def _check_classes(source: Source, entries: Sequence[Entry], unreadable: dict[str, str]) -> None:
+    """Refuse a class of which no image can be read: nothing could be trained on it."""
+    readable = {entry.label for entry in entries if entry.item_id not in unreadable}
+    for label in sorted({entry.label for entry in entries} - readable):
+        remedy = "has no readable image; repair its files or remove its folder"
+        raise CasemateError("--data", f"class {source.classes[label]}", remedy)
 
 
 def _all_damaged(unreadable: dict[str, str]) -> str:

@@ -164,3 +164,11 @@ def test_unknown_places_and_files_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     with pytest.raises(CasemateError, match="nor a Parquet"):
         recognise(str(tmp_path / "a.csv"))
+
+
+def test_a_class_without_a_readable_image_is_refused(tmp_path):
+    folders.class_folders(tmp_path, {"a": 3, "b": 3})
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "1.png").write_bytes(b"broken")
+    with pytest.raises(CasemateError, match="class c has no readable image"):
+        look(tmp_path)
