@@ -26,6 +26,7 @@ from pipelines.runtime.tracking_uri import URI_ENV
 
 SMOOTHED = Path(__file__).with_name("smoothed_model.py")  # executed by MLflow where it is served
 STATUS_TAG = "validation_status"
+ORIGIN = ("mlflow.user", "mlflow.source.name", "mlflow.source.type", "mlflow.source.git.commit")
 TRIES = 5  # of a registration, while another flow deletes or creates the same name
 _EXPORT = threading.Lock()  # torch.export and MLflow's default store are global: one at a time
 
@@ -72,10 +73,14 @@ class Registry:
         self._move_alias(version.name, content["alias"])
 
     def _new_model(self, run_id: str, name: str) -> str:
-        """The id of a new logged model, without tags that MLflow takes from git and the shell."""
-        params = self.client.get_run(run_id).data.params
+        """The id of a new logged model, with the origin that its run has."""
+        data = self.client.get_run(run_id).data
         model = self.client.create_logged_model(
-            self.experiment_id, name=name, source_run_id=run_id, params=params
+            self.experiment_id,
+            name=name,
+            source_run_id=run_id,
+            params=data.params,
+            tags={key: data.tags[key] for key in ORIGIN if key in data.tags},
         )
         return str(model.model_id)
 

@@ -132,6 +132,7 @@ def test_models_are_ranked_by_what_was_found_about_them(client, runs, experiment
     key = "attack/linf/robust_accuracy"
     found = ranked(client, experiment, f"metrics.{key}", **data)
     assert found[0].name == "tiny-main"
+    assert found[0].tags["mlflow.source.name"].endswith("tiny.yaml")
     assert {m.value for m in found[0].metrics if m.key == key} == {
         robust["robust_accuracy"]["value"]
     }

@@ -98,6 +98,7 @@ def test_a_model_is_registered_once_whatever_is_interrupted(
     save_model(tmp_path / "model", network, recipe_digest="")
     run = open_run()
     run.metrics({"train/val_accuracy": 0.25}, step=1)
+    run.origin({"mlflow.user": "alice", "casemate.recipe": "own"})
     described = {"name": "own", "alias": "candidate", "step": 1, "metadata": {"digest": "d"}}
 
     def broken(*_, **__):
@@ -114,6 +115,7 @@ def test_a_model_is_registered_once_whatever_is_interrupted(
     (version,) = tracker.client.search_model_versions("name = 'own'")
     (model,) = tracker.client.search_logged_models([tracker.experiment_id])
     assert version.source == f"models:/{model.model_id}"
+    assert model.tags["mlflow.user"] == "alice"
     assert [(m.key, m.value) for m in model.metrics] == [("train/val_accuracy", 0.25)]
     assert version.tags == {"validation_status": "pending"}
     results = {"metrics": {"attack/linf/robust_accuracy": 0.5}}
