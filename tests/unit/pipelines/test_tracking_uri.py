@@ -13,9 +13,13 @@ from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime import tracking_uri as module
 from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking_uri import (
+    begin_flow,
     check_artifact_client,
     check_driver,
     credentials_in_environment,
+    end_flow,
+    flow_outbox,
+    flow_outboxes,
     how_to_open,
     tracking_uri,
 )
@@ -134,3 +138,18 @@ def test_how_a_store_is_opened():
     assert how_to_open("http://host:5000/") == f"http://host:5000{view}"
     command = "mlflow ui --backend-store-uri 'sqlite:////x.db'"
     assert how_to_open("sqlite:////x.db") == f"{command} (opens at http://127.0.0.1:5000{view})"
+
+
+def test_a_flow_whose_run_was_not_ended_is_found_until_it_is(tmp_path):
+    """Killed after its last step: nothing waits to be sent, and its run is not complete."""
+    outbox = flow_outbox(tmp_path, "f" * 64, "prepare")
+    begin_flow(outbox)
+    begin_flow(flow_outbox(tmp_path, "0" * 64, "prepare"))
+    assert flow_outboxes(tmp_path, "f" * 64) == [outbox]
+    outbox.write_text("{}")  # and messages wait, too: one outbox
+    assert flow_outboxes(tmp_path, "f" * 64) == [outbox]
+    end_flow(tmp_path, "f" * 64)
+    assert flow_outboxes(tmp_path, "f" * 64) == [outbox]
+    outbox.unlink()
+    assert flow_outboxes(tmp_path, "f" * 64) == []
+    assert len(flow_outboxes(tmp_path, "0" * 64)) == 1
