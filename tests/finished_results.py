@@ -58,6 +58,7 @@ def attack_step(
                     "item_id": [item.format(i) for i in range(num_items)],
                     "label": [label] * num_items,
                     "clean_prediction": [label + int(i >= clean) for i in range(num_items)],
+                    "margin": [1.0 if i >= clean else -1.0 for i in range(num_items)],
                 }
             ),
         )
@@ -68,6 +69,7 @@ def attack_step(
             "adversarial_prediction": [label + int(i >= robust) for i in range(clean)],
             "num_evaluations": zeros, "num_gradients": zeros, "num_zero_gradients": zeros,
             "norm": [0.01] * clean, "image": [None] * clean,
+            "margin": [0.5 if i >= robust else -0.5 for i in range(clean)],
         }  # fmt: skip
         own.record(listed[0], pa.table(outcome), [])
         attacked.append(own)
