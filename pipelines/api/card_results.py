@@ -46,7 +46,7 @@ def results_about(
         names = names_of(model, result)
         if not names and not _mentions(result, model.digest):
             continue
-        problem = first_problem(result)
+        problem = first_problem(result).replace(f"{result.place}/", "")
         try:
             if problem or concerns(f"{result.stage}.", result.files, names, model.digest):
                 yield result, problem

@@ -13,9 +13,13 @@ from pipelines.runtime.manifests import changed_files, other_manifests
 
 
 def first_step_problem(stage: str, folder: Folder) -> str:
-    """Why a finished step cannot be trusted, or nothing; certificates need not be signed."""
+    """Why a finished step cannot be trusted, or nothing; certificates need not be signed.
+
+    Files are named without their place on this machine.
+    """
     from components.certify.verify import verify
 
+    place: Path | None = None
     try:
         place = fetched(folder)
         problems = list(_changed(folder, place))
@@ -25,7 +29,8 @@ def first_step_problem(stage: str, folder: Folder) -> str:
             problems += attack_problems(place)
     except (CasemateError, KeyError, ValueError, TypeError, OSError) as error:
         problems = [first_line(error)]
-    return summed_up(problems)
+    problem = summed_up(problems)
+    return problem.replace(f"{place}/", "") if place else problem
 
 
 def summed_up(problems: list[str]) -> str:

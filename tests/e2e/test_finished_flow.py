@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from components.core.digests import digest_file
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
+from components.report.card.markdown import SHORTENED
 from pipelines.stages.registry import STAGES
 from tests.e2e.browser import find_chromium, visit
 from tests.e2e.cli import ROOT, TINY, call, step_folder
@@ -35,7 +36,10 @@ FILES = {
     "certify.l2": CERTIFIED,
     "certify.early": CERTIFIED - {"challenge.json"},
     "certify.denoised": CERTIFIED - {"challenge.json"},
-    "report": {"report.html", "tables/headline.csv"},
+    "report": {
+        *("report.html", "tables/headline.csv"),
+        *(f"cards/{model}.{kind}" for model in ("main", "columns") for kind in ("html", "md")),
+    },
 }
 by_certificate = pytest.mark.parametrize("step", ["certify.patch", "certify.l2"])
 
@@ -490,7 +494,7 @@ def test_mlflow_has_the_figures_and_files_of_attack_certificates_and_report(
     for step in ("attack.linf", "certify.patch", "certify.l2", "report"):
         run_id = children[step].info.run_id
         names = {artifact.path for artifact in client.list_artifacts(run_id)}
-        wanted = FILES[step] - {"examples.npz", "tables/headline.csv"}
+        wanted = {n for n in FILES[step] if "/" not in n} - {"examples.npz"}
         assert wanted <= names, step
         for name in wanted:
             kept = Path(client.download_artifacts(run_id, name))
@@ -567,3 +571,46 @@ def test_the_registered_smoothed_classifier_answers_with_a_radius(client, finish
     assert hurried["abstain"].tolist() == [True]
     with pytest.raises(mlflow.exceptions.MlflowException, match="enforce schema"):
         model.predict(images[:, :, :4], params=asked)
+
+
+@pytest.mark.parametrize("name", ["main", "columns"])
+def test_a_registered_version_is_described_by_its_model_card(client, finished_flow, name):
+    described = client.get_model_version_by_alias(f"tiny-{name}", "candidate").description
+    folder = step_folder(finished_flow, "report") / "cards"
+    card = (folder / f"{name}.md").read_text(encoding="utf-8")
+    kept = described.removesuffix(f"\n{SHORTENED}\n")
+    assert len(described) <= 5000
+    assert card.startswith(kept)
+    assert kept.startswith(f"# {name}\n")
+    assert "## Headline" in kept
+    assert not (folder / "cleaner.md").exists()  # a denoiser classifies nothing
+
+
+def test_cards_of_the_flow_by_the_command_line(finished_flow, runs, tmp_path):
+    both = call("card", finished_flow / "tiny", "--json")
+    assert both.code == 0, both.err
+    cards = {card["model"]: card for card in both.json}
+    assert set(cards) == {"main", "columns"}
+    sources = {name: {f["result"] for f in c["figures"]} - {None} for name, c in cards.items()}
+    l2 = {"certify.l2", "certify.early", "certify.denoised"}
+    assert sources == {"main": {"attack.linf", *l2}, "columns": {"certify.patch"}}
+    for card in cards.values():
+        assert all(check["holds"] for check in card["checks"])
+        for figure in card["figures"]:
+            assert (figure["badge"] == "proven") == figure["title"].startswith("Certified ")
+    uri = f"sqlite:///{finished_flow}/mlflow.db"
+    run = runs[1]["train.main"].info.run_id
+    for place in ("models:/tiny-main@candidate", "models:/tiny-l2-smoothed/1", f"mlflow:{run}"):
+        (card,) = call("card", place, "--tracking", uri, "--json").json
+        assert (card["digest"], card["figures"]) == (
+            *(cards["main"]["digest"], cards["main"]["figures"]),
+        )
+    page = tmp_path / "card.html"
+    assert call("card", finished_flow / "tiny", "--model", "main", "--out", page).code == 0
+    if find_chromium() is None:
+        pytest.skip("no chromium on this machine")
+    for width in (1280, 390):
+        seen = visit(page, width=width, height=900)
+        assert (seen.errors, seen.requests) == ((), ())
+        assert seen.scroll_width <= seen.inner_width
+        assert seen.smallest_chart_text >= 10

@@ -233,7 +233,9 @@ def _refused_or_missing(every: Sequence[Figure], suite: str, title: str = "") ->
 
 def _checks(evidence: Evidence, found: Sequence[Finding]) -> Iterator[Check]:
     """Whether every result verifies, and whether results agree with each other."""
-    yield from (Check(False, f"{one.label} {one.problem}.") for one in found if one.problem)
+    yield from (
+        Check(False, f"{one.label} {one.problem.rstrip('.')}.") for one in found if one.problem
+    )
     if held := [one.label for one in found if not one.problem]:
         yield Check(
             True,
