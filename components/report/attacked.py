@@ -1,8 +1,10 @@
 """Attack results in the report: accuracy by attack, by budget and steps, and sanity checks."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from components.core.shares import measured_percent
 from components.report import attack_figures, figures
 from components.report.content import (
     Accuracy,
@@ -35,7 +37,10 @@ def verdicts(attack: AttackResult) -> tuple[AttackVerdict, ...]:
     """One verdict per model whose attacks were checked."""
     return tuple(
         AttackVerdict(
-            f"{attack.name}, {name}", model.sanity["verdict"], tuple(model.sanity["reasons"])
+            f"{attack.name}, {name}",
+            model.sanity["verdict"],
+            tuple(model.sanity["reasons"]),
+            len(model.sanity["findings"]),
         )
         for name, model in attack.models.items()
         if model.sanity
@@ -73,6 +78,10 @@ def settings(attack: AttackResult) -> str:
 def _entry(entry: Mapping[str, Any]) -> str:
     values = {k: v for k, v in entry.items() if k != "kind" and v is not None}
     return f"{entry['kind']} ({settings_text(values)})" if values else str(entry["kind"])
+
+
+def _budget(attack: AttackResult, eps: float) -> str:
+    return pixels(eps) if attack.threat["kind"] == "linf" else f"{eps:g}"
 
 
 def _bars(attack: AttackResult) -> Chart:
@@ -114,17 +123,21 @@ def _bars(attack: AttackResult) -> Chart:
 
 def _curve(attack: AttackResult, key: str) -> Chart:
     """Accuracy under PGD by budget or by steps; it must not rise."""
-    shown = {name: m.curves[key] for name, m in attack.models.items() if key in m.curves}
+    shown = {name: _points(m, key) for name, m in attack.models.items() if key in m.curves}
     title = "a growing budget" if key == "eps" else "more steps"
+
+    def words(x: float) -> str:
+        return _budget(attack, x) if key == "eps" else f"{int(x)}"
+
     figures_text = "; ".join(
-        f"{name}: " + ", ".join(f"{x:g} {share.percent('attacked')}" for x, share in points)
+        f"{name}: " + ", ".join(f"{words(x)} {share.percent('attacked')}" for x, share in points)
         for name, points in shown.items()
     )
     signs = [LINES[i % len(LINES)] for i in range(len(shown))]
     xs = sorted({x for points in shown.values() for x, _ in points})
     by_model = {name: dict(points) for name, points in shown.items()}
     rows: list[tuple[Cell, ...]] = [
-        (pixels(x) if key == "eps" else int(x), *(by_model[m].get(x) for m in by_model)) for x in xs
+        (words(x) if key == "eps" else int(x), *(by_model[m].get(x) for m in by_model)) for x in xs
     ]
     name = f"{attack.name}.{key}"
     num_items = next(iter(shown.values()))[0][1].num_items
@@ -137,10 +150,12 @@ def _curve(attack: AttackResult, key: str) -> Chart:
         name,
         f"Accuracy under {title}",
         attack_figures.accuracy_curves(
-            list(shown.values()),
+            shown,
             colours=[colour for colour, _ in signs],
             dashed=[sign == "dash" for _, sign in signs],
             label="budget eps, pixels in [0, 1]" if key == "eps" else "number of steps",
+            in_levels=key == "eps" and attack.threat["kind"] == "linf",
+            x_words=lambda x: f"eps {words(x)}" if key == "eps" else f"{words(x)} steps",
             logarithmic=key == "steps",
             marked=attack.threat["eps"] if key == "eps" else None,
             name=name,
@@ -151,8 +166,9 @@ def _curve(attack: AttackResult, key: str) -> Chart:
             *([LegendEntry("the budget of the attack list", "muted", "dash")] * (key == "eps")),
         ),
         (
-            f"{fixed}, on {num_items:,} items; bands are 95% intervals. Rising "
-            "accuracy shows that the attack fails.",
+            f"{fixed}, on the first {num_items:,} test items, misclassified ones included"
+            f"{'; eps 0 is their clean accuracy' if 0 in xs else ''}. Bands are 95% intervals. "
+            "Rising accuracy shows that the attack fails.",
         ),
         Table(
             name,
@@ -160,6 +176,14 @@ def _curve(attack: AttackResult, key: str) -> Chart:
             tuple(rows),
         ),
     )
+
+
+def _points(model: AttackedModel, key: str) -> tuple[tuple[float, Accuracy], ...]:
+    """The points of a curve; that over eps starts with clean accuracy, on the same items."""
+    points = model.curves[key]
+    if key != "eps" or model.items is None or not points or points[0][0] <= 0:
+        return points
+    return ((0.0, model.items.clean_share(points[0][1].num_items)), *points)
 
 
 def _gaps(name: str, model: str, gaps: Mapping[str, Any]) -> Chart:
@@ -218,17 +242,36 @@ def _steps_table(attack: AttackResult) -> Table:
 
 
 def _findings_table(attack: AttackResult) -> Table:
+    """All checks: folded if all pass, else failed ones come first."""
     columns = (
         *(Column("Model"), Column("Check"), Column("Result")),
-        *(Column("found", "number"), Column("limit", "number"), Column("Finding")),
+        *(Column("found", "number"), Column("limit", "number"), Column("Finding", "note")),
     )
-    rows: list[tuple[Cell, ...]] = [
-        (name, f["name"], "holds" if f["ok"] else "FAILS", f["value"], f["limit"], f["text"])
+    found = [
+        (name, f)
         for name, model in attack.models.items()
         for f in (model.sanity or {"findings": []})["findings"]
     ]
-    title = f"{attack.name}: do these attacks work?"
-    return Table(f"{attack.name}.sanity", columns, tuple(rows), title=title)
+    found.sort(key=lambda pair: bool(pair[1]["ok"]))
+    rows: list[tuple[Cell, ...]] = [
+        (name, f["name"], "holds" if f["ok"] else "FAILS", f["value"], f["limit"], _finding(f))
+        for name, f in found
+    ]
+    passed = sum(bool(f["ok"]) for _, f in found)
+    label = f"{passed} of {len(found)} checks pass"
+    title, folded = f"{attack.name}: do these attacks work?", passed == len(found)
+    if not folded:
+        title = f"{title} {label}"
+    name = f"{attack.name}.sanity"
+    return Table(name, columns, tuple(rows), title=title, folded=folded, fold_label=label)
+
+
+def _finding(check: Mapping[str, Any]) -> str:
+    """What was found; the advice that may follow it only where the check fails."""
+    text = str(check["text"])
+    if not check["ok"] or text.startswith("not checked"):
+        return text
+    return re.split(r"[:;] ", text, maxsplit=1)[0]
 
 
 def _protocol_table(attack: AttackResult) -> Table:
@@ -266,7 +309,8 @@ def _zero_gradients(attack: AttackResult) -> Iterator[str]:
     """A warning for each model whose gradients vanish: its robust accuracy may be overstated."""
     for name, model in attack.models.items():
         if model.zero_gradient_rate > 0:
+            share = measured_percent(model.zero_gradient_rate)
             yield (
-                f"{100 * model.zero_gradient_rate:.1f}% of the gradients of {name} were exactly "
-                "zero: its robust accuracy may be overstated."
+                f"{share}% of the gradients of {name} were exactly zero: its robust accuracy may "
+                "be overstated."
             )

@@ -118,6 +118,18 @@ def standard_sentence(result: CertifyResult, standard: Accuracy) -> str:
     )
 
 
+def wrong_sentence(result: CertifyResult, budget: float, words: str) -> tuple[str, ...]:
+    """The wrong answers that are certified: no attack changes them, and they are no success."""
+    proven = result.family.proven_at(result.columns, budget)
+    count, num_items = int((proven & ~result.correct).sum()), len(proven)
+    if not count:
+        return ()
+    return (
+        f"{count} of {num_items} items are certified against {words} with a wrong label: stable, "
+        "but wrong. They do not count as certified accuracy.",
+    )
+
+
 def attack_legend(result: CertifyResult) -> tuple[LegendEntry, ...]:
     """The sign of the challenge, if there was one."""
     if not result.challenge:

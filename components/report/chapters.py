@@ -5,7 +5,8 @@ from typing import Any
 
 from components.certify.registry import FAMILIES, family_of
 from components.core.registry import load_reference
-from components.report import attacked, certified, figures, galleries, sweeps, tuning
+from components.core.shares import measured_percent
+from components.report import attacked, certified, classes, figures, galleries, sweeps, tuning
 from components.report.content import (
     Accuracy,
     Cell,
@@ -63,13 +64,23 @@ def headline(results: Results) -> Table:
         detail = sweeps.headline_detail(result, detail, swept)
         column = certified.proven_column(title, detail, result)
         model = results.model_of(result)
-        if model in columns.get(column, {}):
-            column = _unique(column, columns, result.name)
-        columns.setdefault(column, {})[model] = share
+        smoothed = Column(
+            f"Clean, smoothed {result.family.threat_name}", "measured", _votes(result)
+        )
+        for heading, cell in ((smoothed, certified.share(result.correct)), (column, share)):
+            if model in columns.get(heading, {}):
+                if columns[heading][model] == cell and heading is smoothed:
+                    continue  # another claim of the same votes
+                heading = _unique(heading, columns, result.name)
+            columns.setdefault(heading, {})[model] = cell
     rows: list[tuple[Cell, ...]] = [
         (m, *(cells.get(m) for cells in columns.values())) for m in models
     ]
     return Table("headline", (Column("Model"), *columns), tuple(rows))
+
+
+def _votes(result: CertifyResult) -> str:
+    return "abstentions count as wrong" if "abstain" in result.columns else "by vote"
 
 
 def checks(results: Results) -> tuple[Check, ...]:
@@ -136,8 +147,13 @@ def certificate_chapters(results: Results, *, num_examples: int) -> Iterator[Cha
             yield load_reference(reference)(results, found, num_examples=num_examples)
 
 
+def class_chapter(results: Results) -> Chapter | None:
+    """Accuracy by class and confusions."""
+    return classes.chapter(results.attacks, results.dataset.classes)
+
+
 def example_chapter(results: Results, *, num_examples: int) -> Chapter | None:
-    """Attacked items."""
+    """Items that attacks broke, with their perturbations."""
     shown = tuple(
         gallery
         for attack in results.attacks
@@ -145,7 +161,7 @@ def example_chapter(results: Results, *, num_examples: int) -> Chapter | None:
             attack, classes=results.dataset.classes, num_examples=num_examples
         )
     )
-    return Chapter("examples", "Attacked items", galleries=shown) if shown else None
+    return Chapter("examples", "Broken items", galleries=shown) if shown else None
 
 
 def training_chapter(trained: Sequence[TrainResult]) -> Chapter | None:
@@ -200,6 +216,10 @@ def identity(results: Results) -> tuple[Fact, ...]:
             str(t.spec.get("architecture", "unknown")) for t in results.trained
         )
         facts.append(Fact("Architecture", ", ".join(architectures)))
+    if counts := {t.model: t.num_weights for t in results.trained if t.num_weights}:
+        same = len(set(counts.values())) == 1
+        words = [f"{count:,}" if same else f"{m} {count:,}" for m, count in counts.items()]
+        facts.append(Fact("Parameters", ", ".join(dict.fromkeys(words))))
     return tuple(facts)
 
 
@@ -239,7 +259,7 @@ def _training_chart(train: TrainResult) -> Chart:
 def _last_epoch(row: Mapping[str, Any]) -> str:
     parts = [f"loss {row['loss']:.3g}"] if row.get("loss") is not None else []
     parts += [
-        f"{sign.label} {100 * row[key]:.1f}%"
+        f"{sign.label} {measured_percent(row[key])}%"
         for key, sign in ACCURACY_SIGNS.items()
         if row.get(key) is not None
     ]

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from components.core.settings import Fractional
+from components.core.shares import measured_percent
 from components.core.types import FloatArray
 from components.evaluate.comparison import SIGNIFICANT, Compared, Comparison, Share
 from components.evaluate.verdicts import Kind, Verdicts
@@ -107,7 +108,7 @@ def _dots(labels: Sequence[str], shares: Sequence[Share]) -> Chart:
     shown = list(labels[:MAX_MODELS])
     signs = {label: sign_of(number) for number, label in enumerate(shown)}
     series = [Series([held.get((f, label)) for f in figures], signs[label]) for label in shown]
-    alt = "; ".join(f"{s.figure} {s.model} {100 * s.value:.1f} %" for s in shares)
+    alt = "; ".join(f"{s.figure} {s.model} {measured_percent(s.value)} %" for s in shares)
     return Chart(
         "figures",
         "All figures with 95% intervals",

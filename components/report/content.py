@@ -4,15 +4,15 @@ Every accuracy is labelled with its kind: *measured* (without an adversary), *at
 attack, so an upper bound of robust accuracy) or *proven* (certified, so a lower bound).
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from components.core import shares
 from components.core.errors import CasemateError
 
-ResultKind = Literal["measured", "attacked", "proven"]
+ResultKind = shares.ShareKind
 ColumnKind = Literal["text", "note", "number", "measured", "attacked", "proven"]
 Sign = Literal["bar", "line", "dash", "dot", "diamond", "square", "triangle"]
 RESULT_KINDS: tuple[ResultKind, ...] = ("measured", "attacked", "proven")
@@ -49,19 +49,16 @@ class Accuracy:
         return round(self.value * self.num_items)
 
     def percent(self, kind: ResultKind) -> str:
-        """One decimal; a proven share is rounded down, so that the text never claims too much.
+        """59.7% proven, which is rounded down; 59.78% measured or attacked."""
+        return f"{shares.percent(self.value, self.num_items, kind)}%"
 
-        Division of the counts matters: 0.57 * 1000 is 569.99... in binary, and would print as 56.9.
-        """
-        if kind == "proven":
-            tenths = self.num_correct * 1000 // self.num_items
-            return f"{tenths // 10}.{tenths % 10}%"
-        return f"{100 * self.value:.1f}%"
+    def words(self, kind: ResultKind) -> str:
+        """The share with its interval and its number of items."""
+        return f"{self.percent(kind)} ({self.interval()}), n = {self.num_items:,}"
 
     def interval(self) -> str:
         """Both ends rounded outwards, so that the printed interval covers the exact one."""
-        low, high = math.floor(1000 * self.low) / 10, math.ceil(1000 * self.high) / 10
-        return f"{low:.1f} to {high:.1f}"
+        return " to ".join(shares.interval_ends(self.low, self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,22 @@ class Flag:
         return self.label
 
 
-Cell = str | int | float | bool | Accuracy | Missing | Flag | None
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A text that leads to an address of a server."""
+
+    text: str
+    address: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __post_init__(self) -> None:
+        if not self.address.startswith(("http://", "https://")):
+            raise ValueError(f"{self.address!r} is not an address of a server")
+
+
+Cell = str | int | float | bool | Accuracy | Missing | Flag | Link | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +119,7 @@ class Table:
     title: str = ""  # above the table, where the chapter holds several
     folded: bool = False  # a long table that the reader opens
     sortable: bool = False  # by its columns, where scripts run
+    fold_label: str = ""  # what the reader opens; empty: the number of rows
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name):
@@ -155,6 +168,7 @@ class Strip:
 
     title: str
     pictures: tuple[Picture, ...]
+    status: Literal["", "right", "wrong"] = ""  # of what is proven about the item
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +204,7 @@ class AttackVerdict:
     subject: str
     label: Literal["reliable", "suspect"]
     reasons: tuple[str, ...]
+    num_checks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +235,7 @@ class Content:
     recipe_text: str
     provenance: tuple[Fact, ...] = field(default=())
     verdicts: tuple[AttackVerdict, ...] = field(default=())
+    steps: Table | None = None  # when and where steps ran; not stored as CSV: it differs each time
 
     def tables(self) -> tuple[Table, ...]:
         """All tables of the report; names must be unique."""

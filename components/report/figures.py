@@ -16,9 +16,11 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from components.report.content import Accuracy
+from components.core.shares import measured_percent
+from components.report.content import Accuracy, ResultKind
 from components.report.palette import ATTACKED, COLOURS, INK, MEASURED, PAPER, STYLE
 
+VALUE = "value:"  # ids of drawn parts that show their value to a pointer
 WIDTH = 5.0  # inches = 360 pt: about one pixel per point on a phone, so 11 pt text stays legible
 
 
@@ -32,12 +34,16 @@ def attack_bars(
 ) -> str:
     """Clean and attacked accuracy of each model, with intervals."""
     with new_figure(1, height=0.9 + 0.72 * len(models)) as (figure, (axes,)):
-        for offset, rows, colour in ((-0.19, clean, MEASURED), (0.19, attacked, ATTACKED)):
+        kinds: tuple[ResultKind, ResultKind] = ("measured", "attacked")
+        parts = zip((-0.19, 0.19), (clean, attacked), (MEASURED, ATTACKED), kinds, strict=True)
+        for offset, rows, colour, kind in parts:
             places = [i + offset for i in range(len(models))]
             axes.barh(places, [100 * a.value for a in rows], height=0.34, color=colour)
-            for place, row in zip(places, rows, strict=True):
+            for model, place, row in zip(models, places, rows, strict=True):
                 axes.plot([100 * row.low, 100 * row.high], [place] * 2, color=INK, linewidth=1.2)
-                axes.text(103, place, f"{100 * row.value:.1f}", va="center", ha="left")
+                said = {"measured": "clean", "attacked": "after the attacks"}[kind]
+                add_value(axes, 100 * row.value, place, f"{model}, {said}: {row.words(kind)}")
+                axes.text(103, place, measured_percent(row.value), va="center", ha="left")
         axes.set_yticks(range(len(models)), [_short(model) for model in models])
         axes.set_ylim(len(models) - 0.45, -0.55)  # first model on top
         axes.set_xlim(0, 100)
@@ -81,12 +87,16 @@ def training_curves(rows: Sequence[Mapping[str, Any]], *, name: str, alt: str) -
                         marker="o" if len(x) < 25 else None,
                         markersize=3.5,
                     )
+                    for epoch, found in points:
+                        percents = f"{measured_percent(found)}%"
+                        value = percents if factor == 100 else f"{factor * found:.4g}"
+                        add_value(axes, epoch, factor * found, f"epoch {epoch}, {key}: {value}")
             axes.set_ylabel(title)
             axes.yaxis.set_major_locator(MaxNLocator(4))
             if title == "accuracy, %":
                 axes.set_ylim(0, 100)
             else:
-                axes.set_ylim(bottom=0)
+                axes.set_ylim(0, 1.08 * axes.dataLim.y1 or None)
         all_axes[-1].set_xlabel("epoch")
         all_axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.align_ylabels()
@@ -101,8 +111,11 @@ def _short(text: str, limit: int = 16) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def interval_point(axes: Any, x: float, accuracy: Accuracy, *, colour: str, marker: str) -> None:
-    """An accuracy with its interval at `x`."""
+def interval_point(
+    axes: Any, x: float, accuracy: Accuracy, *, colour: str, marker: str, said: str
+) -> None:
+    """An accuracy with its interval at `x`; `said` names it to a pointer."""
+    add_value(axes, x, 100 * accuracy.value, f"{said}: {accuracy.words('measured')}")
     axes.plot([x, x], [100 * accuracy.low, 100 * accuracy.high], color=colour, lw=1.6, zorder=4)
     axes.plot(
         [x],
@@ -115,6 +128,23 @@ def interval_point(axes: Any, x: float, accuracy: Accuracy, *, colour: str, mark
         linestyle="none",
         zorder=5,
         clip_on=False,
+    )
+
+
+def add_value(axes: Any, x: float, y: float, text: str) -> None:
+    """An invisible mark that shows `text` to a pointer above it."""
+    axes.plot(
+        [x],
+        [y],
+        color=INK,
+        alpha=0,
+        linestyle="none",
+        marker="o",
+        markersize=13,
+        markeredgewidth=0,
+        zorder=9,
+        clip_on=False,
+        gid=VALUE + text,
     )
 
 
@@ -144,6 +174,7 @@ def to_svg(figure: Any, *, name: str, alt: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(rf'<g id="{VALUE}([^"]*)"', r'<g class="value"><title>\1</title', text)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     view_box = re.search(r'viewBox="[^"]*"', text)
     assert view_box is not None

@@ -1,13 +1,16 @@
 """Renders content as one self-contained HTML file: no requests, deterministic.
 
-Pages have no scripts; that of the leaderboard is whole without its own, too.
+The only scripts are the files of this folder: the page's policy names their digests, so that no other
+can run. Pages are whole without them.
 """
 
 import base64
+import hashlib
+import re
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from components.core.control_characters import visible
 from components.report.content import (
@@ -17,6 +20,7 @@ from components.report.content import (
     Column,
     Content,
     Flag,
+    Link,
     Missing,
     Table,
 )
@@ -24,6 +28,9 @@ from components.report.palette import COLOURS
 from components.report.tables import to_csv
 
 TEMPLATES = Path(__file__).parent
+SCRIPTS = ("page.js", "sorting.js")
+MANY_COLUMNS = 4  # above it a table is shown as one card per row on a phone
+CROWDED_COLUMNS = 8  # above it a table has smaller type
 
 
 def render(content: Content) -> str:
@@ -33,10 +40,19 @@ def render(content: Content) -> str:
 
 def rendered(template: str, content: Content, **further: object) -> str:
     """A page from a template of this folder; one that extends the report's takes further values."""
-    failed = [check for check in content.checks if not check.holds]
+    scripts = {name: (TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS}
     page = _environment().get_template(template)
+    text = page.render(
+        page=content,
+        failed=[check for check in content.checks if not check.holds],
+        passed=[check for check in content.checks if check.holds],
+        colours=COLOURS,
+        scripts={name: Markup(script) for name, script in scripts.items()},
+        script_digests=[_digest(f"\n{script}") for script in scripts.values()],
+        **further,
+    )
     # Names that others chose must not reorder the text around them, also inside charts.
-    return visible(page.render(page=content, failed=failed, colours=COLOURS, **further))
+    return visible(text)
 
 
 def _environment() -> jinja2.Environment:
@@ -50,10 +66,30 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {"cell": cell_text, "csv_uri": csv_uri, "chart": Markup}
     environment.filters["sort_value"] = sort_value
+    environment.filters |= {"table_class": table_class, "breakable": breakable}
     environment.tests["accuracy_column"] = lambda column: column.kind in RESULT_KINDS
+    environment.tests["link"] = lambda value: isinstance(value, Link)
     environment.tests["accuracy"] = lambda value: isinstance(value, Accuracy)
     environment.tests["flag"] = lambda value: isinstance(value, Flag)
     return environment
+
+
+def _digest(text: str) -> str:
+    """As Content-Security-Policy names a script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def table_class(table: Table) -> str:
+    """How a table adapts to its number of columns."""
+    count = len(table.columns)
+    names = {"sortable": table.sortable, "cards": count > MANY_COLUMNS}
+    names["crowded"] = count > CROWDED_COLUMNS
+    return " ".join(name for name, has in names.items() if has)
+
+
+def breakable(text: str) -> Markup:
+    """A heading that may break after the dots and underscores of a setting's name."""
+    return Markup(re.sub(r"([._])(?=\w)", r"\1<wbr>", str(escape(text))))
 
 
 def cell_text(value: Cell, column: Column) -> str:

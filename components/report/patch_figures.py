@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from components.report.content import Accuracy
-from components.report.figures import interval_point, new_figure, percent_axis, to_svg
+from components.report.content import Accuracy, ResultKind
+from components.report.figures import add_value, interval_point, new_figure, percent_axis, to_svg
 from components.report.palette import ATTACKED, MEASURED, MUTED, PROVEN
 
 MARKERS = ("o", "s", "^", "D", "v", "P")  # distinguishable without colour; more lines are not drawn
@@ -44,12 +44,16 @@ def patch_curve(
             linewidth=0,
         )
         axes.plot(sizes, shares, color=PROVEN, marker="o", markersize=5)
-        interval_point(axes, 0, standard, colour=MEASURED, marker="o")
+        for size, one in zip(sizes, certified, strict=True):
+            add_value(axes, size, 100 * one.value, f"{size} px, certified: {one.words('proven')}")
+        said = "without an adversary"
+        interval_point(axes, 0, standard, colour=MEASURED, marker="o", said=said)
         axes.plot(
             [0, sizes[0]], [100 * standard.value, shares[0]], color=MUTED, lw=1, ls=(0, (2, 3))
         )
         if attacked:
-            interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
+            said = "after the attack"
+            interval_point(axes, *attacked, colour=ATTACKED, marker="D", said=said)
         axes.set_xlabel("side of the square patch, pixels")
         axes.set_xlim(-0.35, max(sizes) + 0.35)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
@@ -99,3 +103,5 @@ def _draw(axes: Any, series: Series, number: int, *, colour: str) -> None:
     )
     for x, a in zip(series.x, series.y, strict=True):
         axes.plot([x, x], [100 * a.low, 100 * a.high], color=colour, linewidth=1, alpha=0.6)
+        kind: ResultKind = "proven" if colour == PROVEN else "measured"
+        add_value(axes, x, 100 * a.value, f"{series.label}, {x}: {a.words(kind)}")

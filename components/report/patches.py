@@ -1,6 +1,7 @@
 """Chapter of the patch certificates: accuracy by patch side, sweeps, inputs of single votes."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from components.report.certified import (
     proven_column,
     share,
     standard_sentence,
+    wrong_sentence,
 )
 from components.report.content import (
     Accuracy,
@@ -91,6 +93,7 @@ def patch_chart(result: CertifyResult, *, model: str, image_area: int) -> Chart:
             *_unsound_note(result),
             f"Votes: {describe_votes(result)}.",
             standard_sentence(result, standard),
+            *wrong_sentence(result, primary_budget(result), side(int(primary_budget(result)))),
             *_vote_sentences(result),
             *challenge_sentences(result, side(int(primary_budget(result)))),
         ),
@@ -172,7 +175,8 @@ def vote_gallery(
             uri = png_uri(_shown(image, visible[index]))
             alt = f"item {item}, vote {index}: {classes[vote]}"
             seen.append(Picture(uri, alt, f"vote {classes[vote]}", outcome(vote, label)))
-        strips.append(Strip(_claim(result, rows[item], classes=classes), tuple(seen)))
+        title, status = _claim(result, rows[item], classes=classes)
+        strips.append(Strip(title, tuple(seen), status))
     caption = (
         f"Votes: {describe_votes(result)}. The blue-grey part is hidden (black in the "
         f"model's input). A few of the {num_votes} votes on each item are shown."
@@ -194,12 +198,19 @@ def _shown(image: Tensor, visible: Tensor) -> Array:
     return np.asarray(torch.where(visible, colour, tint).numpy())
 
 
-def _claim(result: CertifyResult, row: int, *, classes: Sequence[str]) -> str:
+def _claim(
+    result: CertifyResult, row: int, *, classes: Sequence[str]
+) -> tuple[str, Literal["", "right", "wrong"]]:
+    """The claim of an item, and whether its certificate is about the right label."""
     columns = result.columns
     label, winner = classes[columns["label"][row]], classes[columns["prediction"][row]]
     sizes = columns["certified_patch_sizes"][row]
+    wrong = columns["label"][row] != columns["prediction"][row]
+    status: Literal["", "right", "wrong"] = ("wrong" if wrong else "right") if sizes else ""
     proven = f"proven up to {side(max(sizes))}" if sizes else "not proven at any size"
+    if status == "wrong":
+        proven += ", but a wrong label"
     for count in ("top_votes", "num_agreeing"):  # votes that stopped early have no final count
         if count in columns:
-            return f"label {label}: {columns[count][row]} votes for {winner}, {proven}"
-    return f"label {label}: voted {winner}, {proven}"
+            return f"label {label}: {columns[count][row]} votes for {winner}, {proven}", status
+    return f"label {label}: voted {winner}, {proven}", status

@@ -26,6 +26,7 @@ from components.report.certified import (
     proof_paragraphs,
     share,
     standard_sentence,
+    wrong_sentence,
 )
 from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
 from components.report.results import CertifyResult
@@ -62,6 +63,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
         high=high,
         standard=standard,
         attacked=challenged_point(result),
+        claimed=list(zip(radii, certified, strict=True)),
         cap=float(result.document.summary["max_radius"]),
         name=result.name,
         alt=f"Certified accuracy of {model} by l2 radius, {points}.",
@@ -79,6 +81,7 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
         ),
         (
             standard_sentence(result, standard),
+            *wrong_sentence(result, primary_budget(result), f"radius {primary_budget(result):g}"),
             *_draws_sentences(result),
             *challenge_sentences(result, f"an l2 budget of {primary_budget(result):g}"),
         ),

@@ -9,8 +9,8 @@ import numpy as np
 from components.core.types import FloatArray, IntArray
 from components.report.content import Accuracy
 from components.report.evaluation.signs import ModelSign
-from components.report.figures import interval_point, new_figure, percent_axis, to_svg
-from components.report.palette import ATTACKED, INK, MEASURED, MUTED, PROVEN
+from components.report.figures import add_value, interval_point, new_figure, percent_axis, to_svg
+from components.report.palette import ATTACKED, INK, MEASURED, MUTED, PAPER, PROVEN
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))  # one per curve
 
@@ -33,6 +33,7 @@ def radius_curve(
     cap: float | None,
     attacked: tuple[float, Accuracy] | None,
     standard: Accuracy,
+    claimed: Sequence[tuple[float, Accuracy]] = (),
     name: str,
     alt: str,
 ) -> str:
@@ -47,9 +48,14 @@ def radius_curve(
         axes.step(x, y, where="pre", color=PROVEN)
         if cap is not None:
             axes.axvline(cap, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
-        interval_point(axes, 0, standard, colour=MEASURED, marker="o")
+        for radius, one in claimed:
+            said = f"radius {radius:g}, certified: {one.words('proven')}"
+            add_value(axes, radius, 100 * one.value, said)
+        said = "without an adversary"
+        interval_point(axes, 0, standard, colour=MEASURED, marker="o", said=said)
         if attacked:
-            interval_point(axes, attacked[0], attacked[1], colour=ATTACKED, marker="D")
+            said = "after the attack"
+            interval_point(axes, *attacked, colour=ATTACKED, marker="D", said=said)
         _radius_axis(axes, right)
         percent_axis(axes, "accuracy, % of items")
         return to_svg(figure, name=name, alt=alt)
@@ -72,17 +78,29 @@ def curves(
             for number, line in enumerate(group):
                 dashes = DASHES[number % len(DASHES)] if group is lines else (0, (3, 2))
                 _draw(axes, line, right, color=colour, linestyle=dashes, linewidth=1.6)
-                axes.annotate(
-                    line.label,
-                    (float(line.radii[-1]), 100 * float(line.share[-1])),
-                    xytext=(4, 3),
-                    textcoords="offset points",
-                    color=colour,
-                    fontsize=9,
-                )
+        _name_ends(axes, (*lines, *others), num_own=len(lines))
         _radius_axis(axes, right)
         percent_axis(axes, "certified accuracy, % of items")
         return to_svg(figure, name=name, alt=alt)
+
+
+def _name_ends(axes: Any, lines: Sequence[RadiusLine], *, num_own: int) -> None:
+    """The name of each line at its end, above the names that are there and in front of lines."""
+    lowest = 2.0
+    ends = sorted(range(len(lines)), key=lambda i: float(lines[i].share[-1]))
+    for i in ends:
+        place = max(lowest, 100 * float(lines[i].share[-1]) + 1)
+        lowest = place + 6.5
+        axes.annotate(
+            lines[i].label,
+            (float(lines[i].radii[-1]), place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            color=PROVEN if i < num_own else MUTED,
+            fontsize=9,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1, "alpha": 0.9},
+            zorder=8,
+        )
 
 
 def signed_curves(lines: Sequence[tuple[RadiusLine, ModelSign]], *, name: str, alt: str) -> str:
@@ -118,6 +136,10 @@ def bound_bars(edges: FloatArray, counts: IntArray, *, name: str, alt: str) -> s
     """Items by the lower bound of their class probability."""
     with new_figure(1, height=2.6) as (figure, (axes,)):
         axes.bar(edges[:-1], counts, width=np.diff(edges) * 0.92, align="edge", color=PROVEN)
+        for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
+            if count:
+                said = f"bound {low:.3g} to {high:.3g}: {int(count)} items"
+                add_value(axes, float((low + high) / 2), float(count), said)
         axes.axvline(0.5, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)))
         axes.set_xlim(0, 1)
         axes.set_xlabel("lower bound of the class probability")

@@ -1,6 +1,7 @@
 """Reads the finished folders of a run into plain values, the only input of the report."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -16,8 +17,11 @@ from components.certify.registry import family_of
 from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.folders import Folder
-from components.core.types import Array
+from components.core.object_stores import is_uri
+from components.core.statistics import accuracy
+from components.core.types import Array, IntArray
 from components.report.content import Accuracy
+from components.report.wording import attack_list_words
 
 Json = dict[str, Any]
 RUN_AGAIN = "; run this step again"  # how to mend a folder
@@ -31,6 +35,7 @@ class TrainResult:
     digest: str
     spec: Json
     rows: tuple[Json, ...]
+    num_weights: int | None = None  # None: in a remote storage, which is not read for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,21 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemOutcomes:
+    """Labels and predictions of all attacked items of one model, in the order of the test split."""
+
+    label: IntArray
+    clean: IntArray
+    attacked: IntArray
+    broken_by: tuple[str | None, ...]
+
+    def clean_share(self, num_items: int) -> Accuracy:
+        """Clean accuracy on the first items."""
+        held = self.clean[:num_items] == self.label[:num_items]
+        return Accuracy.parse(accuracy(held), where="attacks.parquet")
+
+
+@dataclass(frozen=True, slots=True)
 class AttackStep:
     """One attack of a list: the items it was given, and the accuracy after it and all before it."""
 
@@ -108,7 +128,9 @@ class AttackedModel:
     curves: dict[str, tuple[tuple[float, Accuracy], ...]]  # by `eps` or `steps`
     sanity: Json | None
     protocols: Json  # of attacks with scaled attention
-    examples: Examples
+    examples: Examples  # of the first items
+    broken: Examples | None = None  # of the first broken items; None: not kept by older versions
+    items: ItemOutcomes | None = None  # None: without attacks.parquet
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +144,9 @@ class AttackResult:
 
     @property
     def title(self) -> str:
-        """The name of a single attack, or the number of attacks."""
+        """The names of the attacks of the list."""
         steps = next(iter(self.models.values())).steps
-        entries = list(dict.fromkeys(step.entry for step in steps))
-        return entries[0] if len(entries) == 1 else f"{len(entries)} attacks"
+        return attack_list_words([step.entry for step in steps])
 
     @property
     def clean(self) -> dict[str, Accuracy]:
@@ -202,7 +223,9 @@ def read_train(step: str, folder: Folder) -> TrainResult:
     _need(header, ("digest", "spec"), path=folder / "model" / "model.json", step=step)
     _need(history, ("rows",), path=folder / "history.json", step=step)
     model = step.removeprefix("train.")
-    return TrainResult(model, str(header["digest"]), header["spec"], tuple(history["rows"]))
+    rows = tuple(history["rows"])
+    weights = _num_weights(folder, "model/model.safetensors")
+    return TrainResult(model, str(header["digest"]), header["spec"], rows, weights)
 
 
 def read_tune(step: str, folder: Folder) -> TuneResult:
@@ -261,7 +284,18 @@ def read_model(step: str, folder: Folder) -> TrainResult:
     """`model.<name>`: a model that was not trained here and has no history."""
     header = read_json(folder / "model.json", step=step)
     _need(header, ("digest", "spec"), path=folder / "model.json", step=step)
-    return TrainResult(step.removeprefix("model."), str(header["digest"]), header["spec"], ())
+    model, weights = step.removeprefix("model."), _num_weights(folder, "model.safetensors")
+    return TrainResult(model, str(header["digest"]), header["spec"], (), weights)
+
+
+def _num_weights(folder: Folder, name: str) -> int | None:
+    """Elements of all tensors of a weights file, from its header alone."""
+    if is_uri(str(folder)) or not (path := folder / name).exists():
+        return None
+    with path.open("rb") as file:
+        header = parse_json(file.read(int.from_bytes(file.read(8), "little")))
+    shapes = [entry["shape"] for key, entry in header.items() if key != "__metadata__"]
+    return sum(int(math.prod(shape)) for shape in shapes)
 
 
 def read_attack(step: str, folder: Folder) -> AttackResult:
@@ -269,9 +303,15 @@ def read_attack(step: str, folder: Folder) -> AttackResult:
     path = folder / "summary.json"
     summary = read_json(path, step=step)
     _need(summary, ("threat", "settings", "models"), path=path, step=step)
-    examples = _read_examples(folder / "examples.npz", models=list(summary["models"]), step=step)
+    kept = list(summary["models"])
+    examples, broken = _read_examples(folder / "examples.npz", models=kept, step=step)
+    items = _read_outcomes(folder / "attacks.parquet", step=step)
     models = {
-        model: _attacked_model(entry, examples[model], path=path, step=f"{step} {model}")
+        model: replace(
+            _attacked_model(entry, examples[model], path=path, step=f"{step} {model}"),
+            broken=broken.get(model),
+            items=items.get(model),
+        )
         for model, entry in summary["models"].items()
     }
     return AttackResult(step, summary["threat"], summary["settings"], models)
@@ -359,11 +399,38 @@ def _read_table(path: Path, *, step: str) -> Any:
         raise CasemateError(step, path, f"is not a readable Parquet file: {error}") from error
 
 
-def _read_examples(path: Path, *, models: list[str], step: str) -> dict[str, Examples]:
+def _read_outcomes(path: Path, *, step: str) -> dict[str, ItemOutcomes]:
+    """Predictions per item by model; {}: a folder without them."""
+    if not path.exists():
+        return {}
+    columns = _read_table(path, step=step).to_pydict()
+    names = np.asarray(columns["model"])
+    found = {}
+    for model in dict.fromkeys(columns["model"]):
+        rows = np.flatnonzero(names == model)
+        label, clean, attacked = (
+            np.asarray(columns[key], dtype=np.int64)[rows]
+            for key in ("label", "clean_prediction", "adversarial_prediction")
+        )
+        broken_by = tuple(columns["broken_by"][row] for row in rows)
+        found[model] = ItemOutcomes(label, clean, attacked, broken_by)
+    return found
+
+
+def _read_examples(
+    path: Path, *, models: list[str], step: str
+) -> tuple[dict[str, Examples], dict[str, Examples]]:
+    """Examples of the first items and of the first broken ones, by model."""
     parts = ("clean", "adversarial", "label", "clean_prediction", "adversarial_prediction")
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {m: Examples(*(arrays[f"{m}/{part}"] for part in parts)) for m in models}
+            first = {m: Examples(*(arrays[f"{m}/{part}"] for part in parts)) for m in models}
+            broken = {
+                m: Examples(*(arrays[f"{m}/broken/{part}"] for part in parts))
+                for m in models
+                if f"{m}/broken/clean" in arrays
+            }
+            return first, broken
     except FileNotFoundError as error:
         raise CasemateError(step, path, f"is missing{RUN_AGAIN}") from error
     except (KeyError, ValueError, OSError, BadZipFile) as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from components.report.content import Accuracy, ResultKind
 from components.report.figures import new_figure, percent_axis, to_svg
-from components.report.palette import COLOURS, INK, MEASURED, MUTED
+from components.report.palette import COLOURS, INK, MEASURED, MUTED, PAPER
 from components.report.results import TunedTrial
 from components.report.wording import settings_text
 
@@ -102,12 +102,14 @@ def parallel_coordinates(
     ends = [(0.0, f"{100 * low:.1f}"), (1.0, f"{100 * high:.1f}")][: 2 if high > low else 1]
     rows = [*axes, PlotAxis(trials.label, places, tuple(ends))]
     with new_figure(1, height=0.3 + 0.85 * len(rows)) as (figure, (plot,)):
+        box = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # lines pass behind the text
+        texts: dict[str, Any] = {"fontsize": 9, "zorder": 8, "bbox": box}
         for y, row in enumerate(rows):
             plot.plot([0, 1], [y, y], color=MUTED, linewidth=0.8)
-            plot.text(-0.02, y - 0.14, row.key, ha="left", va="bottom", color=MUTED, fontsize=9)
+            plot.text(-0.02, y - 0.14, row.key, ha="left", va="bottom", color=MUTED, **texts)
             for x, label in row.ticks:
                 plot.plot([x, x], [y - 0.05, y + 0.05], color=INK, linewidth=1)
-                plot.text(x, y + 0.1, label, ha=_beside(x), va="top", fontsize=9)
+                plot.text(x, y + 0.1, label, ha=_beside(x), va="top", **texts)
         for i in reversed(range(len(scores))):  # the best one last, on top
             plot.plot(
                 [row.places[i] for row in rows],

@@ -1,6 +1,6 @@
 """Threat models and sizes in words, with units."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.core.errors import CasemateError
@@ -49,6 +49,31 @@ def _eps(threat: Mapping[str, Any]) -> str:
     if threat.get("eps") is None:
         return ""
     return pixels(threat["eps"]) if threat["kind"] == "linf" else f"{threat['eps']:g}"
+
+
+ATTACK_NAMES = {"autoattack-standard": "AutoAttack", "autoattack-plus": "AutoAttack+"}
+ATTACK_NAMES |= {"autoattack-rand": "AutoAttack (rand)", "square": "Square", "spatial": "Spatial"}
+ACRONYMS = ("fgsm", "pgd", "mim", "gama", "apgd", "fab", "aas")
+MOST_NAMES = 3  # of a list of attacks in a heading
+
+
+def attack_name(entry: str) -> str:
+    """An entry of an attack list as papers write it: AutoAttack, PGD-20, APGD-CE."""
+    if entry in ATTACK_NAMES:
+        return ATTACK_NAMES[entry]
+    if entry.split("-")[0] not in ACRONYMS:
+        return entry
+    shown = entry.upper()
+    return shown.removesuffix("-CE") if shown.startswith("PGD") else shown
+
+
+def attack_list_words(entries: Sequence[str]) -> str:
+    """The names of a list's entries, ensembles first; of a long list the first and a number."""
+    names = list(dict.fromkeys(map(attack_name, entries)))
+    names.sort(key=lambda name: not name.startswith("AutoAttack"))
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{names[0]} and {len(names) - 1} more attacks"
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from components.core.object_stores import is_uri
 from components.core.settings import RUN_SEED
 from pipelines.api.models import check_model, check_seed
 from pipelines.api.places import beside, local_path, opened
-from pipelines.api.tables import Accuracy, frame
+from pipelines.api.tables import Accuracy, ProvenAccuracy, frame
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +68,7 @@ class Certificate:
             for entry in self.document.summary["certified"]
         )
 
-    def accuracy_at(self, budget: float) -> Accuracy:
+    def accuracy_at(self, budget: float) -> ProvenAccuracy:
         """Certified accuracy at one of the claimed patch sides or radii."""
         found = self.certified
         rows = found[found["at"] == budget]
@@ -76,7 +76,7 @@ class Certificate:
             known = ", ".join(f"{at:g}" for at in found["at"])
             raise CasemateError("budget", budget, f"is not claimed; choose one of {known}")
         value, low, high, count = rows.iloc[0][["value", "low", "high", "num_items"]]
-        return Accuracy(float(value), float(low), float(high), int(count))
+        return ProvenAccuracy(float(value), float(low), float(high), int(count))
 
 
 def load_certificate(path: str | Path) -> Certificate:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from components.core.shares import ShareKind, share_line
+
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
@@ -17,12 +19,21 @@ class Accuracy(NamedTuple):
     num_items: int
 
     def __str__(self) -> str:
-        spread = f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
-        return f"{_percent(self.value)} % 95% {spread} n={self.num_items}"
+        return _line(self, "measured")
 
 
-def _percent(share: float) -> float:
-    return int(1000 * share) / 10  # rounded down: never above the measured figure
+class ProvenAccuracy(Accuracy):
+    """A certified accuracy: its text is rounded down."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return _line(self, "proven")
+
+
+def _line(share: Accuracy, kind: ShareKind) -> str:
+    value, low, high, num_items = share
+    return share_line(value, low, high, num_items=num_items, kind=kind)
 
 
 def accuracy_of(correct: "Tensor") -> Accuracy:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from components.core.errors import CasemateError
+from components.core.shares import points, share_line
 from pipelines import api
 from pipelines.api.comparisons import nothing_compared
 from pipelines.cli.options import JsonOpt
@@ -80,15 +81,13 @@ def _show_shares(shares: "Sequence[Share]") -> None:
     width = max((len(s.figure) for s in shares), default=0)
     names = max((len(s.model) for s in shares), default=0)
     for s in shares:
-        spread = f"95% [{100 * s.low:.1f}, {100 * s.high:.1f}]"
         doubt = f"  {s.doubt}" if s.doubt else ""
-        percent = int(1000 * s.value + 1e-9) / 10  # rounded down, as all shares that are printed
-        name = f"{s.figure:<{width}}  {s.model:<{names}}"
-        print(f"{name}  {percent:5.1f} % {spread} n={s.num_items}{doubt}")
+        line = share_line(s.value, s.low, s.high, num_items=s.num_items, kind=s.kind)
+        print(f"{s.figure:<{width}}  {s.model:<{names}}  {line}{doubt}")
 
 
 def _line(one: "Comparison") -> str:
-    gap = f"{100 * one.value:+.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+    gap = points(one.value, one.low, one.high)
     counts = f"won {one.won}, lost {one.lost} of {one.num_items}"
     adjusted = f", Holm {one.adjusted:.3g}" if one.num_tests > 1 else ""
     tested = f"p {one.p_value:.3g}{adjusted} ({one.test})"

@@ -11,6 +11,7 @@ import typer
 from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.object_stores import is_uri
+from components.core.shares import ShareKind, interval_ends, percent
 from pipelines import api
 from pipelines.cli.options import AddressOpt, Chosen, JsonOpt, takes_recipe
 from pipelines.stages.registry import STAGES
@@ -137,10 +138,12 @@ def _show(found: dict[str, Any]) -> None:
     from pipelines.runtime.tracking_uri import how_to_open
 
     for row in found["summary"]:
-        spread = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
-        percent = int(1000 * row["value"]) / 10  # rounded down: never above the measured figure
+        kind: ShareKind = row.get("kind", "measured")
+        shown = percent(row["value"], row["num_items"], kind)
+        shown += " " * (kind == "proven")  # one digit less: the points stay below each other
+        spread = "[{}, {}]".format(*interval_ends(row["low"], row["high"]))
         print(
-            f"{row['what']:<28} {row['model']:<10} {percent:5.1f} %  "
+            f"{row['what']:<28} {row['model']:<10} {shown:>6} %  "
             f"95% {spread:<14} n={row['num_items']}"
         )
         if "verdict" in row:

@@ -12,6 +12,7 @@ import typer
 
 from components.core.errors import CasemateError, first_line
 from components.core.object_stores import is_uri
+from components.core.shares import percent
 from pipelines import api
 from pipelines.cli import analyze as cli_analyze
 from pipelines.cli import attack as cli_attack
@@ -332,7 +333,7 @@ def recertify(
 
 
 def _percent(share: Mapping[str, Any]) -> str:
-    return f"{int(1000 * share['value']) / 10:5.1f} %"  # rounded down: never above the proven share
+    return f"{percent(share['value'], share['num_items'], 'proven'):>5} %"
 
 
 for group in (

@@ -1,6 +1,7 @@
 """What a running step works with: where it writes, what it reads, and how it is finished."""
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ from components.core.folders import Folder, is_below
 from pipelines.runtime.manifests import Manifest, read_manifest
 from pipelines.runtime.notes import Notes
 from pipelines.runtime.parts import PartStore
-from pipelines.runtime.provenance import Provenance, git_revision, software
+from pipelines.runtime.provenance import Provenance, execution, git_revision, software
 from pipelines.runtime.storage import SCRATCH, StepPlace, Storage
 from pipelines.runtime.store import Ref
 from pipelines.runtime.stored_folder import StoredFolder, link_or_copy
@@ -42,6 +43,7 @@ class StageDir:
     inputs: Mapping[str, Folder] = field(default_factory=dict)
     at: StepPlace | None = None  # None: the place of `path` in the folder two levels above
     stored: dict[str, Ref] = field(default_factory=dict)  # files that workers have stored
+    began: float = field(default_factory=time.time)
 
     @cached_property
     def place(self) -> StepPlace:
@@ -120,10 +122,19 @@ class StageDir:
             "inputs": {name: m.as_input() for name, m in manifests.items() if m},
         }
 
+    def page_of_run(self, run_id: str) -> str | None:
+        """The address of a run on the MLflow server; None where no server answers."""
+        return self.run.page_of(run_id)
+
     def finish(self, *, fence: int = 0) -> None:
         """Finish the step: publish its files with the manifest, then remove scratch files."""
         folders = {name: self._relative(path) for name, path in sorted(self.inputs.items())}
-        facts = {"step": self.step, "input_folders": folders, **self.provenance()}
+        facts = {
+            "step": self.step,
+            "input_folders": folders,
+            "execution": execution(self.began),
+            **self.provenance(),
+        }
         self.place.publish(facts, stored=self.stored, fence=fence)
         self.place.clear_scratch()
 

@@ -42,6 +42,7 @@ class Manifest:
     inputs: Mapping[str, InputEntry] = field(default_factory=dict)
     input_folders: Mapping[str, str] = field(default_factory=dict)
     """Relative to the step's own folder: the storage may move."""
+    execution: Mapping[str, object] = field(default_factory=dict)  # empty: not recorded
     generation: int | None = None  # None: written before there were generations
     git_revision: str | None = None  # of the code
     software: Mapping[str, str] = field(default_factory=dict)  # versions of packages
@@ -98,6 +99,7 @@ def _checked(manifest: Manifest) -> Manifest:
     texts += [text for entry in manifest.inputs.values() for text in entry.values()]
     texts += [*manifest.software, *manifest.software.values(), manifest.git_revision or ""]
     is_number = isinstance(manifest.generation, int | None)
+    is_number &= isinstance(manifest.execution, dict)
     if not is_number or not all(isinstance(text, str) for text in texts):
         raise ValueError("it holds a value of another type")
     return manifest

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -84,6 +85,11 @@ class StepRun:
     outbox: Outbox
     child_of_run: Message | None = None  # name and tags of a nested run; None: the run itself
     inherited: list[Message] = field(default_factory=list)  # what its nested runs get, too
+    runs_page: str | None = None  # of the experiment on a server
+
+    def page_of(self, run_id: str) -> str | None:
+        """The address of a run of the same experiment; None without a server."""
+        return f"{self.runs_page}/{run_id}" if self.runs_page else None
 
     def params(self, values: Mapping[str, Any]) -> None:
         """Parameters that the run does not have yet."""
@@ -327,7 +333,15 @@ class Tracker:
         )
         outbox = self._outbox(run_id, place)
         outbox.restore()
-        return StepRun(run_id, outbox)
+        return StepRun(run_id, outbox, runs_page=self._runs_page())
+
+    def _runs_page(self) -> str | None:
+        """Where a server shows the runs of the experiment, without a user's name."""
+        if not is_server(self.uri):
+            return None
+        parts = urlsplit(self.uri)
+        place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        return f"{place}/#/experiments/{self.experiment_id}/runs"
 
     def _outbox(self, run_id: str, place: Path) -> Outbox:
         writer = RunWriter(self.client, self.registry, self.experiment_id, run_id)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol, Required, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, Protocol, Required, TypedDict, cast
 
 from components.core.folders import Folder
 
@@ -64,6 +64,7 @@ class Headline(Share, total=False):
 
     what: Required[str]
     model: Required[str]
+    kind: Literal["proven"]  # a certified share: its text is rounded down
     verdict: str
     reasons: Sequence[str]
 

@@ -23,7 +23,9 @@ from tests.golden.documents import (
 from tests.steps import files_of
 
 # How long something took: never the same twice.
-TIMES = frozenset({"seconds", "wait_seconds", "images_per_second", "attack_seconds"})
+TIMES = frozenset(
+    {"seconds", "started", "machine", "wait_seconds", "images_per_second", "attack_seconds"}
+)
 TRACKED = {
     "metrics": "SELECT r.name, m.key, m.step, m.value FROM metrics m JOIN runs r USING (run_uuid)",
     "parameters": "SELECT r.name, p.key, p.value FROM params p JOIN runs r USING (run_uuid)",
@@ -36,7 +38,7 @@ TRACKED = {
 # Of a page: commits and runs, digests of inputs that hold times, tables that are files too.
 PASSING = re.compile(
     r'\b[0-9a-f]{40}(-dirty)?\b|\b[0-9a-f]{32}\b|content [0-9a-f]{64}|href="data:text/csv[^"]*"'
-    r'|<td class="num">[^<]*</td>'
+    r'|<td class="num"[^>]*>(<span>)?[^<]*(</span>)?</td>'
 )
 FIGURE = re.compile(r"<svg.*?</svg>|data:image/[^\"]*", re.DOTALL)
 

@@ -138,7 +138,7 @@ def _extremes(shares: list[tuple[str, Accuracy]]) -> str:
     if not shares:
         return "No class has items."
     (worst, low), (best, high) = shares[0], shares[-1]
-    return f"From {100 * low.value:.1f}% ({worst}) to {100 * high.value:.1f}% ({best})."
+    return f"From {low.percent('measured')} ({worst}) to {high.percent('measured')} ({best})."
 
 
 def _accuracy(suite: SuiteRows, model: str) -> Accuracy | None:

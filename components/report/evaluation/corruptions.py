@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from components.core.shares import measured_percent
 from components.data.corruptions.settings import CORRUPTIONS
 from components.data.sources.names import SEVERITIES
 from components.evaluate.corruptions import groups
@@ -44,7 +45,7 @@ def _heat(suite: SuiteRows, model: str, number: int) -> Chart:
         [
             None
             if row is None or row.value is None
-            else HeatCell(1 - row.value, f"{100 * row.value:.1f}")
+            else HeatCell(1 - row.value, measured_percent(row.value))
             for row in line
         ]
         for line in rows
@@ -62,7 +63,7 @@ def _heat(suite: SuiteRows, model: str, number: int) -> Chart:
         for row in present
         if row is not None and row.value is not None
     )
-    said = f"Lowest: {where} at severity {level:g}, {100 * lowest:.1f}%."
+    said = f"Lowest: {where} at severity {level:g}, {measured_percent(lowest)}%."
     layout = HeatLayout(
         [_words(name) for name in names],
         [str(level) for level in SEVERITIES],

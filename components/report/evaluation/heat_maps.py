@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.patches import Rectangle
 
 from components.report.content import ResultKind
-from components.report.figures import new_figure, to_svg
+from components.report.figures import VALUE, new_figure, to_svg
 from components.report.palette import COLOURS, INK, MUTED, PAPER
 
 DARKEST = 0.6  # opacity of an error of 1: numbers stay legible in both colour schemes
@@ -34,6 +35,7 @@ class HeatLayout:
     row_breaks: Sequence[int] = ()
     column_breaks: Sequence[int] = ()
     marked: tuple[int, int] | None = None  # a framed cell
+    rotated: bool = False  # names of columns: names of classes are longer than numbers
 
 
 def heat_map(
@@ -54,6 +56,9 @@ def heat_map(
         for y, row in enumerate(cells):
             for x, cell in enumerate(row):
                 _draw(axes, x, y, cell, colour=COLOURS[kind])
+                if cell:
+                    place = f"{layout.rows[y]}, {layout.columns[x]}"
+                    _add_value(axes, x, y, f"{place}: {cell.text or 0} {cell.below}".rstrip())
         for y in layout.row_breaks:
             axes.plot([-0.5, num_columns - 0.5], [y - 0.5] * 2, color=INK, linewidth=1.2)
         for x in layout.column_breaks:
@@ -62,7 +67,9 @@ def heat_map(
             y, x = layout.marked
             frame = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=INK, linewidth=1.8)
             axes.add_patch(frame)
-        axes.set_xticks(range(num_columns), layout.columns)
+        turn = 90 if layout.rotated and max(map(len, layout.columns)) > 3 else 0
+        names = [short(label) for label in layout.columns]
+        axes.set_xticks(range(num_columns), names, rotation=turn)
         axes.set_yticks(range(num_rows), [short(label) for label in layout.rows])
         axes.set_xlim(-0.5, num_columns - 0.5)
         axes.set_ylim(num_rows - 0.5, -0.5)  # first row on top
@@ -80,6 +87,12 @@ def heat_map(
 def short(text: str, limit: int = MAX_LABEL) -> str:
     """A label that fits beside the cells."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _add_value(axes: Any, x: int, y: int, text: str) -> None:
+    """An invisible cell that shows `text` to a pointer above it."""
+    place = (x - 0.5, y - 0.5)
+    axes.add_patch(Rectangle(place, 1, 1, alpha=0, linewidth=0, zorder=9, gid=VALUE + text))
 
 
 def _draw(axes: object, x: int, y: int, cell: HeatCell | None, *, colour: str) -> None:

@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from components.core.shares import measured_percent
 from components.report.content import Accuracy, ResultKind
 from components.report.evaluation.heat_maps import short
 from components.report.evaluation.signs import ModelSign
-from components.report.figures import WIDTH, new_figure, percent_axis, to_svg
+from components.report.figures import WIDTH, add_value, new_figure, percent_axis, to_svg
 from components.report.palette import COLOURS, INK, MEASURED, MUTED, STYLE
 
 GUIDE: Any = (0, (2, 3))
@@ -53,6 +54,8 @@ def dots(
             for place, share in enumerate(one.shares):
                 if share is not None:
                     _dot(axes, share, place + offset, one.sign)
+                    said = f"{labels[place]}: {share.words('measured')}"
+                    add_value(axes, 100 * share.value, place + offset, said)
         for mean, one in zip(means, series, strict=False):
             if mean is not None:
                 axes.axvline(100 * mean, color=one.sign.colour, linewidth=1.2, linestyle=GUIDE)
@@ -104,6 +107,8 @@ def _curve(axes: Any, curve: Curve, *, band: bool) -> None:
         markersize=3.5,
         linewidth=1.6,
     )
+    for place, share in curve.points:
+        add_value(axes, place, 100 * share.value, f"{place:g}: {share.words('measured')}")
 
 
 def small_multiples(
@@ -173,6 +178,9 @@ def reliability(
             linewidth=1.2,
             clip_on=False,
         )
+        for confidence, share in bins:
+            said = f"confidence {measured_percent(confidence)}%: {share.words('measured')}"
+            add_value(upper, 100 * confidence, 100 * share.value, said)
         percent_axis(upper, "accuracy, %")
         lower.bar(
             [100 * low for low, _, _ in edges],
@@ -205,7 +213,8 @@ def share_bars(
         )
         for place, one in enumerate(shares):
             axes.plot([100 * one.low, 100 * one.high], [place] * 2, color=INK, linewidth=1.2)
-            axes.text(103, place, f"{100 * one.value:.1f}", va="center", ha="left")
+            axes.text(103, place, measured_percent(one.value), va="center", ha="left")
+            add_value(axes, 100 * one.value, place, f"{labels[place]}: {one.words(kind)}")
         if mean is not None:
             axes.axvline(100 * mean, color=MUTED, linewidth=1.2, linestyle=GUIDE)
         axes.set_yticks(range(len(labels)), [short(label) for label in labels])

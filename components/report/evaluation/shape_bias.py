@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from components.core.shares import measured_percent
 from components.evaluate.metrics import MetricRow
 from components.evaluate.shape_bias import CLASSES
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
@@ -35,7 +36,7 @@ def _accuracies(suite: SuiteRows) -> Chart:
     said = "; ".join(
         f"{model} "
         + ", ".join(
-            f"{label} {100 * row.value:.1f}%"
+            f"{label} {measured_percent(row.value)}%"
             for label, row in zip(labels, rows[model], strict=True)
             if row is not None and row.value is not None
         )
@@ -79,7 +80,7 @@ def _biases(suite: SuiteRows) -> Chart:
     rows = {m: [suite.row(m, item, "shape_bias") for item in (ALL, *CLASSES)] for m in suite.models}
     name = suite.name("bias")
     said = "; ".join(
-        f"{model} {100 * row.value:.1f}%"
+        f"{model} {measured_percent(row.value)}%"
         if (row := rows[model][0]) is not None and row.value is not None
         else f"{model} none ({look.reason(row)})"
         for model in shown

@@ -5,6 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from components.core.shares import measured_percent
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
@@ -39,7 +40,7 @@ def _accuracies(suite: SuiteRows, grid: str, number: int) -> Chart:
     queries = [suite.row(model, grid, "mean_queries") for model in models]
     name = suite.name(f"accuracy-{number}")
     said = "; ".join(
-        f"{model} {100 * row.value:.1f}%"
+        f"{model} {measured_percent(row.value)}%"
         for model, row in zip(models, found["accuracy"], strict=True)
         if row is not None and row.value is not None
     )
@@ -151,10 +152,10 @@ def _failure_chart(suite: SuiteRows, model: str, table: pa.Table, number: int) -
     shares = [[_fail_share(at_angle[down, right]) for right in rights] for down in downs]
     most = max(rows, key=lambda row: (row["num_worst"], row["num_failures"]))
     name = suite.name(f"failures-{number}")
-    said = (
-        f"At {angle:g} degrees {100 * min(map(min, shares)):.1f} to "
-        f"{100 * max(map(max, shares)):.1f}% of {rows[0]['num_items']:,} items fail, by shift."
-    )
+    fewest = measured_percent(min(map(min, shares)))
+    largest = measured_percent(max(map(max, shares)))
+    num_items = rows[0]["num_items"]
+    said = f"At {angle:g} degrees {fewest} to {largest}% of {num_items:,} items fail, by shift."
     return Chart(
         name,
         suite.title(f"{model}: failures by shift at {angle:g} degrees"),

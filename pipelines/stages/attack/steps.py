@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.core.folders import Folder
+from components.report.wording import pixels
 from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
 
@@ -41,7 +42,7 @@ def metrics(finished: Mapping[str, Folder]) -> dict[str, float]:
 def _headlines(result: Mapping[str, Any]) -> list[Headline]:
     """The rows of one entry; the last row of a model has its verdict."""
     norm, eps = result["threat"]["kind"], result["threat"]["eps"]
-    budget = norm if eps is None else f"{norm} {eps:g}"
+    budget = norm if eps is None else f"{norm} {pixels(eps)}"
     rows: list[Headline] = []
     for model, summary in result["models"].items():
         rows.append(headline("clean", model, summary["clean_accuracy"]))

@@ -78,4 +78,5 @@ def _headlines(folder: Folder, model: str, which: str) -> list[Headline]:
     for entry in summary["certified"]:
         at = family_of(document["kind"]).budget_text(entry)
         rows.append(headline(f"certified {at}{doubt}", model, entry["accuracy"]))
+        rows[-1]["kind"] = "proven"
     return rows

@@ -17,7 +17,7 @@ from components.core.folders import Folder
 from components.core.object_stores import is_uri
 from components.core.registry import load_reference
 from components.data.prepared import PreparedDataset
-from components.report import attacked, chapters, results
+from components.report import attacked, chapters, execution, results
 from components.report.analysis.chapters import chapters as analysis_chapters
 from components.report.analysis.chapters import read_analyses
 from components.report.certified import certificate_facts
@@ -25,9 +25,11 @@ from components.report.content import Chapter, Content, Fact
 from components.report.evaluation.chapters import chapters as evaluation_chapters
 from components.report.evaluation.chapters import read_evaluation
 from components.report.evaluation.headline import with_evaluation
+from components.report.execution import StepExecution
 from components.report.page import render
 from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
+from pipelines.runtime.artifacts import manifest_of
 from pipelines.runtime.storage import StepPlace
 from pipelines.stages.report.cards import flow_cards
 
@@ -74,6 +76,7 @@ class ReportOutput(Protocol):
 
     def write_text(self, name: str, text: str) -> object: ...
     def provenance(self) -> dict[str, object]: ...
+    def page_of_run(self, run_id: str) -> str | None: ...
 
 
 def run(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: ReportOutput) -> None:
@@ -112,12 +115,13 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
         published=tuple(load_reference(e.reader)(name, e) for name, e in compare.items()),
         first_images=partial(_first_images, dataset),
     )
-    evaluated = read_evaluation(inputs)
+    evaluated, ran = read_evaluation(inputs), _executions(inputs, out)
     shown = (
         chapters.attack_chapter(found.attacks),
         *chapters.certificate_chapters(found, num_examples=num_examples),
         *evaluation_chapters(evaluated),
         *analysis_chapters(read_analyses(inputs), dataset.classes),
+        chapters.class_chapter(found),
         chapters.example_chapter(found, num_examples=num_examples),
         chapters.training_chapter(found.trained),
         chapters.tuning_chapter(found.tuned),
@@ -127,7 +131,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
     return Content(
         recipe.report.title or recipe.name,
         f"Recipe {recipe.name}, seed {recipe.seed}",
-        chapters.identity(found),
+        (*chapters.identity(found), *execution.facts(ran)),
         with_evaluation(chapters.headline(found), evaluated),
         chapters.checks(found),
         tuple(chapter for chapter in shown if chapter),
@@ -138,7 +142,23 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
             *_flat(out.provenance()),
         ),
         tuple(verdict for attack in found.attacks for verdict in attacked.verdicts(attack)),
+        execution.steps_table(ran),
     )
+
+
+def _executions(inputs: Mapping[str, Folder], out: ReportOutput) -> list[StepExecution]:
+    """When and where the steps ran; folders that no flow has made are left out."""
+    manifests = {step: manifest_of(folder) for step, folder in inputs.items()}
+    return [
+        StepExecution.read(
+            step,
+            manifest.execution,
+            run_id=manifest.mlflow_run_id,
+            page=out.page_of_run(manifest.mlflow_run_id),
+        )
+        for step, manifest in manifests.items()
+        if manifest
+    ]
 
 
 def read_results(dataset: PreparedDataset, inputs: Mapping[str, Folder]) -> Results:

@@ -63,6 +63,9 @@ class FakeOut:
     def provenance(self) -> dict[str, object]:
         return self.facts
 
+    def page_of_run(self, run_id: str) -> str | None:
+        return None
+
 
 def make_recipe(**changes: Any) -> SimpleNamespace:
     report = SimpleNamespace(title="A made-up run", num_examples=2, compare={})
@@ -187,6 +190,24 @@ def attack_page(clean: int, left: tuple[int, int, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def attacked_items(held: dict[str, tuple[int, tuple[int, int, int]]]) -> pa.Table:
+    """One row per model and item: the first items stay right, the last were wrong before."""
+    rows: list[dict[str, Any]] = []
+    for model, (clean, left) in held.items():
+        names = ("fgsm", "apgd-ce", "square")
+        for i in range(NUM_ITEMS):
+            label, wrong = i % len(CLASSES), (i + 1) % len(CLASSES)
+            broken_by = next((n for n, rest in zip(names, left, strict=True) if i >= rest), None)
+            was_right = i < clean
+            rows.append({
+                "model": model, "item_id": f"made-{i:03d}", "label": label,
+                "clean_prediction": label if was_right else wrong,
+                "adversarial_prediction": label if i < left[-1] else wrong,
+                "broken_by": broken_by if was_right else None,
+            })  # fmt: skip
+    return pa.Table.from_pylist(rows)
+
+
 def write_attack(folder: Path, models: tuple[str, ...] = ("main", "standard")) -> Path:
     folder.mkdir(parents=True)
     held = {"main": (37, (31, 28, 26))}
@@ -199,6 +220,8 @@ def write_attack(folder: Path, models: tuple[str, ...] = ("main", "standard")) -
         "models": {m: attack_page(*held.get(m, (39, (20, 8, 3)))) for m in models},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
+    pq.write_table(attacked_items({m: held.get(m, (39, (20, 8, 3))) for m in models}),
+                   folder / "attacks.parquet")  # fmt: skip
     clean = made_images(3)[:, None].astype(np.float32) / 255
     signs = np.where(np.indices(clean.shape).sum(axis=0) % 2, 1, -1).astype(np.float32)
     adversarial = np.clip(clean + signs * np.float32(8 / 255), 0, 1)

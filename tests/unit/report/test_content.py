@@ -35,8 +35,8 @@ def test_printed_interval_covers_the_exact_one(case):
 
 @pytest.mark.parametrize(
     ("held", "num_items", "proven", "measured"),
-    [(57, 100, "57.0%", "57.0%"), (2, 3, "66.6%", "66.7%"), (999, 1000, "99.9%", "99.9%"),
-     (1999, 2000, "99.9%", "100.0%"), (0, 5, "0.0%", "0.0%"), (5, 5, "100.0%", "100.0%")],
+    [(57, 100, "57.0%", "57.00%"), (2, 3, "66.6%", "66.67%"), (999, 1000, "99.9%", "99.90%"),
+     (1999, 2000, "99.9%", "99.95%"), (0, 5, "0.0%", "0.00%"), (5, 5, "100.0%", "100.00%")],
 )  # fmt: skip
 def test_percent_examples(held, num_items, proven, measured):
     share = counted(held, num_items)
