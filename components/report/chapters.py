@@ -64,9 +64,7 @@ def headline(results: Results) -> Table:
         detail = sweeps.headline_detail(result, detail, swept)
         column = certified.proven_column(title, detail, result)
         model = results.model_of(result)
-        smoothed = Column(
-            f"Clean, smoothed {result.family.threat_name}", "measured", _votes(result)
-        )
+        smoothed = Column(f"Clean, smoothed {result.family.threat_name}", "measured", "no attack")
         for heading, cell in ((smoothed, certified.share(result.correct)), (column, share)):
             if model in columns.get(heading, {}):
                 if columns[heading][model] == cell and heading is smoothed:
@@ -77,10 +75,6 @@ def headline(results: Results) -> Table:
         (m, *(cells.get(m) for cells in columns.values())) for m in models
     ]
     return Table("headline", (Column("Model"), *columns), tuple(rows))
-
-
-def _votes(result: CertifyResult) -> str:
-    return "abstentions count as wrong" if "abstain" in result.columns else "by vote"
 
 
 def checks(results: Results) -> tuple[Check, ...]:

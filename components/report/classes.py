@@ -21,6 +21,7 @@ from components.report.results import AttackResult, ItemOutcomes
 
 MAX_CLASSES = 20  # of a matrix; more would not be legible, the table of confusions has all
 MAX_MODELS = 4  # with matrices
+MOST_OPEN = 12  # rows of the table of classes; more are folded
 MOST_CONFUSIONS = 10  # rows per model, where there is no matrix
 
 
@@ -63,7 +64,7 @@ def _class_table(attack: AttackResult, classes: Sequence[str]) -> Table:
                 rows.append(
                     (model, name, clean, left, _mostly(items.attacked[own], label, classes))
                 )
-    folded = len(rows) > 2 * MAX_CLASSES
+    folded = len(rows) > MOST_OPEN
     title = f"{attack.name}: accuracy by class"
     return Table(f"{attack.name}.classes", columns, tuple(rows), title=title, folded=folded)
 

@@ -43,7 +43,7 @@ class ModelUnderAttack:
     state: CascadeState
     norms: list[float | None]  # of the perturbations that broke items
     margins: list[float]  # of logits at the best points
-    images: dict[int, bytes] = field(default_factory=dict)  # the best points of the first items
+    images: dict[int, bytes] = field(default_factory=dict)  # of the first and first broken items
     attacks: list[AttackSummary] = field(default_factory=list)  # finished
     protocols: dict[str, ProtocolSummary] = field(default_factory=dict)  # of scaled attacks
 
@@ -285,8 +285,31 @@ def write_examples(
         for name in ("clean_prediction", "adversarial_prediction"):
             values = getattr(own.state, name)[: len(clean)]
             arrays[f"{own.model}/{name}"] = values.numpy()
+        arrays |= {f"{own.model}/broken/{key}": a for key, a in _broken(own, dataset).items()}
     with atomic(out.path / "examples.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
+
+
+def _broken(own: ModelUnderAttack, dataset: PreparedDataset) -> dict[str, Any]:
+    """The first broken items, clean and as they were broken; {} where none was broken.
+
+    Every unit keeps the first items that it broke, so these are the first of all.
+    """
+    state = own.state
+    fell = (state.clean_prediction == state.y) & ~state.robust
+    places = [place for place in fell.nonzero().flatten().tolist() if place in own.images]
+    rows = torch.tensor(places[:NUM_EXAMPLES], dtype=torch.int64)
+    if not len(rows):
+        return {}
+    clean = dataset.on_demand("test").rows(rows).pixels().numpy()
+    found = [np.frombuffer(own.images[place], np.float32) for place in rows.tolist()]
+    return {
+        "clean": clean,
+        "adversarial": np.stack(found).reshape(clean.shape),
+        "label": state.y[rows].numpy(),
+        "clean_prediction": state.clean_prediction[rows].numpy(),
+        "adversarial_prediction": state.adversarial_prediction[rows].numpy(),
+    }
 
 
 def _tensor(table: pa.Table, name: str) -> torch.Tensor:

@@ -37,7 +37,7 @@ from pipelines.runtime.devices import device_name, worker_device
 from pipelines.stages.attack import sanity
 
 DEVICE = "device"  # column of every table
-NUM_EXAMPLES = 6  # items whose adversarial images are kept for the report
+NUM_EXAMPLES = 6  # first items, and first broken items, whose images are kept for the report
 NUM_PROBED = 25  # items on which a model must return logits before it is attacked
 
 
@@ -171,8 +171,10 @@ class AttackWorker:
         return table.append_column("restarts_correct", pa.array(restarted.tolist(), pa.bool_()))
 
     def rows(self, places: tuple[int, ...], items: Items, result: AttackResult) -> pa.Table:
-        """One row per item; images only of the first items."""
+        """One row per item; images only of the first items and of the first broken ones."""
         x_adv = result.x_adv.cpu().numpy()
+        broken = (result.adversarial_prediction != items.y).nonzero().flatten().tolist()
+        kept = {places[row] for row in broken[:NUM_EXAMPLES]} | set(range(NUM_EXAMPLES))
         distances = distance(result.x_adv, items.x, norm=self.config.norm)
         return pa.table(
             {
@@ -186,7 +188,7 @@ class AttackWorker:
                 "margin": _numbers(result.known_margins),
                 "image": pa.array(
                     [
-                        image.tobytes() if place < NUM_EXAMPLES else None
+                        image.tobytes() if place in kept else None
                         for place, image in zip(places, x_adv, strict=True)
                     ],
                     pa.binary(),

@@ -139,6 +139,24 @@ def test_kept_images_are_those_that_the_rows_speak_of(finished, prepared, models
     assert said.tolist() == [row["adversarial_prediction"] for row in rows[: len(said)]]
 
 
+def test_images_of_the_first_broken_items_are_kept(finished, prepared, models):
+    test = PreparedDataset.open(prepared).load("test")
+    rows = [row for row in rows_of(finished) if row["model"] == "main"]
+    fell = [place for place, row in enumerate(rows) if row["broken_by"] is not None][:6]
+    assert fell
+    with np.load(finished.path / "examples.npz") as arrays:
+        parts = ("clean", "adversarial", "label", "clean_prediction", "adversarial_prediction")
+        kept = {name: arrays[f"main/broken/{name}"] for name in parts}
+    assert np.array_equal(kept["clean"], test.pixels().numpy()[fell])
+    network = load_model(models["main"] / "model")
+    predicted = network(torch.from_numpy(kept["adversarial"])).argmax(dim=1).numpy()
+    assert np.array_equal(predicted, kept["adversarial_prediction"])
+    assert np.array_equal(kept["clean_prediction"], kept["label"])
+    assert (kept["adversarial_prediction"] != kept["label"]).all()
+    changes = np.abs(kept["adversarial"] - kept["clean"]).reshape(len(fell), -1).max(axis=1)
+    assert changes.tolist() == pytest.approx([rows[place]["norm"] for place in fell], abs=1e-6)
+
+
 def test_curves_are_pgd_at_their_points(finished):
     summary = summary_of(finished)["models"]["main"]["curves"]
     assert [point["eps"] for point in summary["eps"]] == [EPS / 2, EPS]

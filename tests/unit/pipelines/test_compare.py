@@ -75,7 +75,7 @@ def test_the_command_prints_the_same_as_the_api(storage):
     arguments = ("compare", f"A={root}/a", f"B={root}/b")
     said = call(*arguments)
     assert said.code == 0, said.err
-    assert "robust.linf@8/255: A - B: +45.0 points [" in said.out
+    assert "robust.linf@8/255: A - B: +45.00 points [" in said.out
     assert "won 18, lost 0 of 40" in said.out
     assert "adjusted for 2 tests by the method of Holm" in said.out
     assert ": A is better" in said.out
