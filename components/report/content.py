@@ -235,6 +235,7 @@ class Content:
     recipe_text: str
     provenance: tuple[Fact, ...] = field(default=())
     verdicts: tuple[AttackVerdict, ...] = field(default=())
+    published: tuple[Fact, ...] = ()  # the result that the recipe reproduces
     steps: Table | None = None  # when and where steps ran; not stored as CSV: it differs each time
 
     def tables(self) -> tuple[Table, ...]:

@@ -1,6 +1,7 @@
 """Reads recipes from YAML; the only module that does."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -99,6 +100,9 @@ def available() -> list[str]:
     return sorted(_ready())
 
 
+SMOKE = " --smoke"  # after the source of a shrunk recipe
+
+
 def _ready() -> dict[str, Path]:
     return {path.stem: path for path in RECIPES.rglob("*.yaml")}
 
@@ -107,6 +111,25 @@ def headline(name: str) -> str:
     """Description of a ready recipe: the first comment line of its file."""
     first = _ready()[name].read_text(encoding="utf-8").splitlines()[0]
     return first.removeprefix("#").strip()
+
+
+def header(source: str) -> dict[str, str]:
+    """The entries of a recipe file's first comment, as `Figures: ...`; {} where no file is.
+
+    They describe the result that the recipe reproduces, and count for no fingerprint.
+    """
+    path, found, name = Path(source.removesuffix(SMOKE)), dict[str, str](), ""
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return found
+    for line in _text(path).splitlines():
+        if not line.startswith("#"):
+            break
+        if entry := re.fullmatch(r"# ([A-Z][a-z]+):\s+(.*)", line):
+            name = entry[1]
+            found[name] = entry[2].strip()
+        elif name:
+            found[name] += " " + line.removeprefix("#").strip()
+    return found
 
 
 def find(name_or_path: str, *, key: str = "recipe", base: Path = Path()) -> Path:
@@ -286,7 +309,7 @@ def shrink(recipe: Recipe) -> Recipe:
     values = recipe.resolved()
     if notes := smoking.shrink(values):
         logger.warning("smoke: %s", "; ".join(notes))
-    return parse(values, source=f"{recipe.source} --smoke")
+    return parse(values, source=f"{recipe.source}{SMOKE}")
 
 
 def _one_line(error: Exception) -> str:

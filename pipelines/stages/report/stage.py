@@ -29,6 +29,7 @@ from components.report.execution import StepExecution
 from components.report.page import render
 from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
+from pipelines.recipe.load import SMOKE, header
 from pipelines.runtime.artifacts import manifest_of
 from pipelines.runtime.storage import StepPlace
 from pipelines.stages.report.cards import flow_cards
@@ -52,6 +53,8 @@ class ReportRecipe(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -142,8 +145,21 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
             *_flat(out.provenance()),
         ),
         tuple(verdict for attack in found.attacks for verdict in attacked.verdicts(attack)),
-        execution.steps_table(ran),
+        published=_published(recipe.source),
+        steps=execution.steps_table(ran),
     )
+
+
+def _published(source: str) -> tuple[Fact, ...]:
+    """What the recipe's first comment says about the published result, if it names figures."""
+    entries = header(source)
+    if "Figures" not in entries:
+        return ()
+    shown = ("Paper", "Figures", "Differs")
+    facts = [Fact(name, entries[name]) for name in shown if name in entries]
+    if source.endswith(SMOKE):
+        facts.append(Fact("Ours", "the table above, of the --smoke form: not comparable"))
+    return tuple(facts)
 
 
 def _executions(inputs: Mapping[str, Folder], out: ReportOutput) -> list[StepExecution]:

@@ -69,7 +69,7 @@ class FakeOut:
 
 def make_recipe(**changes: Any) -> SimpleNamespace:
     report = SimpleNamespace(title="A made-up run", num_examples=2, compare={})
-    values = {"name": "made-up", "seed": 7, "report": report}
+    values = {"name": "made-up", "source": "made-up", "seed": 7, "report": report}
     recipe = SimpleNamespace(**{**values, **changes})
     recipe.resolved = lambda: {"name": recipe.name, "seed": recipe.seed, "data": {"source": "made"}}
     return recipe

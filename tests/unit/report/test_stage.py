@@ -151,7 +151,7 @@ def test_hostile_names_stay_text(write, finished, tmp_path):
     examples = inputs["attack.linf"] / "examples.npz"
     _rename_model(examples, old="main", new=evil)
     hostile = SimpleNamespace(
-        name=evil, seed=7, resolved=lambda: {"name": evil},
+        name=evil, source=evil, seed=7, resolved=lambda: {"name": evil},
         report=SimpleNamespace(title=f'"{evil}&', num_examples=1, compare={}),
     )  # fmt: skip
     page = write(inputs, hostile)
