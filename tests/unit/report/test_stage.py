@@ -24,7 +24,7 @@ CHAPTERS = {
     "attack.linf": {"attacks", "classes", "examples", "threats"},
     "certify.patch": {"patches", "threats", "verify"}, "certify.l2": {"radii", "threats", "verify"},
 }  # fmt: skip
-VOID = {"meta", "link", "br", "img"}
+VOID = {"meta", "link", "br", "img", "wbr"}
 
 
 class Outline(HTMLParser):
