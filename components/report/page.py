@@ -1,7 +1,7 @@
 """Renders content as one self-contained HTML file: no requests, deterministic.
 
-The only scripts are the files of this folder: the page's policy names their digests, so that no other
-can run. Pages are whole without them.
+The only scripts are files of this folder: a page's policy names their digests, so that no other can
+run. Pages are whole without them.
 """
 
 import base64
