@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from components.core.shares import measured_percent
 from components.core.types import FloatArray
 from components.evaluate.metrics import Measurement
 from components.report.analysis.figures import (
@@ -108,7 +109,7 @@ def _single_chart(
 def _lowest(part: str, rows: Sequence[Measurement]) -> str:
     worst = min(rows, key=lambda row: (row.value or 0.0, row.level or 0.0))
     share = 100 * (worst.value or 0.0)
-    return f"{PART_WORDS[part]} lowest at block {int(worst.level or 0)} with {share:.1f}%"
+    return f"{PART_WORDS[part]} lowest at block {int(worst.level or 0)} with {share:.2f}%"
 
 
 def _several_chart(
@@ -134,8 +135,8 @@ def _several_chart(
     titles = ("n", "sets", "mean", "standard error", "lowest", "highest")
     columns = (Column("removed"), *(Column(word, "number") for word in titles))
     alt = f"{title}: " + "; ".join(
-        f"{PART_WORDS[part]}, mean {100 * (group[0].value or 0):.1f}% without "
-        f"{int(group[0].level or 0)}, {100 * (group[-1].value or 0):.1f}% without "
+        f"{PART_WORDS[part]}, mean {measured_percent(group[0].value or 0)}% without "
+        f"{int(group[0].level or 0)}, {measured_percent(group[-1].value or 0)}% without "
         f"{int(group[-1].level or 0)}"
         for part, group in means.items()
     )
@@ -169,8 +170,8 @@ def restricted_charts(found: Sequence[Measurement], *, model: str, name: str) ->
         ]
         words = {item: RESTRICTED[item][0] for item in shown}
         alt = f"{model}, {title.lower()}: " + "; ".join(
-            f"{words[item]}, {100 * (rows[0].value or 0):.1f}% at {int(rows[0].level or 0)} and "
-            f"{100 * (rows[-1].value or 0):.1f}% at {int(rows[-1].level or 0)}"
+            f"{words[item]}, {measured_percent(rows[0].value or 0)}% at {int(rows[0].level or 0)} and "
+            f"{measured_percent(rows[-1].value or 0)}% at {int(rows[-1].level or 0)}"
             for item, rows in shown.items()
         )
         legend = tuple(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from components.core.shares import measured_percent
 from components.core.types import Array, FloatArray, IntArray
 from components.report.content import Gallery, Picture, Strip
 from components.report.pictures import gray, png_uri, reduced, reduction
@@ -55,7 +56,7 @@ def accumulation_gallery(
             Picture(
                 _uri(images[row]),
                 f"{model} from noise to {name}",
-                f"{model}: {100 * float(confidence[row]):.1f}%",
+                f"{model}: {measured_percent(float(confidence[row]))}%",
             )
             for model, (images, confidence) in results.items()
         ]

@@ -10,6 +10,7 @@ from typing import Literal
 
 from components.certify.family import AnyFamily
 from components.certify.registry import FAMILIES, family_of
+from components.core.shares import measured_percent
 from components.evaluate.metrics import MetricRow
 from components.report.certified import describe_votes, share
 from components.report.content import Accuracy, ResultKind
@@ -92,7 +93,8 @@ class Figure:
         if self.share is not None and self.kind is not None:
             return self.share.percent(self.kind)
         if self.score is not None:
-            return f"{100 * self.score:.1f}%" if self.kind is not None else f"{self.score:.1f}"
+            in_percent = f"{measured_percent(self.score)}%"
+            return in_percent if self.kind is not None else f"{self.score:.1f}"
         return self.state
 
     @property

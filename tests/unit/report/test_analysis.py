@@ -148,7 +148,7 @@ def test_charts_have_their_numbers_in_tables():
     assert "Mean of neighbouring blocks: 0.500." in charts["cka"].caption
     single = charts["lesions"]
     assert len(single.table.rows) == 18
-    assert "whole block lowest at block 0 with 20.0%" in single.svg
+    assert "whole block lowest at block 0 with 20.00%" in single.svg
     several = charts["lesions-several"].table.rows
     assert several[0][:3] == ("whole block", 2, 4)
     assert several[0][3:] == pytest.approx((0.6, 0.02, 0.5, 0.7))

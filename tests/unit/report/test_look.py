@@ -44,14 +44,17 @@ def test_nothing_is_cut_clipped_or_struck_through(width, open_page, report):
 def test_a_chart_tells_its_values_to_pointer_and_keyboard(open_page, report):
     seen = open_page(report, width=1280)
     chart = seen.locator("svg.chart").first
+    chart.scroll_into_view_if_needed()
+    seen.evaluate("new Promise(done => setTimeout(done, 200))")  # a scroll hides the tip
     chart.locator(".value").first.hover()
     tip = seen.locator(".tip")
-    assert tip.is_visible()
+    tip.wait_for(state="visible")
     assert tip.inner_text() == "main, clean: 92.50% (79.6 to 98.5), n = 40"
     seen.mouse.move(2, 2)
-    assert tip.is_hidden()
+    tip.wait_for(state="hidden")
     chart.focus()
     seen.keyboard.press("ArrowRight")
+    tip.wait_for(state="visible")
     assert "n = 40" in tip.inner_text()
     told = seen.evaluate("[...document.querySelectorAll('svg.chart')].map("
                          "c => c.querySelectorAll('.value').length)")  # fmt: skip
