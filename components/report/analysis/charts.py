@@ -170,8 +170,9 @@ def restricted_charts(found: Sequence[Measurement], *, model: str, name: str) ->
         ]
         words = {item: RESTRICTED[item][0] for item in shown}
         alt = f"{model}, {title.lower()}: " + "; ".join(
-            f"{words[item]}, {measured_percent(rows[0].value or 0)}% at {int(rows[0].level or 0)} and "
-            f"{measured_percent(rows[-1].value or 0)}% at {int(rows[-1].level or 0)}"
+            f"{words[item]}, {measured_percent(rows[0].value or 0)}% at "
+            f"{int(rows[0].level or 0)} and {measured_percent(rows[-1].value or 0)}% at "
+            f"{int(rows[-1].level or 0)}"
             for item, rows in shown.items()
         )
         legend = tuple(
