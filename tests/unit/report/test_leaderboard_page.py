@@ -148,5 +148,5 @@ def test_without_scripts_everything_is_there_and_nothing_is_dead(page_file):
         assert page.locator("main section[data-kind]:visible").count() == 3
         assert column(page, "board-00000001", 1) == ["1", "1", "2", "3", "suspect"]
         text = page.locator("main").inner_text()
-        for words in ("suspect", "gradients <b>vanish</b>", "1 to 2", "33.00%", "is not finished"):
+        for words in ("suspect", "gradients <b>vanish</b>", "1 to 2", "33.0%", "is not finished"):
             assert words in text
