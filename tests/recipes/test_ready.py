@@ -99,7 +99,7 @@ MEANINGFUL = {
     *("awp", "aas", "step_size", "floor", "every", "max_batches", "range", "model", "epochs"),
     *("rand_augment", "train_items", "num_items", "band", "challenge", "curves", "surrogate"),
     *("kappa", "num_steps", "num_queries", "search", "sweep", "denoiser"),
-    *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri"),
+    *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri", "experiment"),
     # the evaluate section: suites that are not run, and their choices
     *("evaluate.corruptions", "evaluate.shape_bias", "evaluate.transfer", "evaluate.spatial"),
     "evaluate.corruptions.path",
