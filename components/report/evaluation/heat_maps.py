@@ -12,6 +12,7 @@ from components.report.palette import COLOURS, INK, MUTED, PAPER
 
 DARKEST = 0.6  # opacity of an error of 1: numbers stay legible in both colour schemes
 LOWEST = 2.0  # inches: room for the label of the y axis
+LETTER = 0.085  # inches of a letter of the y axis's label
 MAX_LABEL = 17  # characters of a row's label
 
 
@@ -49,10 +50,8 @@ def heat_map(
     """A table of shaded cells; None is a cell without a number."""
     num_rows, num_columns = len(layout.rows), len(layout.columns)
     two_lines = any(cell and cell.below for row in cells for cell in row)
-    with new_figure(1, height=max(LOWEST, 0.75 + num_rows * (0.5 if two_lines else 0.27))) as (
-        figure,
-        (axes,),
-    ):
+    height = max(LOWEST, 0.75 + num_rows * (0.5 if two_lines else 0.27))
+    with new_figure(1, height=height) as (figure, (axes,)):
         for y, row in enumerate(cells):
             for x, cell in enumerate(row):
                 _draw(axes, x, y, cell, colour=COLOURS[kind])
@@ -80,8 +79,13 @@ def heat_map(
         axes.xaxis.tick_top()
         axes.xaxis.set_label_position("top")
         axes.set_xlabel(layout.x_label)
-        axes.set_ylabel(layout.y_label)
+        axes.set_ylabel(_fitting(layout.y_label, height))
         return to_svg(figure, name=name, alt=alt)
+
+
+def _fitting(key: str, height: float) -> str:
+    """The label of the y axis; of a setting that is longer than the axis, its last part."""
+    return key if len(key) * LETTER < height - 0.5 else key.rpartition(".")[2]
 
 
 def short(text: str, limit: int = MAX_LABEL) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -143,6 +143,7 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
             Fact("dataset digest", dataset.digest, code=True),
             *_model_facts(found),
             *_flat(out.provenance()),
+            *_mlflow_facts(ran, out.place),
         ),
         tuple(verdict for attack in found.attacks for verdict in attacked.verdicts(attack)),
         published=_published(recipe.source),
@@ -224,6 +225,15 @@ def _verify_chapter(found: Results, *, beside: Path) -> Chapter | None:
         "model and no GPU. Run it in the folder that holds this report's own folder."
     )
     return Chapter("verify", "Check the certificates", intro, facts=tuple(facts))
+
+
+def _mlflow_facts(ran: Sequence[StepExecution], place: StepPlace) -> tuple[Fact, ...]:
+    """How to open the runs where no server shows them: the database of the report's own storage."""
+    storage = place.storage
+    if not ran or ran[0].page or not storage.is_local or not (storage.path / "mlflow.db").is_file():
+        return ()
+    command = "mlflow ui --backend-store-uri sqlite:///../../mlflow.db"
+    return (Fact("MLflow, from this folder", command, code=True),)
 
 
 def _model_facts(found: Results) -> tuple[Fact, ...]:
