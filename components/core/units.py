@@ -22,6 +22,7 @@ class Unit:
     name: str
     about: str
     payload: Any
+    num_items: int = 1  # that it computes; progress counts them
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,10 +115,11 @@ class InProcess:
         """The results of the units, in their order."""
         from pipelines.runtime import progress
 
-        with progress.bar(step, total=len(units), unit="units") as bar:
+        total = sum(unit.num_items for unit in units)
+        with progress.bar(step, total=total, unit="images") as bar:
             for unit in units:
                 table = self._worker(unit.payload)
-                bar.advance(1)
+                bar.advance(unit.num_items)
                 yield table
 
 

@@ -57,7 +57,10 @@ def _train(
 
 
 def _loaded(chosen: Chosen) -> "Recipe":
-    return api.load_recipe(chosen.recipe, overrides=chosen.set_ or [], smoke=chosen.smoke)
+    from pipelines.runtime.progress import busy
+
+    with busy(f"{chosen.recipe}: reading and checking the recipe"):
+        return api.load_recipe(chosen.recipe, overrides=chosen.set_ or [], smoke=chosen.smoke)
 
 
 def _run(chosen: Chosen, *, address: str | None, as_json: bool, until: str | None) -> None:

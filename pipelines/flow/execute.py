@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,11 +74,13 @@ def execute(
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(_check_and_track, recipe, root, flow)
         own_code = digests(recipe.resolved())
-        with (
-            ray_cluster(recipe.cluster, address=address, user_code=own_code),
-            _stop_signals(),
-            closing(loading.result()) as tracker,
-        ):
+        with ExitStack() as stack:
+            with progress.busy("starting Ray, loading torch and MLflow"):
+                stack.enter_context(
+                    ray_cluster(recipe.cluster, address=address, user_code=own_code)
+                )
+                stack.enter_context(_stop_signals())
+                tracker = stack.enter_context(closing(loading.result()))
             for step in todo:
                 if step.name in again:
                     tracker.supersede(step.name, step.fingerprint)
@@ -255,6 +257,7 @@ class _Runner:
         inputs = {n: self.steps[n].contents() for n in step.needs if self.steps[n].finished}
         out = StageDir(work, step.name, planned.fingerprint, run, inputs, planned.place)
         stage = STAGES[step.stage]
+        progress.started(step.name)
         try:
             run.params(told.step_parameters(stage, step.identity))
             run.tags({FOLDER_TAG: planned.place.name})

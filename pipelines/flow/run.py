@@ -51,6 +51,8 @@ def run_flow(
                 progress.say(f"{step.name:<16} done before  {step.place.name}{elsewhere}")
                 if is_own(step):
                     announce(step)  # one of version 0.1 was never announced
+            if todo:
+                progress.say(f"{recipe.name}: {len(todo)} of {len(made)} steps to run, into {root}")
             flow = digest_json({step.name: step.fingerprint for step in everything})
             if todo:
                 from pipelines.flow.execute import execute

@@ -25,19 +25,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, RenderableType
+from rich.live import Live
 
 from components.core.control_characters import visible
 from components.core.files import write_text
 from components.core.secrets import redact
+from pipelines.runtime import bars
 
 console = Console(stderr=True)
 
@@ -80,8 +74,9 @@ class Status:
         eta = "?" if self.eta_seconds is None else f"{self.eta_seconds:.0f}"
         workers = "-" if self.workers is None else f"{self.workers}/{self.workers_wanted}"
         note = "; ".join(filter(None, [self.phase, self.note]))
+        done = f"{bars.number(self.done)}/{bars.number(self.total)} {self.unit}"
         return (
-            f"progress {self.step}: {_number(self.done)}/{_number(self.total)} {self.unit}, "
+            f"progress {self.step}: {done}, "
             f"{rate}/s, eta {eta} s, failures {self.failures}, workers {workers}, "
             f"waiting {self.waiting_seconds:.0f} s" + (f"; {note}" if note else "")
         )
@@ -98,27 +93,14 @@ def parse_line(text: str) -> dict[str, str | float | None] | None:
     }
 
 
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
-
-
 class Bar:
     """The progress of one stage, shown by whatever is there to show it."""
 
     def __init__(
-        self,
-        progress: Progress,
-        status: Status,
-        *,
-        file: Path | None,
-        watch: Callable[[Status], None] | None,
+        self, status: Status, *, file: Path | None, watch: Callable[[Status], None] | None
     ) -> None:
         self.status = status
-        self._progress, self._file, self._watch = progress, file, watch
-        self._task: TaskID = progress.add_task(
-            status.step, total=status.total, unit=status.unit, note="", rate=""
-        )
-        progress.update(self._task, completed=status.done)
+        self._file, self._watch = file, watch
         self._seen: deque[tuple[float, float]] = deque()  # (time, done), to compute the rate
         self._line_at = time.monotonic() + LINE_SECONDS
         self._file_at = 0.0
@@ -132,7 +114,6 @@ class Bar:
         self.status.done, self.status.note = completed, note
         if not self._seen:
             self._seen.append((time.monotonic(), completed))
-        self._progress.update(self._task, completed=completed, note=note)
 
     def tick(self, now: float) -> None:
         """Update rate and ETA; print the line and write the file if they are due."""
@@ -154,7 +135,7 @@ class Bar:
             self._open = False
             self._measure(time.monotonic())
             self._record()
-        _DISPLAY.leave(self, self._task)
+        _DISPLAY.leave(self)
 
     def _measure(self, now: float) -> None:
         status, seen = self.status, self._seen
@@ -184,36 +165,38 @@ class _Display:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.bars: list[Bar] = []
-        self.progress: Progress | None = None
+        self.live: Live | None = None
         self.over = threading.Event()
 
-    def join(self, make: Callable[[Progress], Bar]) -> Bar:
+    def join(self, bar: Bar) -> None:
         with self.lock:
-            if self.progress is None:
-                self.progress = _new_progress()
-                self.progress.start()
+            self.bars = [*self.bars, bar]
+            if len(self.bars) == 1:
                 self.over = threading.Event()
                 threading.Thread(target=self._watch, args=(self.over,), daemon=True).start()
-            bar = make(self.progress)
-            self.bars.append(bar)
-            return bar
+                if console.is_terminal:
+                    self.live = Live(get_renderable=self._picture, console=console, transient=True)
+                    self.live.start()
+            if self.live:
+                self.live.refresh()  # at once
 
-    def leave(self, bar: Bar, task: TaskID) -> None:
+    def leave(self, bar: Bar) -> None:
         with self.lock:
-            if self.progress is None or bar not in self.bars:
+            if bar not in self.bars:
                 return
-            self.progress.remove_task(task)
-            self.bars.remove(bar)
+            self.bars = [other for other in self.bars if other is not bar]
             if not self.bars:
-                self.progress.stop()
-                self.progress = None
                 self.over.set()
+                if self.live:
+                    self.live.stop()
+                    self.live = None
+
+    def _picture(self) -> RenderableType:
+        return bars.picture([bar.status for bar in self.bars], width=console.width)
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(TICK_SECONDS):
-            with self.lock:
-                bars = list(self.bars)
-            for bar in bars:
+            for bar in self.bars:
                 bar.tick(time.monotonic())
 
 
@@ -236,26 +219,12 @@ def bar(
     The state is also written to `file` and given to `watch`, every few seconds.
     """
     status = Status(step=label, unit=unit, done=done, total=total, phase=phase)
-    shown = _DISPLAY.join(lambda display: Bar(display, status, file=file, watch=watch))
+    shown = Bar(status, file=file, watch=watch)
+    _DISPLAY.join(shown)
     try:
         yield shown
     finally:
         shown.close()
-
-
-def _new_progress() -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    return _RatedProgress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    )
 
 
 @contextmanager
@@ -290,13 +259,20 @@ def follow(
         watching.result()
 
 
-class _RatedProgress(Progress):
-    """Adds `12.3/s` to every task."""
+@contextmanager
+def busy(text: str) -> Iterator[None]:
+    """Show on a terminal that something is done that cannot be counted."""
+    if not console.is_terminal or _DISPLAY.live:
+        yield
+        return
+    with console.status(visible(redact(text)), spinner_style="dim"):
+        yield
 
-    def get_renderables(self):  # type: ignore[no-untyped-def]
-        for task in self.tasks:
-            task.fields["rate"] = f"{task.speed:.1f}/s" if task.speed else ""
-        yield from super().get_renderables()
+
+def started(step: str) -> None:
+    """Say in a log that a step begins; on a terminal its bar does."""
+    if not console.is_terminal:
+        say(f"{step:<16} started")
 
 
 def say(text: str) -> None:

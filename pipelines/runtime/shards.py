@@ -85,16 +85,16 @@ def _sender(out: "StageDir | None") -> Callable[[Mapping[str, float], int], None
 
 
 class _Counted:
-    """A fixed list of units; counts those that are finished."""
+    """A fixed list of units; counts the images of those that are finished."""
 
-    counts = "units"
+    counts = "images"
     brief = None
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        self.total, self.done = len(units), 0
+        self.total, self.done = sum(unit.num_items for unit in units), 0
 
     def keep(self, unit: Unit, brief: Any) -> None:
-        self.done += 1
+        self.done += unit.num_items
 
     def next(self, room: int, *, ahead: int) -> Sequence[Unit]:
         return ()

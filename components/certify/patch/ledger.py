@@ -32,14 +32,14 @@ def counts_of(table: pa.Table, *, header: VotesHeader, verdicts: Verdicts) -> Co
 class ItemLedger:
     """Counts finished units and the certified items among theirs."""
 
-    counts = "units"
+    counts = "items"
 
     def __init__(
         self, units: Sequence[Unit], header: VotesHeader, verdicts: Verdicts, *, name: str
     ) -> None:
         self.brief: BriefFn = partial(counts_of, header=header, verdicts=verdicts)
         self.num_items, self.name = header.num_items, name
-        self.total, self.done = len(units), 0
+        self.total = sum(unit.num_items for unit in units)
         self.order = [unit.name for unit in units]
         self.held: dict[str, tuple[int, int]] = {}  # certified items and all items, by unit
         self.draws = self.images = 0
@@ -47,7 +47,6 @@ class ItemLedger:
 
     def keep(self, unit: Unit, brief: Counts) -> None:
         certified, num_items, num_votes = brief
-        self.done += 1
         self.images += num_items
         self.draws += num_votes
         self.known = self.known and certified is not None
@@ -57,7 +56,7 @@ class ItemLedger:
         return ()
 
     def show(self, bar: ProgressBar) -> None:
-        bar.at(self.done)
+        bar.at(self.images)
 
     def so_far(self) -> SoFar:
         """Votes, items, and the certified share."""

@@ -231,5 +231,6 @@ def item_units(num_items: int, *, num_votes: int) -> list[Unit]:
     step = max(1, min(ITEMS_PER_UNIT, VOTES_PER_UNIT // num_votes))
     spans = [range(i, min(i + step, num_items)) for i in range(0, num_items, step)]
     return [
-        Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s)) for s in spans
+        Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s), len(s))
+        for s in spans
     ]

@@ -26,6 +26,7 @@ from pipelines.stages.evaluate.evaluation import (
     models_of,
     origin_of,
 )
+from pipelines.stages.evaluate.worker import PlacesTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class Analysis(ModelsOnItems):
 
 
 @dataclass(frozen=True, slots=True)
-class ItemsTask:
+class ItemsTask(PlacesTask):
     """What a unit computes of one model on these test items."""
 
     model: str

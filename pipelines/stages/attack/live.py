@@ -58,9 +58,9 @@ def predictions_of(table: pa.Table) -> dict[str, list[int]] | None:
 
 
 class RoundLedger:
-    """Counts the finished units of a round and follows the accuracy of every model."""
+    """Counts the items of finished units of a round and follows the accuracy of every model."""
 
-    counts = "units"
+    counts = "items"
     brief = staticmethod(predictions_of)
 
     def __init__(self, total: int, rounds: Mapping[str, _ModelRound]) -> None:
@@ -77,7 +77,7 @@ class RoundLedger:
             )
             for model, own in clean.items()
         }
-        return RoundLedger(len(units), rounds)
+        return RoundLedger(sum(unit.num_items for unit in units), rounds)
 
     @staticmethod
     def attack(work: Sequence[tuple[ModelUnderAttack, Sequence[Unit]]]) -> "RoundLedger":
@@ -89,10 +89,10 @@ class RoundLedger:
             for model, own in work
             if own
         }
-        return RoundLedger(sum(len(own) for _, own in work), rounds)
+        return RoundLedger(sum(unit.num_items for _, own in work for unit in own), rounds)
 
     def keep(self, unit: Unit, brief: Any) -> None:
-        self.done += 1
+        self.done += unit.num_items
         if key := self.own.get(unit.name):
             self.rounds[key].keep(unit, brief)
             self.images += len(next(iter(brief.values())))

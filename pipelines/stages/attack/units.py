@@ -28,7 +28,7 @@ def _about(model: str, items: tuple[int, ...]) -> str:
 
 def clean_units(model: str, num_items: int) -> list[Unit]:
     return [
-        Unit(f"clean-{model}-{i:06d}", _about(model, items), CleanTask(model, items))
+        Unit(f"clean-{model}-{i:06d}", _about(model, items), CleanTask(model, items), len(items))
         for i, items in enumerate(_chunks(range(num_items)))
     ]
 
@@ -41,6 +41,7 @@ def attack_units(
             f"{name}-{model}-{i:06d}",
             f"{listed.name} on {_about(model, chunk)}",
             AttackTask(model, listed, chunk, scales),
+            len(chunk),
         )
         for i, chunk in enumerate(_chunks(items))
     ]
@@ -78,4 +79,4 @@ def audit_units(section: AttackSection, model: str, num_items: int) -> list[Unit
         return []
     surrogate = section.surrogate if section.surrogate != model else None
     task = AuditTask(model, min(section.sanity.num_items, num_items), surrogate)
-    return [Unit(f"sanity-{model}", f"sanity suite of {model}", task)]
+    return [Unit(f"sanity-{model}", f"sanity suite of {model}", task, task.num_items)]

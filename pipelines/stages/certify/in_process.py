@@ -65,13 +65,15 @@ def _run(plan: VotePlan, work: WorkFn, *, label: str) -> dict[str, pa.Table]:
     """The results of all units of a plan, and of those that its source asks for."""
     parts: dict[str, pa.Table] = {}
     todo, source = deque(plan.units), plan.source
-    total, unit = (source.total, source.counts) if source else (len(todo), "units")
+    total, unit = (
+        (source.total, source.counts) if source else (sum(u.num_items for u in todo), "items")
+    )
     with progress.bar(label, total=total, unit=unit) as bar:
         while todo or (source and (todo := deque(source.next(1, ahead=1)))):
             one = todo.popleft()
             parts[one.name] = work(one.payload)
             if source is None:
-                bar.advance()
+                bar.advance(one.num_items)
             else:
                 source.keep(one, source.brief and source.brief(parts[one.name]))
                 source.show(bar)

@@ -29,7 +29,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.evaluate.steps import OTHER
-from pipelines.stages.evaluate.worker import DEVICE, EvaluateConfig, make_worker
+from pipelines.stages.evaluate.worker import DEVICE, EvaluateConfig, Task, make_worker
 
 ITEMS_PER_UNIT = 100
 PREDICTIONS_NAME = "predictions.parquet"
@@ -279,8 +279,9 @@ def _costs(spec: ModelSpec) -> tuple[float | None, float | None]:
     return found.params / 1e6, found.flops / 1e9
 
 
-def units_of(prefix: str, tasks: Iterable[tuple[str, object]]) -> list[Unit]:
+def units_of(prefix: str, tasks: Iterable[tuple[str, Task]]) -> list[Unit]:
     """Numbered units of tasks, each with what it is about."""
     return [
-        Unit(f"{prefix}-{number:06d}", about, task) for number, (about, task) in enumerate(tasks)
+        Unit(f"{prefix}-{number:06d}", about, task, task.num_items)
+        for number, (about, task) in enumerate(tasks)
     ]

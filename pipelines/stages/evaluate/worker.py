@@ -46,9 +46,25 @@ class EvaluateConfig:
 class Task(Protocol):
     """The payload of a unit."""
 
+    @property
+    def num_items(self) -> int:
+        """Images that it looks at, for progress."""
+        ...
+
     def run(self, worker: "EvaluateWorker") -> pa.Table:
         """The rows of this task."""
         ...
+
+
+class PlacesTask:
+    """A task on test items, by their places."""
+
+    __slots__ = ()
+    places: tuple[int, ...]
+
+    @property
+    def num_items(self) -> int:
+        return len(self.places)
 
 
 class EvaluateWorker:

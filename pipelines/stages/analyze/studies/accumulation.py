@@ -77,6 +77,7 @@ def analyze(analysis: Analysis) -> StudyResult:
             f"accumulation-{model}",
             f"{model}, {how.num_images} images",
             AccumulationTask(model, how),
+            how.num_images,
         )
         for model in analysis.analyzed
     ]

@@ -103,7 +103,12 @@ def _scales(analysis: Analysis, how: GapSettings) -> Mapping[str, Scales]:
         return {}
     places = analysis.items.first(how.search.num_items).places
     units = [
-        Unit(f"scales-{model}", f"{model}, attention scales", ScalesTask(model, places, how))
+        Unit(
+            f"scales-{model}",
+            f"{model}, attention scales",
+            ScalesTask(model, places, how),
+            len(places),
+        )
         for model in analysis.analyzed
     ]
     tables = analysis.tables(units)

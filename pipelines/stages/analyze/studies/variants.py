@@ -22,6 +22,7 @@ from pipelines.stages.analyze.worker import AnalyzeWorker
 from pipelines.stages.evaluate.evaluation import blocks as pieces
 from pipelines.stages.evaluate.evaluation import units_of
 from pipelines.stages.evaluate.results import in_order, with_models
+from pipelines.stages.evaluate.worker import PlacesTask
 
 PREDICTIONS_NAME = "predictions.parquet"
 VARIANTS_NAME = "variants.parquet"
@@ -91,7 +92,7 @@ class VariantStudy(Generic[Some]):
 
 
 @dataclass(frozen=True, slots=True)
-class VariantTask:
+class VariantTask(PlacesTask):
     """Predictions of all variants of one model on these test items."""
 
     study: VariantStudy[Any]

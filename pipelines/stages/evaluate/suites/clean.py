@@ -14,11 +14,11 @@ from components.evaluate.predictions import (
 )
 from pipelines.stages.evaluate.evaluation import Evaluation, blocks, units_of
 from pipelines.stages.evaluate.results import SuiteResult, comparisons, rows_by_model, with_models
-from pipelines.stages.evaluate.worker import EvaluateWorker
+from pipelines.stages.evaluate.worker import EvaluateWorker, PlacesTask
 
 
 @dataclass(frozen=True, slots=True)
-class CleanTask:
+class CleanTask(PlacesTask):
     """Predictions of all models on these test items."""
 
     places: tuple[int, ...]

@@ -50,14 +50,14 @@ from pipelines.stages.evaluate.results import (
 )
 from pipelines.stages.evaluate.suites.clean import clean_predictions
 from pipelines.stages.evaluate.suites.corruption_numbers import Reporter
-from pipelines.stages.evaluate.worker import EvaluateWorker
+from pipelines.stages.evaluate.worker import EvaluateWorker, PlacesTask
 
 Shape = tuple[int, int]  # height and width in pixels
 PATH = "evaluate.corruptions.path"
 
 
 @dataclass(frozen=True, slots=True)
-class GeneratedTask:
+class GeneratedTask(PlacesTask):
     """All models on these test items under one corruption."""
 
     places: tuple[int, ...]
@@ -97,6 +97,10 @@ class StoredTask:
     shape: Shape
     start: int
     stop: int
+
+    @property
+    def num_items(self) -> int:
+        return self.stop - self.start
 
     def run(self, worker: EvaluateWorker) -> pa.Table:
         with at_key(PATH):

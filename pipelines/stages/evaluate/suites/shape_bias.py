@@ -42,6 +42,10 @@ class ShapeTask:
     stimuli: tuple[Stimulus, ...]
     pooling: Pooling
 
+    @property
+    def num_items(self) -> int:
+        return len(self.stimuli)
+
     def run(self, worker: EvaluateWorker) -> pa.Table:
         fitting = Fitting(worker.dataset.height, "squash", worker.dataset.channels)
         item_ids = [one.locator for one in self.stimuli]

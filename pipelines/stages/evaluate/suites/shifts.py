@@ -32,7 +32,7 @@ from pipelines.stages.evaluate.results import (
     with_models,
 )
 from pipelines.stages.evaluate.steps import shifted_files
-from pipelines.stages.evaluate.worker import EvaluateWorker
+from pipelines.stages.evaluate.worker import EvaluateWorker, PlacesTask
 
 SHIFTED, CLEAN = "shifted", "clean"  # values of the column `images`
 
@@ -68,7 +68,7 @@ class ShiftedItems:
 
 
 @dataclass(frozen=True)
-class ShiftTask:
+class ShiftTask(PlacesTask):
     """All models on these items of a shifted dataset."""
 
     name: str
@@ -97,7 +97,7 @@ class ShiftTask:
 
 
 @dataclass(frozen=True)
-class CleanShiftTask:
+class CleanShiftTask(PlacesTask):
     """All models on these test items, with the classes of every shifted dataset."""
 
     places: tuple[int, ...]

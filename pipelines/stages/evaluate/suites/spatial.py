@@ -17,14 +17,14 @@ from pipelines.stages.evaluate.results import (
     verdict_comparisons,
     with_models,
 )
-from pipelines.stages.evaluate.worker import EvaluateWorker
+from pipelines.stages.evaluate.worker import EvaluateWorker, PlacesTask
 
 ITEMS_PER_UNIT = 10  # each with up to thousands of poses
 FAILURES_NAME = "failure_map.parquet"
 
 
 @dataclass(frozen=True, slots=True)
-class SpatialTask:
+class SpatialTask(PlacesTask):
     """One model on these test items in the poses of a grid."""
 
     model: str

@@ -27,7 +27,7 @@ from pipelines.stages.evaluate.results import (
     in_order,
     verdict_comparisons,
 )
-from pipelines.stages.evaluate.worker import EvaluateWorker
+from pipelines.stages.evaluate.worker import EvaluateWorker, PlacesTask
 
 ITEMS_PER_UNIT = 50  # each with the attacks of all models
 MATRIX_NAME = "matrix.parquet"
@@ -39,7 +39,7 @@ MATRIX = schema_of(  # reason: of nulls
 
 
 @dataclass(frozen=True, slots=True)
-class TransferTask:
+class TransferTask(PlacesTask):
     """All perturbations of these test items on all models."""
 
     places: tuple[int, ...]
