@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-COUNT, RATE, LEFT = 22, 10, 8  # columns, without the space between them
+COUNT, RATE, LEFT = 26, 9, 8  # columns, without the space between them
 WIDEST_NAME = 24
 WIDEST_BAR = 40
 NARROWEST_BAR = 8
@@ -80,11 +80,13 @@ def rate_of(per_second: float | None) -> str:
 
 
 def time_left(seconds: float | None) -> str:
-    """Hours, minutes and seconds."""
+    """Hours, minutes and seconds; from a hundred hours on days and hours."""
     if seconds is None:
         return "?:??:??"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24} d {hours % 24} h"
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
