@@ -86,7 +86,7 @@ def time_left(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 100:
-        return f"{hours // 24} d {hours % 24} h"
+        return f"{hours // 24}d {hours % 24}h"
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
