@@ -29,7 +29,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.evaluate.steps import OTHER
-from pipelines.stages.evaluate.worker import DEVICE, EvaluateConfig, Task, make_worker
+from pipelines.stages.evaluate.worker import DEVICE, Counted, EvaluateConfig, make_worker
 
 ITEMS_PER_UNIT = 100
 PREDICTIONS_NAME = "predictions.parquet"
@@ -279,7 +279,7 @@ def _costs(spec: ModelSpec) -> tuple[float | None, float | None]:
     return found.params / 1e6, found.flops / 1e9
 
 
-def units_of(prefix: str, tasks: Iterable[tuple[str, Task]]) -> list[Unit]:
+def units_of(prefix: str, tasks: Iterable[tuple[str, Counted]]) -> list[Unit]:
     """Numbered units of tasks, each with what it is about."""
     return [
         Unit(f"{prefix}-{number:06d}", about, task, task.num_items)

@@ -43,13 +43,17 @@ class EvaluateConfig:
     seed: int
 
 
-class Task(Protocol):
-    """The payload of a unit."""
+class Counted(Protocol):
+    """A task that progress can count."""
 
     @property
     def num_items(self) -> int:
-        """Images that it looks at, for progress."""
+        """Images that it looks at."""
         ...
+
+
+class Task(Counted, Protocol):
+    """The payload of a unit."""
 
     def run(self, worker: "EvaluateWorker") -> pa.Table:
         """The rows of this task."""
