@@ -117,7 +117,7 @@ def test_the_readme_begins_with_its_two_commands():
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_a_generated_page_is_what_the_code_says(name):
     """`make docs` writes the page anew."""
-    assert (reference.FOLDER / name).read_text() == reference.PAGES[name]()
+    assert (ROOT / name).read_text() == reference.PAGES[name]()
 
 
 def test_the_site_has_every_page():
