@@ -281,8 +281,7 @@ def _evaluated(source: _Source, figures: list[Figure]) -> Iterator[ModelVerdicts
     from components.evaluate.metrics import METRICS_NAME, read_metrics
 
     rows = read_metrics(source.result.files / METRICS_NAME)
-    suite = source.result.step.partition(".")[2]
-    read = SUITES.get(suite)
+    read = SUITES.get(rows[0].suite) if rows else None
     if read is None or not (source.result.files / "predictions.parquet").is_file():
         return
     table = source.table("predictions.parquet")

@@ -183,7 +183,7 @@ def _cost(recipe: "Recipe", accelerator: str) -> Row:
     """Hours of what is estimated, and the stages that are not."""
     left_out = [word for stage, word in UNCOUNTED.items() if getattr(recipe, stage)]
     cost: Row = {"accelerator": accelerator, "precision": PRECISION, "not_estimated": left_out}
-    if not any(getattr(recipe, stage) for stage in ESTIMATED):
+    if not any(recipe.needs_stage(stage) for stage in ESTIMATED):
         return {**cost, "hours_low": None, "hours_high": None, "why": ""}
     try:
         rows = estimate(

@@ -62,7 +62,7 @@ def needs_of(recipe: Recipe) -> list[Need]:
     found = [Need("task of the preparation", "", 1, 0, None)]
     if recipe.train or recipe.tune:
         found.append(_train_need(cluster, elastic=recipe.tune is not None))
-    if any(getattr(recipe, stage) for stage in ACTOR_STAGES):
+    if any(recipe.needs_stage(stage) for stage in ACTOR_STAGES):
         cpus, gpus = cluster.cpus_per_actor, cluster.gpus_per_actor
         found.append(Need("actor", "cluster.{}_per_actor", cpus, gpus, cluster.num_actors))
     return found

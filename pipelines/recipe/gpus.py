@@ -11,11 +11,12 @@ WORK = {
     "train": "training",
     "tune": "trials",
     "attack": "attacks",
+    "evaluate": "evaluations",
     "certify": "certificates",
 }  # of the stages that use GPUs
 KEYS = {
     "gpus_per_train_worker": ("train", "tune"),
-    "gpus_per_actor": ("attack", "certify"),
+    "gpus_per_actor": ("attack", "evaluate", "certify"),
 }  # and what gives them to it
 
 
@@ -35,7 +36,7 @@ def unused_gpus(
     """A notice if some of these stages of a recipe leave the GPUs of their machines unused."""
     cluster = recipe.cluster
     idle = {
-        key: [name for name in names if name in stages and getattr(recipe, name)]
+        key: [name for name in names if name in stages and recipe.needs_stage(name)]
         for key, names in KEYS.items()
         if not getattr(cluster, key)
     }

@@ -197,7 +197,7 @@ STAGES = {
 
 def stages_of(recipe: "Recipe") -> list[Stage]:
     """The stages that a recipe uses; the data are not read."""
-    return [stage for stage in STAGES.values() if getattr(recipe, stage.section)]
+    return [stage for stage in STAGES.values() if recipe.needs_stage(stage.section)]
 
 
 def headline(what: str, model: str, share: Share) -> Headline:
@@ -220,9 +220,9 @@ def stored_metrics(stage: str, finished: Mapping[str, Folder]) -> dict[str, floa
         for row in rows:
             is_whole = row.level is None or row.suite == "transfer"
             if is_whole and (row.model, row.value, row.lo95, row.hi95, row.n) in shown:
-                prefix, name = f"{stage}/{part}/", mlflow_name(row, stage=stage)
-                own = f"{prefix}{row.model}/{name.removeprefix(prefix)}" if several else name
-                values[own] = float(row.value or 0.0)
+                prefix, name = f"{stage}/{row.suite}/", mlflow_name(row, stage=stage)
+                own = f"{prefix}{row.model}/{name.removeprefix(prefix)}"
+                values[own if several or row.suite != part else name] = float(row.value or 0.0)
     return values
 
 

@@ -32,6 +32,7 @@ FILES = {
     "train.columns": TRAINED,
     "train.cleaner": TRAINED,
     "attack.linf": {"attacks.parquet", "summary.json", "examples.npz"},
+    "evaluate.clean": {"metrics.parquet", "predictions.parquet", "summary.json"},
     "certify.patch": CERTIFIED,
     "certify.l2": CERTIFIED,
     "certify.early": CERTIFIED - {"challenge.json"},
@@ -42,6 +43,15 @@ FILES = {
     },
 }
 by_certificate = pytest.mark.parametrize("step", ["certify.patch", "certify.l2"])
+
+
+def clean_accuracy(storage: Path, model: str) -> float:
+    """Share of all test items that a trained model predicts correctly, without any stage."""
+    test = PreparedDataset.open(step_folder(storage, "prepare")).load("test")
+    network = load_model(step_folder(storage, f"train.{model}") / "model")
+    with torch.no_grad():
+        right = network(test.pixels()).argmax(dim=1) == test.labels
+    return int(right.sum()) / len(right)
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -122,6 +132,27 @@ def test_a_second_run_is_json_on_stdout_and_never_loads_ray(cli, finished_flow, 
     assert "nobody needs this" in fresh.err  # the trap does catch what it is set for
 
 
+def test_a_model_that_nothing_attacks_has_a_clean_accuracy_everywhere(finished_flow, runs):
+    """In the summary, the report, the card, MLflow; `casemate evaluate` has made it before."""
+    recipe = finished_flow.parent / "tiny.yaml"
+    said = call("evaluate", recipe, "--storage", finished_flow, "--json")
+    assert said.code == 0, said.err
+    assert set(said.json["steps"]) == {"prepare", "train.columns", "evaluate.clean"}
+    (row,) = said.json["summary"]
+    assert (row["what"], row["model"], row["num_items"]) == ("clean", "columns", 24)
+    assert row["value"] == clean_accuracy(finished_flow, "columns")
+    parent, children = runs
+    for run in (parent, children["evaluate.clean"]):
+        assert run.data.metrics["evaluate/clean/accuracy"] == row["value"]
+    shown = f"{100 * row['value']:.2f}"
+    report = step_folder(finished_flow, "report")
+    headline = (report / "tables" / "headline.csv").read_text().splitlines()
+    (own,) = [line for line in headline if line.startswith("columns,")]
+    assert str(round(row["value"], 4))[:6] in own or shown in own
+    assert shown in (report / "cards" / "columns.md").read_text()
+    assert not (report / "cards" / "cleaner.md").exists()  # a denoiser has no accuracy
+
+
 @by_certificate
 def test_verify_takes_the_folder_and_both_files(finished_flow, step):
     folder = step_folder(finished_flow, step)
@@ -166,7 +197,8 @@ def test_minima_of_the_flow(finished_flow, tmp_path):
     attacked = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
     patch = read(step_folder(finished_flow, "certify.patch") / "certificate.json")["summary"]
     assert listed["robust.linf@0.05"] == attacked["robust_accuracy"]["value"]
-    assert listed["clean"] == attacked["clean_accuracy"]["value"]
+    assert listed["main/clean"] == attacked["clean_accuracy"]["value"]
+    assert listed["columns/clean"] == clean_accuracy(finished_flow, "columns")
     assert listed["certified.patch@2"] == patch["certified"][1]["accuracy"]["value"]
     steps = ("l2", "early", "denoised")
     assert {f"certify.{step}/certified.l2@0.1" for step in steps} <= set(listed)

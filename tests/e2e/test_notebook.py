@@ -84,10 +84,17 @@ def test_pictures_are_drawn(cells, cell):
 
 def test_steps_and_runs_are_listed(cells):
     steps, runs = text_of(cells["steps"]), text_of(cells["mlflow"])
-    for step in ("prepare", "train.main", "train.columns", "attack.linf", "certify.early"):
+    for step in (
+        "prepare",
+        "train.main",
+        "train.columns",
+        "attack.linf",
+        "evaluate.clean",
+        "certify.early",
+    ):
         assert step in steps
         assert step in runs
-    assert runs.count("FINISHED") == 11  # the flow and its ten steps
+    assert runs.count("FINISHED") == 12  # the flow and its eleven steps
 
 
 def executed(path: Path, **changes: str) -> dict:

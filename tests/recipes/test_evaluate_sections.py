@@ -219,6 +219,60 @@ def test_fingerprints_follow_what_a_suite_computes(tmp_path):
     assert prints(other) == prints(moved)  # a copy is the same model
 
 
+def planned_parts(section, **changes) -> dict[str, list[str]]:
+    """The models of each step of the evaluation."""
+    steps = plan(recipe(section, **changes), Path("runs"))
+    parts = {s.name: list(s.step.identity["models"]) for s in steps if s.step.stage == "evaluate"}
+    needed = {s.name: {n for n in s.step.needs if n.startswith("train.")} for s in steps}
+    for name, models in parts.items():
+        assert needed[name] == {f"train.{model}" for model in models}
+    return parts
+
+
+CLASSIFIER = {"objective": {"kind": "standard"}}
+DENOISER = {
+    "objective": {"kind": "denoiser", "sigmas": [0.1]},
+    "model": {"architecture": "tiny_unet", "options": {"widths": [8, 16], "norm_groups": 2}},
+}
+THREE = {"variants": {"other": CLASSIFIER, "third": CLASSIFIER, "cleaner": DENOISER}}
+ATTACK = {"eps": 0.1, "attacks": [{"kind": "fgsm"}]}
+
+
+@pytest.mark.parametrize(
+    ("section", "attack", "expected"),
+    [
+        (None, {}, {"clean": ["main", "other", "third"]}),
+        (None, {"a": ATTACK}, {"clean": ["other", "third"]}),
+        (None, {"a": {**ATTACK, "surrogate": "other"}}, {"clean": ["other", "third"]}),
+        (None, {"a": ATTACK, "b": {**ATTACK, "models": ["other", "third"]}}, {}),
+        ({"models": ["third"]}, {"a": ATTACK}, {"clean": ["third"], "remaining": ["other"]}),
+        ({"models": ["other", "third"]}, {"a": ATTACK}, {"clean": ["other", "third"]}),
+        ({}, {}, {"clean": ["main", "other", "third"]}),
+    ],
+)
+def test_every_trained_classifier_gets_a_clean_accuracy(section, attack, expected):
+    found = planned_parts(section, train=THREE, attack=attack)
+    assert found == {f"evaluate.{part}": models for part, models in expected.items()}
+
+
+def test_what_is_added_is_a_section_with_defaults():
+    """The same step, whether it is written or not; it needs a training."""
+    written = {"models": ["other", "third"]}
+    assert prints(None, train=THREE, attack={"a": ATTACK}) == prints(
+        written, train=THREE, attack={"a": ATTACK}
+    )
+    assert planned_parts(None, train=None) == {}
+    hardware = Hardware(accelerators=[], dtype="fp32", num_workers=1)
+    loaded = recipe({"models": ["third"], "subset": {"num_items": 20}}, train=THREE)
+    rows = estimates_of(loaded, hardware, num_items=None)
+    counted = {row["step"]: (row["num_models"], row["passes"]) for row in rows}
+    assert counted == {"evaluate.clean": (1, 20), "evaluate.remaining": (2, 40)}
+    added = recipe(None, train=THREE)
+    assert estimates_of(added, hardware, num_items=None) == []  # the data are not read
+    (row,) = estimates_of(added, hardware, num_items=30)
+    assert (row["step"], row["passes"]) == ("evaluate.clean", 90)
+
+
 def test_files_count_by_content(tmp_path):
     one, two = (write_cifar_c(tmp_path / name, ["fog"]) for name in ("one", "two"))
     sections = [{"corruptions": {"source": "cifar10_c", "path": str(p)}} for p in (one, two)]

@@ -22,6 +22,7 @@ certify:
   patch: {kind: columns, model: columns, patch_sizes: [1]}
   l2: {kind: gaussian, model: noisy, sigma: 0.25, radii: [0.5]}
 """
+ON_ACTORS = "attacks and evaluations and certificates"
 
 
 def warned_at(override: str) -> list[str]:
@@ -37,8 +38,8 @@ def test_a_good_recipe_has_no_warnings():
     ("overrides", "num_gpus", "key", "work"),
     [
         ([], 0, None, ""),
-        ([], 2, "gpus_per_train_worker", "training and trials and attacks and certificates"),
-        (["cluster.gpus_per_train_worker=1"], 1, "gpus_per_actor", "attacks and certificates"),
+        ([], 2, "gpus_per_train_worker", "training and trials and " + ON_ACTORS),
+        (["cluster.gpus_per_train_worker=1"], 1, "gpus_per_actor", ON_ACTORS),
         (["cluster.gpus_per_actor=0.5"], 1, "gpus_per_train_worker", "training and trials"),
         (["cluster.gpus_per_actor=2", "cluster.gpus_per_train_worker=1"], 8, None, ""),
     ],

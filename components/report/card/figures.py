@@ -44,6 +44,7 @@ CERTIFICATES = "Certificates"  # of one that cannot be read
 AUTOATTACK = "autoattack"
 OF_SUITE = {
     "clean": CLEAN,
+    "remaining": CLEAN,
     "corruptions": CORRUPTIONS,
     "shifts": SHIFTS,
     "shape_bias": SHAPE,

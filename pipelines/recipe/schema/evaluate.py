@@ -13,6 +13,12 @@ from components.evaluate.settings import (
 from pipelines.recipe.schema.base import ModelsSection
 
 CLEAN = "clean"  # the suite that is always evaluated
+REMAINING = "remaining"  # the same suite on trained models that the section leaves out
+
+
+def suite_of(part: str) -> str:
+    """The suite of a part of the evaluation."""
+    return CLEAN if part == REMAINING else part
 
 
 class EvaluateSection(ModelsSection):

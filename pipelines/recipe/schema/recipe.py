@@ -20,7 +20,7 @@ from components.train.settings import TrainSettings
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.base import Section, union_of
-from pipelines.recipe.schema.evaluate import EvaluateSection
+from pipelines.recipe.schema.evaluate import CLEAN, REMAINING, EvaluateSection
 from pipelines.recipe.schema.place import (
     ClusterSection,
     ReportSection,
@@ -151,6 +151,32 @@ class Recipe(Section):
     def evaluated_models(self) -> list[str]:
         """The models of the evaluate section: those it names, else all classifiers."""
         return [] if self.evaluate is None else self.evaluate.models or self.classifiers()
+
+    def unmeasured_models(self) -> list[str]:
+        """Trained classifiers that are neither attacked nor in the evaluate section."""
+        if self.train is None:
+            return []
+        attacked = {model for entry in self.attack.values() for model in entry.models}
+        measured = attacked.union(self.evaluated_models())
+        return [model for model in self.classifiers() if model not in measured]
+
+    def evaluation(self) -> EvaluateSection | None:
+        """The evaluate section; without one, its defaults if a model is unmeasured."""
+        return self.evaluate or (EvaluateSection() if self.unmeasured_models() else None)
+
+    def evaluation_parts(self) -> dict[str, list[str]]:
+        """The models of every part of the evaluation: of each suite, and the unmeasured ones."""
+        parts = {suite: self.evaluated_models() for suite in self._suites()}
+        if unmeasured := self.unmeasured_models():
+            parts[REMAINING if self.evaluate else CLEAN] = unmeasured
+        return parts
+
+    def _suites(self) -> list[str]:
+        return self.evaluate.suites() if self.evaluate else []
+
+    def needs_stage(self, section: str) -> bool:
+        """Whether the stage of a section has something to do."""
+        return bool(self.evaluation() if section == "evaluate" else getattr(self, section))
 
     def analyzed_models(self) -> list[str]:
         """The models of the analyze section: those it names, else all classifiers."""

@@ -11,9 +11,12 @@ Every step `evaluate.<suite>` writes three files, and two suites a table of thei
 - `predictions.parquet`: one row per model and item, sorted.
 
 `evaluate.clean`
+    Without an evaluate section: the trained classifiers that nothing attacks.
     metrics: `all`: accuracy, top5_accuracy, ece; with the number of the bin as level bin_accuracy,
     bin_confidence. Name of a class: class_accuracy.
     predictions: model, item_id, label, prediction, top5, confidence.
+`evaluate.remaining`
+    The suite `clean` on trained classifiers that an evaluate section leaves out and nothing attacks.
 `evaluate.corruptions`
     metrics: corruption, with the severity as level: accuracy, top5_accuracy. `all`: mean75, mean95,
     mean_<group>, mean_error75, ce_<corruption>, mce, relative_mce.

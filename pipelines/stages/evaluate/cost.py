@@ -18,7 +18,7 @@ from components.evaluate.shape_bias import PUBLISHED_COUNTS
 from components.models.spec import ABSENT_KEYS
 from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
 from pipelines.recipe.facts import given_spec, known_channels, known_side, source_info, spec_of
-from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
+from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection, suite_of
 from pipelines.recipe.schema.recipe import Recipe
 
 MACS = 2  # FLOPs of a multiply-accumulate
@@ -40,16 +40,23 @@ class SuiteWork:
 
 
 def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
-    """One row per suite: items, passes, FLOPs, CPU seconds, hours at each place, memory."""
-    section = recipe.evaluate
-    if section is None:
+    """One row per step: items, passes, FLOPs, CPU seconds, hours at each place, memory.
+
+    What nobody wrote into the recipe is left out while the number of test items is unknown.
+    """
+    section = recipe.evaluation()
+    if section is None or (
+        recipe.evaluate is None and known_test_items(recipe, section.subset, num_items) is None
+    ):
         return []
-    own = [model_cost(recipe, name) for name in recipe.evaluated_models()]
+    works = dict(_works(recipe, section, given=num_items))
     rows = []
-    for suite, work in _works(recipe, section, given=num_items):
-        models = own + (_other_models(section.transfer) if suite == "transfer" else [])
-        step, size = f"evaluate.{suite}", section.micro_batch
-        rows.append(estimate_row(step, work, models, hardware, micro_batch=size))
+    for part, names in recipe.evaluation_parts().items():
+        suite = suite_of(part)
+        models = [model_cost(recipe, name) for name in names]
+        models += _other_models(section.transfer) if suite == "transfer" else []
+        step, size = f"evaluate.{part}", section.micro_batch
+        rows.append(estimate_row(step, works[suite], models, hardware, micro_batch=size))
     return rows
 
 
@@ -133,15 +140,22 @@ def _transfer(recipe: Recipe, how: TransferSuiteSettings, count: int) -> SuiteWo
 
 
 def num_test_items(recipe: Recipe, subset: SubsetSettings, given: int | None, *, key: str) -> int:
-    """Items of a subset, as far as it is known without the data."""
-    chosen = len(subset.item_ids) if subset.item_ids else subset.num_items
-    published = (source_info(recipe.data).splits or {}).get("test")
-    known = [n for n in (chosen, given, recipe.data.limits.get("test"), published) if n]
-    if not known:
+    """Items of a subset; an error if the data must be read to know."""
+    known = known_test_items(recipe, subset, given)
+    if known is None:
         raise CasemateError(
             f"{key}.subset.num_items", "", "is not known without the data; give --items N"
         )
-    return min(known)
+    return known
+
+
+def known_test_items(recipe: Recipe, subset: SubsetSettings, given: int | None) -> int | None:
+    """Items of a subset, as far as it is known without the data."""
+    chosen = len(subset.item_ids) if subset.item_ids else subset.num_items
+    published = (source_info(recipe.data).splits or {}).get("test")
+    return min(
+        (n for n in (chosen, given, recipe.data.limits.get("test"), published) if n), default=None
+    )
 
 
 def _shifted_items(name: str, section: EvaluateSection) -> int:

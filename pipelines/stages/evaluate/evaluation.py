@@ -23,7 +23,7 @@ from components.models.pixels import PixelModel
 from components.models.pretrained import weights_name
 from components.models.spec import ModelSpec
 from pipelines.recipe import build
-from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
+from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection, suite_of
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.provenance import software
@@ -159,14 +159,15 @@ class Evaluation(ModelsOnItems):
 
 def of_step(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> Evaluation:
     """The evaluation of the step that `out` names, on the cluster."""
-    section = recipe.evaluate
+    section = recipe.evaluation()
     assert section is not None
     dataset = PreparedDataset.open(inputs["prepare"])
     if not dataset.splits["test"]:
         raise CasemateError("evaluate", inputs["prepare"], "has no test items to evaluate")
-    models = models_of(recipe, inputs, dataset, names=recipe.evaluated_models(), others=OTHER)
+    names = recipe.evaluation_parts()[out.part]
+    models = models_of(recipe, inputs, dataset, names=names, others=OTHER)
     return Evaluation(
-        suite=out.part,
+        suite=suite_of(out.part),
         section=section,
         dataset=dataset,
         origin=origin_of(recipe),

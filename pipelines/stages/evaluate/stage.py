@@ -15,6 +15,6 @@ from pipelines.stages.evaluate.suites import suite_of
 
 
 def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
-    """Evaluate the suite that the step names; write its tables and its summary."""
+    """Evaluate the suite of the step; write its tables and its summary."""
     evaluation = of_step(recipe, inputs, out)
-    results.write(evaluation, suite_of(out.part)(evaluation), out)
+    results.write(evaluation, suite_of(evaluation.suite)(evaluation), out)

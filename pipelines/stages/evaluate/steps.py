@@ -13,7 +13,7 @@ from components.evaluate.settings import (
     ShapeBiasSuiteSettings,
     ShiftSuiteSettings,
 )
-from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection
+from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection, suite_of
 from pipelines.stages.registry import DATASET, Planning, Step, stored_headlines, stored_metrics
 
 OTHER = "other_model"  # steps of model folders that only the transfer suite names
@@ -21,15 +21,18 @@ ANY_FOLDER = "folder"  # source whose stamp is that of all files
 
 
 def steps(planning: Planning) -> list[Step]:
-    """A step for each suite; corrupted images are compared with the clean ones."""
-    recipe, section = planning.recipe, planning.recipe.evaluate
+    """A step for each suite, and one for trained classifiers that nothing else measures.
+
+    Corrupted images are compared with the clean ones.
+    """
+    recipe, section = planning.recipe, planning.recipe.evaluation()
     if section is None:
         return []
-    models = recipe.evaluated_models()
     folders = section.transfer.models if section.transfer else {}
     others = given_models(OTHER, "evaluate.transfer.models", folders)
     found = list(others)
-    for suite in section.suites():
+    for part, models in recipe.evaluation_parts().items():
+        suite = suite_of(part)
         needs = [DATASET, *(recipe.step_of(model) for model in models)]
         if suite == "corruptions":
             needs.append(f"evaluate.{CLEAN}")
@@ -46,7 +49,7 @@ def steps(planning: Planning) -> list[Step]:
         if any(shift.fit is None for shift in section.shifts.values()) and suite == "shifts":
             # A given dataset says nothing of the recipe's fit, which shifts take over.
             identity["fit"] = [recipe.data.fit, recipe.data.resize]
-        found.append(Step("evaluate", suite, tuple(needs), identity))
+        found.append(Step("evaluate", part, tuple(needs), identity))
     return found
 
 

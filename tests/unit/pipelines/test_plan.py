@@ -22,6 +22,7 @@ EVERYTHING = {
     "train.noisy",
     "tune",
     "attack.linf",
+    "evaluate.clean",  # columns and noisy, which nothing attacks
     "certify.patch",
     "certify.l2",
     "report",
@@ -51,9 +52,12 @@ def changed(*overrides: str) -> set[str]:
         ("train.objective.eps=0.2", {"train.main", "tune", "attack.linf", "report"}),
         (
             "train.variants.columns.objective.band=6",
-            {"train.columns", "certify.patch", "report"},
+            {"train.columns", "evaluate.clean", "certify.patch", "report"},
         ),
-        ("train.variants.noisy.epochs=3", {"train.noisy", "certify.l2", "report"}),
+        (
+            "train.variants.noisy.epochs=3",
+            {"train.noisy", "evaluate.clean", "certify.l2", "report"},
+        ),
         ("tune.epochs=3", {"tune", "report"}),
         ("attack.linf.attacks.1.num_steps=30", {"attack.linf", "report"}),
         ("certify.l2.num_estimate=2000", {"certify.l2", "report"}),
