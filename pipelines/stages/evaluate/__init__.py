@@ -16,7 +16,7 @@ Every step `evaluate.<suite>` writes three files, and two suites a table of thei
     bin_confidence. Name of a class: class_accuracy.
     predictions: model, item_id, label, prediction, top5, confidence.
 `evaluate.remaining`
-    The suite `clean` on trained classifiers that an evaluate section leaves out and nothing attacks.
+    `clean` on the trained classifiers that the evaluate section leaves out and nothing attacks.
 `evaluate.corruptions`
     metrics: corruption, with the severity as level: accuracy, top5_accuracy. `all`: mean75, mean95,
     mean_<group>, mean_error75, ce_<corruption>, mce, relative_mce.

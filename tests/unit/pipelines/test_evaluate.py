@@ -33,6 +33,7 @@ from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.evaluate import evaluation, stage
 from pipelines.stages.evaluate.evaluation import DataOrigin
 from pipelines.stages.evaluate.suites.corruption_numbers import clean_accuracy_on
+from pipelines.stages.registry import stored_metrics
 from tests.unit.pipelines.conftest import NUM_ITEMS, OPTIONS, FakeRun, InProcess, write_prepared
 from tests.unit.published import (
     SIDE,
@@ -101,6 +102,23 @@ def test_clean_accuracy_is_that_of_the_model(clean, prepared, models):
     assert difference.value == pytest.approx(expected, rel=0, abs=1e-15)  # a rounded subtraction
     p_value = value_of(clean, model="plain", metric="mcnemar_p/main").value
     assert p_value == mcnemar_p_value(found["main"], found["plain"])
+
+
+def test_models_beside_the_section_are_on_the_same_items(run_suite, clean):
+    """The suite clean again, on the same subset; the flow's run keeps both apart."""
+    section = {"models": ["main"]}
+    own, rest = (run_suite(part, section) for part in ("clean", "remaining"))
+    assert {row.model for row in rows_of(rest)} == {"plain"}
+    for model, out in (("main", own), ("plain", rest)):
+        row = value_of(out, model=model, item="all", metric="accuracy")
+        assert row == value_of(clean, model=model, item="all", metric="accuracy")
+        alike = [item for item in predictions_of(clean) if item["model"] == model]
+        assert predictions_of(out) == alike
+    shown = stored_metrics("evaluate", {"clean": own.path, "remaining": rest.path})
+    assert shown == {
+        "evaluate/clean/accuracy": value_of(own, item="all", metric="accuracy").value,
+        "evaluate/clean/plain/accuracy": value_of(rest, item="all", metric="accuracy").value,
+    }
 
 
 def test_metrics_are_named_and_described(clean, models):
