@@ -72,7 +72,7 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     manifests = [json.loads(path.read_text()) for path in storage.glob("tiny/*/manifest.json")]
     assert {manifest["git_revision"] for manifest in manifests} == {"0123abc-dirty"}
     stages = [j["stage"] for j in cli("status", flow, "--address", dashboard, "--json").json]
-    assert {"flow", "prepare", "train", "certify", "report"} <= set(stages)
+    assert {"flow", "prepare", "train", "evaluate", "certify", "report"} <= set(stages)
 
     unknown = cli("logs", "no-such-flow", "--address", dashboard)
     assert unknown.code == 2

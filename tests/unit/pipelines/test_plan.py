@@ -10,6 +10,7 @@ import pytest
 
 from components.core.errors import CasemateError
 from components.data.shards import FORMAT
+from pipelines.deploy.shapes import needs_of
 from pipelines.flow import plan as plans
 from pipelines.recipe.load import load, loads
 from pipelines.stages.registry import STAGES, stages_of
@@ -228,3 +229,12 @@ def test_stages_are_those_of_the_steps():
     recipe = load("demo")
     asked = [stage.name for stage in stages_of(recipe)]
     assert asked == list(dict.fromkeys(step.stage for step in plans.steps_of(recipe)))
+
+
+def test_a_recipe_that_only_trains_has_workers_for_its_clean_accuracy():
+    recipe = loads("name: bare\ndata: {source: digits}\ntrain: {}\n", source="bare")
+    assert [stage.name for stage in stages_of(recipe)] == ["prepare", "train", "evaluate", "report"]
+    needs = plans.stage_needs(recipe)
+    assert needs["evaluate"] == {"prepare", "train"}
+    assert needs["report"] == {"prepare", "train", "evaluate"}
+    assert [need.what for need in needs_of(recipe)][1:] == ["train worker", "actor"]
