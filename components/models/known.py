@@ -103,6 +103,13 @@ def _tiny_vit(options: Options, side: int) -> bool:
 _TINY = ("embed_dim", "depth", "num_heads")
 
 
+def _tiny_xcit(options: Options, side: int) -> bool:
+    """The stem halves the width three times, so it is a multiple of 8."""
+    given = {"patch_size": 4, "embed_dim": 64, **options}
+    fits = given["patch_size"] in (2, 4, 8) and _tiny_vit(given, side)
+    return fits and bool(given["embed_dim"] % 8 == 0)
+
+
 def _xcit(options: Options, side: int) -> bool:
     """`stem_patch` removes the first strides of the stem, so it is at most the patch size."""
     patch = options["patch_size"]
@@ -168,6 +175,7 @@ _ATTENDS, _RESIDUAL = Known(scales_attention=True, has_blocks=True), Known(has_b
 _RULES: tuple[tuple[str | re.Pattern[str], Rule, Known], ...] = (
     (_VIT, _vit, _PLAIN),
     ("tiny_vit", _tiny_vit, _PLAIN),
+    ("tiny_xcit", _tiny_xcit, _ATTENDS),
     (_XCIT, _xcit, _ATTENDS),
     (_CAIT, _cait, _ATTENDS),
     (_RESNET, _resnet, _RESIDUAL),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from components.models.spec import ModelSpec
     from pipelines.recipe.starting import Start
 
-DEFAULT_DATA = "digits"
+DEFAULT_TASK, DEFAULT_DATA = "train", "digits"
 WITH_MODEL = ("attack", "certify")
 ENDINGS = (".yaml", ".yml")
 
@@ -31,7 +31,7 @@ class StartedRecipe:
 
 
 def init(
-    task: str = "train",
+    task: str = DEFAULT_TASK,
     *,
     data: str | Path | None = None,
     model: str | Path | None = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines import api
+from pipelines.api.starting import DEFAULT_TASK
 from pipelines.cli.options import JsonOpt
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ commands = typer.Typer()
 def init(
     task: Annotated[
         str, typer.Option(metavar="T", help="attack, certify, train or tune.")
-    ] = "train",
+    ] = DEFAULT_TASK,
     data: Annotated[
         str | None,
         typer.Option(

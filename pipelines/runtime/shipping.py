@@ -18,7 +18,9 @@ from components.core.code_copies import copy_of, digest_of
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 PACKAGES = ("components", "pipelines")
 PROJECT = "pyproject.toml"
-SUFFIXES = frozenset({".py", ".yaml", ".j2", ".js", ".txt", ".md"})  # of files in the packages
+SUFFIXES = frozenset(
+    {".py", ".yaml", ".j2", ".js", ".txt", ".toml", ".md"}
+)  # of files in the packages
 
 
 def code_files(root: Path = ROOT) -> list[Path]:

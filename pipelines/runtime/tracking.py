@@ -267,8 +267,7 @@ class Tracker:
         self.stack = ExitStack()
         place = self.stack.enter_context(credentials_in_environment(self.uri))
         self.connection = Connection(redact(self.uri), max_outage=section.max_outage, say=say)
-        is_shared = self.uri != default_uri(storage)
-        self.owner = {STORAGE_TAG: storage_id(storage)} if is_shared else {}
+        self.storage = storage
         name = section.experiment or recipe or EXPERIMENT
         earlier = flow if section.experiment is None else None
         try:
@@ -361,6 +360,8 @@ class Tracker:
 
     def _enter(self, name: str, flow: str | None, location: str | None) -> None:
         """Find or make the experiment; that of an earlier version if it has this flow."""
+        is_shared = self.uri != default_uri(self.storage)
+        self.owner = {STORAGE_TAG: storage_id(self.storage)} if is_shared else {}
         self.experiment_id = (flow and self._earlier(flow)) or self._experiment(name, location)
 
     def _earlier(self, flow: str) -> str | None:

@@ -52,7 +52,7 @@ def test_a_source_is_prepared_to_fit_the_model(ray_session, places, tmp_path):
     summary = json.loads((step_folder(tmp_path, "attack.linf") / "summary.json").read_text())
     assert summary["models"]["main"]["num_items"] == 10
     assert summary["threat"]["eps"] == 8 / 255
-    assert "fgsm linf 0.0313" in said.out
+    assert "fgsm linf 8/255" in said.out
     assert "\nreport: " in said.out
 
 

@@ -64,7 +64,7 @@ def test_embedded_sources_survive_pickling():
 @pytest.mark.parametrize(
     ("name", "path", "key"),
     [
-        ("imagenette", None, "data.source"),
+        ("imagenet-9", None, "data.source"),
         ("npz", None, "data.path"),
         ("digits", "somewhere", "data.path"),
     ],

@@ -40,6 +40,13 @@ SMALL = {
         "num_heads": [1, 2, 3, 4],
         "qkv_bias": [True],
     },
+    "tiny_xcit": {
+        "patch_size": [2, 4, 8, 1, 3],
+        "embed_dim": [8, 16, 12, 30],
+        "depth": [1, 2, 0],
+        "num_heads": [1, 2, 3, 4],
+        "cls_attn_layers": [1],
+    },
     "deit_tiny_patch16_224": {
         "patch_size": [4, 8, 15, 16, None],
         "drop_path_rate": [0, 0.1, 1, True],

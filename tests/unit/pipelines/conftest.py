@@ -107,6 +107,7 @@ def models(tmp_path_factory, prepared) -> dict[str, Path]:
 class FakeRun:
     """What MLflow would have been told."""
 
+    run_id: str = "run-1"
     logged: dict[str, float] = field(default_factory=dict)
     tagged: dict[str, object] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)

@@ -119,7 +119,7 @@ def test_values_are_those_of_the_gate(finished):
     assert own["attack.linf After fgsm"]["value"] == gated["main/robust.linf@8/255"] == 0.6
     assert own["certify.l2 Certified l2"]["value"] == gated["certified.l2@0.5"]
     assert own["certify.l2 Certified l2"]["budget"] == 0.5
-    assert own["evaluate.clean Clean accuracy"]["text"] == "85.0%"
+    assert own["evaluate.clean Clean accuracy"]["text"] == "85.00%"
     assert own["attack.linf After fgsm"]["state"] == "suspect"
     assert own["attack.linf After fgsm"]["note"] == "gradients vanish"
 

@@ -41,7 +41,7 @@ def folders(tmp_path):
 def test_what_is_served_answers_as_the_certified_function(tmp_path, folders, capfd):
     before = mlflow.get_tracking_uri()
     tracker = Tracker(TrackingSection(), storage=Storage.at(tmp_path))
-    run = tracker.flow_run("x", "x", {}, outbox=tmp_path / "outbox")
+    run = tracker.flow_run("x", "x", outbox=tmp_path / "outbox")
     shape = {"sampler": SAMPLER, "channels": 1, "image_size": 8}
     arguments = {"name": "x-smoothed", "alias": "candidate", **folders, "metadata": {"digest": "d"}}
     try:
