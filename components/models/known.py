@@ -104,9 +104,9 @@ _TINY = ("embed_dim", "depth", "num_heads")
 
 
 def _tiny_xcit(options: Options, side: int) -> bool:
-    """The stem halves the width three times, so it is a multiple of 8."""
+    """Built with patches of 8 pixels first; the stem halves the width three times."""
     given = {"patch_size": 4, "embed_dim": 64, **options}
-    fits = given["patch_size"] in (2, 4, 8) and _tiny_vit(given, side)
+    fits = given["patch_size"] in (2, 4, 8) and side % 8 == 0 and _tiny_vit(given, side)
     return fits and bool(given["embed_dim"] % 8 == 0)
 
 

@@ -94,7 +94,7 @@ def test_the_headline_takes_two_percent_of_the_pixels_and_radius_one_half(card):
     attack = tile(card, "After 2 attacks")
     assert attack.detail == "l∞, eps 8/255: fgsm, AutoAttack (standard)"
     assert (attack.badge, attack.text) == ("attacked", "65.00%")
-    assert tile(card, "Clean accuracy").text == "92.5%"
+    assert tile(card, "Clean accuracy").text == "92.50%"
 
 
 def test_the_best_of_several_certificates_says_so(finished, subject):
