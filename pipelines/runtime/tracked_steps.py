@@ -8,7 +8,6 @@ from urllib.parse import unquote, urlsplit
 
 from components.core.errors import CasemateError, first_line
 from pipelines.recipe.credentials import TRACKING
-from pipelines.runtime.moved_artifacts import place_now
 from pipelines.runtime.outbox import UnavailableError
 from pipelines.runtime.run_writer import SUPERSEDED_TAG, having
 from pipelines.runtime.tracking import FLOW_TAG  # before mlflow: silences it
@@ -20,6 +19,7 @@ from pipelines.runtime.tracking_uri import (
     check_driver,
     check_port,
     credentials_in_environment,
+    place_now,
 )
 
 if TYPE_CHECKING:

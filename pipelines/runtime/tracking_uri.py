@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 from uuid import uuid4
 
 from components.core.errors import CasemateError
@@ -20,7 +20,7 @@ from pipelines.runtime.storage import Storage
 
 URI_ENV = "MLFLOW_TRACKING_URI"
 ARTIFACTS, STORAGE_ID = "mlartifacts", "storage-id"  # keys in a storage
-SQLITE = "sqlite:///"
+SQLITE, FILES = "sqlite:///", "file"  # schemes
 # MLflow opens in its view of language-model applications unless the address names the other one.
 TRAINING_VIEW, LOCAL_UI = "/#/experiments?workflowType=machine_learning", "http://127.0.0.1:5000"
 OPEN = ".open"  # file beside an outbox: the run of its flow is not complete
@@ -163,3 +163,27 @@ def credentials_in_environment(uri: str) -> Iterator[str]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def place_now(artifact_uri: str, tracking_uri: str) -> str:
+    """Where artifacts are now: beside the database, if it is a copy of the one they are named by.
+
+    A copy has the folder `mlartifacts` beside its database. The place in the URI is then that of
+    the original: it is gone, or has a database of its own. Other places are left alone.
+    """
+    before, found, below = artifact_uri.partition(f"/{ARTIFACTS}/")
+    if not found or not before.startswith(f"{FILES}:") or not tracking_uri.startswith(SQLITE):
+        return artifact_uri
+    original = Path(unquote(urlsplit(before).path))
+    here = Path(tracking_uri.removeprefix(SQLITE).partition("?")[0]).absolute().parent
+    there = original / ARTIFACTS
+    if not (here / ARTIFACTS).is_dir() or _same(here, original):
+        return artifact_uri
+    if there.is_dir() and not (original / "mlflow.db").is_file():
+        return artifact_uri  # the database was made elsewhere on purpose
+    return f"{(here / ARTIFACTS).as_uri()}/{below}"
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether both are one folder, perhaps by two names."""
+    return one == other or (other.is_dir() and one.samefile(other))

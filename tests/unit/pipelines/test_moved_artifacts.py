@@ -1,5 +1,7 @@
 """Where the artifacts of a copied, moved or shared store are looked for."""
 
+import subprocess
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service.utils import _artifact_repos_cache
 
-from pipelines.runtime.moved_artifacts import SCHEME, CopiedArtifactRepository, place_now
+from pipelines.runtime.moved_artifacts import CopiedArtifactRepository
+from pipelines.runtime.tracking_uri import FILES, place_now
 
 
 @pytest.fixture
@@ -68,7 +71,7 @@ def test_other_places_are_those_of_mlflow(artifacts, tracking):
 
 
 def test_the_package_hands_the_scheme_to_mlflow():
-    found = next(iter(entry_points(group="mlflow.artifact_repository", name=SCHEME)), None)
+    found = next(iter(entry_points(group="mlflow.artifact_repository", name=FILES)), None)
     assert found, "the package was installed before it had this entry point: make setup"
     assert found.load() is CopiedArtifactRepository
 
@@ -89,3 +92,13 @@ def test_a_client_reads_and_writes_a_moved_store_there(tmp_path):
     assert not before.exists()
     mlflow.set_tracking_uri(f"sqlite:///{after}/mlflow.db")
     assert mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/a.txt") == "kept"
+
+
+def test_reading_runs_of_a_store_loads_the_entry_point_without_a_warning():
+    # The entry point needs its whole module: MLflow loads it while MLflow itself is imported.
+    program = "import pipelines.runtime.tracked_steps, mlflow"
+    done = subprocess.run(
+        [sys.executable, "-W", "error:Failure attempting:UserWarning", "-c", program],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
