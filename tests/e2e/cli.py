@@ -193,7 +193,9 @@ def mistake_of(*arguments: object) -> str:
     """The one line with which a command refuses bad input."""
     said = call(*arguments)
     assert said.code == 2, said.out + said.err
-    (line,) = said.err.splitlines()
+    *progress, line = said.err.splitlines()
+    assert "Traceback" not in said.err
+    assert not any(one.startswith("casemate: ") for one in progress), said.err
     return line.removeprefix("casemate: ")
 
 
