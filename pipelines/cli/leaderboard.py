@@ -85,13 +85,19 @@ def _show(board: dict[str, Any]) -> None:
     print()
 
 
+def _shown(entry: dict[str, Any]) -> str:
+    """The share as on every page: a proven one, which is cut off, has one decimal."""
+    share = str(entry["reported"])
+    return share[:-1] if entry["kind"] == "proven" else share
+
+
 def _line(entry: dict[str, Any]) -> tuple[str, ...]:
     share, best, worst = entry["accuracy"], entry["rank_at_best"], entry["rank_at_worst"]
     return (
         "-" if entry["rank"] is None else str(entry["rank"]),
         "" if best is None else f"{best}-{worst}",
         entry["label"],
-        f"{entry['reported']} %",
+        f"{_shown(entry)} %",
         f"[{floor(1000 * share['low']) / 10}, {ceil(1000 * share['high']) / 10}]",  # outwards
         entry["clean_acc"] if entry["kind"] != "measured" else "",
         _named(entry["ties"]),

@@ -207,7 +207,7 @@ def test_the_files_are_those_of_the_same_flow_in_a_folder(resumed, place, finish
     compared = {name for name in ours if "/report-" not in name}
     assert {name for name in compared if ours[name] != theirs.get(name)} == set()
     assert {name.split("/")[1].partition("-")[0] for name in compared} == {
-        *("prepare", "train.main", "train.columns"),
+        *("prepare", "train.main", "train.columns", "evaluate.clean"),
         *("attack.linf", "certify.patch", "certify.l2"),
     }
 

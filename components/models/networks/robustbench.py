@@ -77,14 +77,17 @@ def check_listed(entry: Entry) -> None:
 
 def module(entry: Entry, name: str) -> Any:
     """A module of the package; an error if it is not installed or fails."""
+    install = "pip install git+https://github.com/RobustBench/robustbench"
     if find_spec("robustbench") is None:
-        remedy = "needs the package robustbench, which is not installed here: pip install "
-        remedy += "git+https://github.com/RobustBench/robustbench"
+        remedy = f"needs the package robustbench, which is not installed here: {install}"
         raise CasemateError(KEY, entry, remedy)
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        remedy = f"needs the package robustbench, which fails to import: {first_line(error)}"
+        remedy = (
+            f"needs the package robustbench; what is here fails to import ({first_line(error)})"
+        )
+        remedy += f"; {install}"
         raise CasemateError(KEY, entry, remedy) from error
 
 
