@@ -235,7 +235,7 @@ AXIS = "train.{}: [{}]"
 def test_reading_is_bounded(text, said):
     start = time.process_time()
     told = refusal_of(loads, text, source="my.yaml")
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 20  # unbounded, it takes minutes; a busy machine is slow
     assert said in told
     assert len(told) < 600
 

@@ -133,9 +133,9 @@ def test_a_running_stage_is_joined():
 
 def test_needs_of_stages_come_from_the_plan():
     needs = stage_needs(load.load("demo"))
-    assert list(needs) == ["prepare", "train", "tune", "attack", "certify", "report"]
+    assert list(needs) == ["prepare", "train", "tune", "attack", "evaluate", "certify", "report"]
     assert needs["train"] == needs["tune"] == {"prepare"}
-    assert needs["attack"] == needs["certify"] == {"prepare", "train"}
+    assert needs["attack"] == needs["evaluate"] == needs["certify"] == {"prepare", "train"}
     assert needs["report"] == needs.keys() - {"report"}
 
 

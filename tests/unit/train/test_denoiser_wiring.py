@@ -123,7 +123,7 @@ def test_the_plan_trains_denoisers_before_what_stands_behind_them(tmp_path):
 
     base, other = prints(), prints("train.variants.clean.objective.sigmas=[0.5]")
     changed = {name for name in base if base[name] != other[name]}
-    assert changed == {"train.clean", "train.main", "report"}
+    assert changed == {"train.clean", "train.main", "evaluate.clean", "report"}
     wider = prints("train.variants.clean.model.options.widths=[4, 8]")
     assert {name for name in base if base[name] != wider[name]} == changed
 
