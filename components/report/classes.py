@@ -22,7 +22,7 @@ from components.report.results import AttackResult, ItemOutcomes
 MAX_CLASSES = 20  # of a matrix; more would not be legible, the table of confusions has all
 MAX_MODELS = 4  # with matrices
 MOST_OPEN = 12  # rows of the table of classes; more are folded
-MOST_CONFUSIONS = 10  # rows per model, where there is no matrix
+MOST_CONFUSIONS = 10  # rows per model if there are too many classes for a matrix
 
 
 def chapter(attacks: Sequence[AttackResult], classes: Sequence[str]) -> Chapter | None:

@@ -159,7 +159,7 @@ def _dataset_name(result: FoundResult) -> str:
 
 
 def _changed_input(result: FoundResult) -> str:
-    """What an attack read and is no longer as it was: it names its dataset and models by these.
+    """Why an attack's inputs can no longer identify its dataset and models; empty: they can.
 
     Certificates and evaluations have both digests in their own files.
     """

@@ -15,7 +15,7 @@ from pipelines.recipe.load import RECIPES, available, find, headline
 
 CATALOGUE = RECIPES / "published.toml"
 KINDS = ("table", "figure")
-IN_MINIATURE = " in miniature"  # in the headline of a recipe that is no repetition
+IN_MINIATURE = " in miniature"  # marks recipes that are smaller than the published experiment
 _LABEL = re.compile(r"# ([A-Z][a-z]+): ")
 _NUMBERS = r"\d+[a-z]?(?:(?:, | and | to )\d+[a-z]?)*"
 _REFERENCE = re.compile(rf"\b(Table|Figure)s? ({_NUMBERS})")

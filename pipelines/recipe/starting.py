@@ -43,7 +43,7 @@ class Start:
     data: Inspected
     fitted: Fitted
     splits: Mapping[str, int]
-    fractions: tuple[float, float]  # of val and test, where there is no such split
+    fractions: tuple[float, float]  # of val and test, if the data has no such split
     folder: str | None = None  # of a given model
     spec: ModelSpec | None = None
 
