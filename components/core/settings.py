@@ -90,6 +90,13 @@ class Named:
     PATTERN = r"^[a-z0-9][a-z0-9_-]*$"
 
 
+class Later:
+    """Marks a key that is younger than stored results: at its default it is not part of the values.
+
+    Fingerprints of results without the key stay as they were.
+    """
+
+
 class Hint(NamedTuple):
     """The remedy for a value out of range, if the bounds alone do not explain it."""
 
@@ -145,8 +152,10 @@ class Settings:
         return iter(())
 
     def plain_fields(self) -> dict[str, Any]:
-        """The fields as a recipe writes them."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        """The fields as a recipe writes them; a `Later` one only if it is not at its default."""
+        unset = unset_later_fields(self)
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in names if name not in unset}
 
     def lengths(self) -> Iterator[tuple[str, int]]:
         """(field, pixels) of every length that must fit into the images."""
@@ -157,6 +166,20 @@ class Settings:
 def hints_of(cls: type) -> dict[str, Any]:
     """The annotations of a class with their ranges and markers."""
     return get_type_hints(cls, include_extras=True)
+
+
+@cache
+def _later_fields(cls: type) -> frozenset[str]:
+    hints = hints_of(cls)
+    marked = (f.name for f in fields(cls) if any(type(m) is Later for m in get_args(hints[f.name])))
+    return frozenset(marked)
+
+
+def unset_later_fields(own: Any) -> frozenset[str]:
+    """The `Later` fields that are at their defaults."""
+    cls = type(own)
+    later = _later_fields(cls)
+    return frozenset(name for name in later if getattr(own, name) == default_of(cls, name))
 
 
 def check(own: Any) -> None:

@@ -37,6 +37,7 @@ from components.core.settings import (
     default_of,
     hints_of,
     plain,
+    unset_later_fields,
 )
 from components.core.user_code import UserEntry
 from components.denoising.settings import DenoiserReference
@@ -66,6 +67,20 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
     users_own = next((m for m in members if issubclass(m, UserEntry)), None)
     schema: core_schema.CoreSchema = handler.generate_schema(_union(known, users_own))
     return schema
+
+
+def _without_unset(cls: type, source: Any, handler: Any) -> core_schema.CoreSchema:
+    """A `Later` key at its default is not written, as in `plain`: fingerprints do not change."""
+    schema: core_schema.CoreSchema = handler(source)
+    schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(_write_set_fields)
+    return schema
+
+
+def _write_set_fields(value: Any, write: SerializerFunctionWrapHandler) -> Any:
+    written = write(value)
+    for name in unset_later_fields(value) if isinstance(value, Settings) else ():
+        written.pop(name, None)
+    return written
 
 
 class UsersOwn(BaseModel):
@@ -109,6 +124,7 @@ def _write_users_own(value: Any, known: SerializerFunctionWrapHandler) -> Any:
 
 
 # The markers are bare classes in components, which do not import pydantic.
+Settings.__get_pydantic_core_schema__ = classmethod(_without_unset)  # type: ignore[attr-defined]
 Fractional.__get_pydantic_core_schema__ = _read_fraction  # type: ignore[attr-defined]
 DenoiserReference.__get_pydantic_core_schema__ = _read_reference  # type: ignore[attr-defined]
 Named.__get_pydantic_core_schema__ = _read_name  # type: ignore[attr-defined]

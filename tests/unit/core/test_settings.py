@@ -15,6 +15,7 @@ from components.core.settings import (
     ByKind,
     Count,
     Fractional,
+    Later,
     PositivePixels,
     Problem,
     SettingError,
@@ -151,3 +152,30 @@ TOO_LARGE = ["1e99999999", "1e-99999999", "1e400", "1/1e0099999", "9" * 5000, 10
 def test_other_words_are_not_numbers(wrong):
     with pytest.raises(ValueError, match="is not a number or a fraction such as 8/255"):
         Fractional.read(wrong)
+
+
+@settings
+class Younger(Settings):
+    sigma: PositivePixels = 0.25
+    tone: Annotated[Literal["low", "high"], Later()] = "low"
+    count: Annotated[int | None, Ge(1), Later()] = None
+
+
+def test_a_later_key_at_its_default_is_no_value():
+    from pydantic import TypeAdapter
+
+    from pipelines.recipe.schema import base
+
+    assert base.Section  # gives markers their meaning in recipes
+    adapter = TypeAdapter(Younger)
+    for own, values in (
+        (Younger(), {"sigma": 0.25}),
+        (Younger(tone="high"), {"sigma": 0.25, "tone": "high"}),
+        (Younger(sigma=0.5, count=3), {"sigma": 0.5, "count": 3}),
+    ):
+        assert plain(own) == values
+        assert adapter.dump_python(own, mode="json") == values
+        assert adapter.validate_python(values) == own
+    with pytest.raises(ValueError, match="low"):
+        adapter.validate_python({"tone": "middle"})
+    assert set(adapter.json_schema()["properties"]) == {"sigma", "tone", "count"}
