@@ -177,7 +177,7 @@ def _later_fields(cls: type) -> frozenset[str]:
 
 def unset_later_fields(own: Any) -> frozenset[str]:
     """The `Later` fields that are at their defaults."""
-    cls = type(own)
+    cls: Any = type(own)
     later = _later_fields(cls)
     return frozenset(name for name in later if getattr(own, name) == default_of(cls, name))
 

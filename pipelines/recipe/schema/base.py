@@ -69,9 +69,9 @@ def _by_kind(self: ByKind, source: Any, handler: Any) -> core_schema.CoreSchema:
     return schema
 
 
-def _without_unset(cls: type, source: Any, handler: Any) -> core_schema.CoreSchema:
+def _without_unset(cls: type, source: Any, handler: Any) -> Any:
     """A `Later` key at its default is not written, as in `plain`: fingerprints do not change."""
-    schema: core_schema.CoreSchema = handler(source)
+    schema: Any = handler(source)
     schema["serialization"] = core_schema.wrap_serializer_function_ser_schema(_write_set_fields)
     return schema
 
