@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from components.attacks.base_settings import GradientSettings
-from components.attacks.gradients import input_gradient, is_zero
+from components.attacks.gradients import Faults, input_gradient, is_zero, unchecked_gradient
 from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, kl_divergence, margin
-from components.attacks.projections import Ball, ball_around, linf_bounds
+from components.attacks.projections import Ball, ball_around, bounds_of_pixels
 from components.attacks.settings import FgsmSettings, GamaSettings, MimSettings, PgdSettings
 from components.attacks.starts import random_corner, random_point, restart_stream
 from components.core.settings import settings
@@ -345,18 +345,25 @@ def sign_ascent(
     step_size: float,
     num_steps: int,
     loss_of: LossFn = cross_entropy,
+    faults: Faults | None = None,
 ) -> Images:
     """The training attack: the last iterate of sign steps from `start`, projected, in l-inf.
 
     `eps` = 0, the first epoch of a warm-up, returns `x` itself without a model call. `step_size`
-    may exceed `eps`: the projection keeps the result in the ball. Hold `attack_mode(model)` around
-    the call.
+    may exceed `eps`: the projection keeps the result in the ball. Images outside of [0, 1] and
+    passes that are not finite are an error at the end, or whenever the caller checks `faults`. Hold
+    `attack_mode(model)` around the call.
     """
     if eps == 0:
         return x
-    low, high = linf_bounds(x, eps=eps)
+    noted = Faults() if faults is None else faults
+    noted.note_pixels(x)
+    low, high = bounds_of_pixels(x, eps=eps)
     x_adv = start.clamp(low, high)
     for _ in range(num_steps):
-        gradient = input_gradient(logits_of, x_adv, y, loss_of=loss_of).gradient
-        x_adv = (x_adv + step_size * gradient.sign()).clamp(low, high)
+        seen = unchecked_gradient(logits_of, x_adv, y, loss_of=loss_of)
+        noted.note_pass(seen)
+        x_adv = seen.gradient.sign().mul_(step_size).add_(x_adv).clamp_(low, high)
+    if faults is None:
+        noted.check()
     return x_adv

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from components.attacks.losses import LossFn, cross_entropy
+from components.core.errors import CasemateError
 from components.core.types import Images, Labels, Logits, LogitsFn
-from components.models.logits import check_logits, first_not_finite, row_name
+from components.models.logits import NOT_FINITE, check_logits, first_not_finite, row_name
 
 Model = TypeVar("Model", bound=nn.Module)
+UNUSABLE = "is not finite; an attack cannot use it"
+OUTSIDE = "images must lie in [0, 1]: elsewhere ball and pixel range may not intersect"
 
 
 @contextmanager
@@ -59,20 +62,63 @@ def input_gradient(
     The sum, not the mean, keeps each item's gradient independent of the batch size. Errors name the
     item if `item_ids` are given.
     """
+    seen = unchecked_gradient(logits_of, x, y, loss_of=loss_of)
+    check_logits(seen.logits, item_ids)
+    check_finite(seen.gradient, item_ids)
+    return seen
+
+
+def unchecked_gradient(
+    logits_of: LogitsFn, x: Images, y: Labels, *, loss_of: LossFn = cross_entropy
+) -> InputGradient:
+    """`input_gradient` for loops on a GPU, which note faults there and check them seldom: to look
+    for a NaN the host waits for the device.
+    """
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()  # shares the memory of `x`; nothing writes to it
-        logits = check_logits(logits_of(leaf), item_ids)
+        logits = logits_of(leaf)
         losses = loss_of(logits, y)
         (gradient,) = torch.autograd.grad(losses.sum(), leaf)
-    return InputGradient(check_finite(gradient, item_ids), losses.detach(), logits.detach())
+    return InputGradient(gradient, losses.detach(), logits.detach())
+
+
+class Faults:
+    """Notes on the device what an attack cannot use, for a host that asks seldom."""
+
+    def __init__(self) -> None:
+        self._good: dict[str, Tensor] = {}  # scalar bool
+
+    def note_pixels(self, x: Images) -> None:
+        """Images must lie in [0, 1]."""
+        low, high = x.aminmax()
+        self._note("pixels", (low >= 0) & (high <= 1))  # NaN fails this too
+
+    def note_pass(self, seen: InputGradient) -> None:
+        """Logits and gradients must be finite."""
+        self._note("logits", seen.logits.isfinite().all())
+        self._note("gradient", seen.gradient.isfinite().all())
+
+    def check(self) -> None:
+        """Raise the error of the first fault; the host waits for the device."""
+        flags = torch.stack([*self._good.values()]).tolist() if self._good else []
+        bad = [name for name, good in zip(self._good, flags, strict=True) if not good]
+        self._good = {}
+        if "pixels" in bad:
+            raise ValueError(OUTSIDE)
+        if "logits" in bad:
+            raise CasemateError("model", "some image", NOT_FINITE)
+        if "gradient" in bad:
+            raise FloatingPointError(f"the model's input gradient at some image {UNUSABLE}")
+
+    def _note(self, name: str, good: Tensor) -> None:
+        self._good[name] = good & self._good[name] if name in self._good else good
 
 
 def check_finite(gradient: Tensor, item_ids: Sequence[str] | None = None) -> Tensor:
     """`gradient`, or an error: a NaN would spread to all later iterates and count as a success."""
     if (row := first_not_finite(gradient)) is not None:
         raise FloatingPointError(
-            f"the model's input gradient at {row_name(row, item_ids)} is not finite; "
-            "an attack cannot use it"
+            f"the model's input gradient at {row_name(row, item_ids)} {UNUSABLE}"
         )
     return gradient
 

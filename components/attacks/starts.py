@@ -14,11 +14,20 @@ def random_starts(
     item_ids: Sequence[str], shape: Sequence[int], *, run_seed: int, stream: str
 ) -> Tensor:
     """(B, *shape) float32 uniform on [-1, 1], each row a function of the seed and its item id."""
-    rows = [
-        torch.rand(tuple(shape), generator=generator_for(run_seed, stream, item_id))
-        for item_id in item_ids
-    ]
-    return 2 * torch.stack(rows) - 1
+    starts = torch.empty(len(item_ids), *shape)
+    for row, item_id in zip(starts, item_ids, strict=True):
+        row.uniform_(-1, 1, generator=generator_for(run_seed, stream, item_id))
+    return starts
+
+
+def normal_starts(
+    item_ids: Sequence[str], shape: Sequence[int], *, run_seed: int, stream: str
+) -> Tensor:
+    """(B, *shape) float32 standard normals, otherwise as `random_starts`."""
+    starts = torch.empty(len(item_ids), *shape)
+    for row, item_id in zip(starts, item_ids, strict=True):
+        row.normal_(generator=generator_for(run_seed, stream, item_id))
+    return starts
 
 
 def random_point(items: Items, *, norm: str, eps: float, stream: str) -> Images:

@@ -17,6 +17,7 @@ from components.core.types import Images, Logits
 SAME_LOGITS = 2**-14  # of the largest logit, as for votes; in batches of one shape usually 0
 SAME_ALONE = 2**-7  # in other batch shapes: some 1e-6, more where a network amplifies rounding
 NUM_ROWS = 3  # of the batches that are compared
+NOT_FINITE = "gets logits that are not finite; look for NaN or overflow in the weights"
 DIM = 0.5  # largest pixel of the made image, so that brighter neighbours can rescale it
 
 
@@ -26,8 +27,7 @@ def check_logits(logits: Logits, item_ids: Sequence[str] | None = None) -> Logit
     argmax of NaN is some class, so the item would count as broken, or vote for that class.
     """
     if (row := first_not_finite(logits)) is not None:
-        remedy = "gets logits that are not finite; look for NaN or overflow in the weights"
-        raise CasemateError("model", row_name(row, item_ids), remedy)
+        raise CasemateError("model", row_name(row, item_ids), NOT_FINITE)
     return logits
 
 

@@ -245,4 +245,5 @@ def split_batch(batch: Batch, size: int | None) -> Iterator[Batch]:
             item_ids=batch.item_ids[rows],
             targets=None if batch.targets is None else batch.targets[rows],
             adversarial=None if batch.adversarial is None else batch.adversarial[rows],
+            start_noise=None if batch.start_noise is None else batch.start_noise[rows],
         )

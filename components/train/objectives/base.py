@@ -4,7 +4,7 @@ A step is `with objective.perturbed(wrapped, bare, batch) as batch:`, inside it 
 backward pass, after it the optimiser.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,7 @@ class Batch:
     targets: Tensor | None = None  # (B, K) float: mixed, already smoothed labels; None: `labels`
     num_steps: int | None = None  # steps of the epoch; for values that change with the step
     adversarial: Images | None = None  # already crafted by a wrapper
+    start_noise: Tensor | None = None  # of `Objective.start_noise`, drawn ahead; None: not yet
 
     @property
     def hard_labels(self) -> Labels:
@@ -106,6 +107,14 @@ class Objective:
 
     def eps_at(self, epoch: int) -> float | None:
         """Epsilon of the training attack in an epoch; None: there is no attack."""
+        return None
+
+    def start_noise(
+        self, item_ids: Sequence[str], shape: Sequence[int], *, run_seed: int, epoch: int
+    ) -> Tensor | None:
+        """(B, *shape) random numbers that the training attack of a batch needs, on the CPU; None:
+        no attack. A pure function, safe in any thread.
+        """
         return None
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:

@@ -2,20 +2,23 @@
 
 Madry et al. 2018, eq. 2.1 and sec. 2.1. Unlike an evaluation attack, it never stops early and
 has no best point: the training images of Wong et al. 2020 and Debenedetti et al. 2023 are last
-iterates. Attacks run on the bare model in eval mode with frozen weights.
+iterates. Attacks run on the bare model in eval mode with frozen weights, by its fast forward pass.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from components.attacks.gradient import START_OFFSET, sign_ascent
-from components.attacks.gradients import attack_mode
-from components.attacks.interface import Items
+from components.attacks.gradients import Faults, attack_mode
 from components.attacks.losses import LossFn
-from components.attacks.starts import random_starts
+from components.attacks.starts import normal_starts, random_starts
 from components.core.types import Images
+from components.models.fast import fast_forward
+from components.models.pixels import PixelModel
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import Batch, LossOut, Objective
@@ -23,6 +26,31 @@ from components.train.objectives.settings import AdversarialSettings
 
 START_NOISE = 0.001  # standard deviation of the start of TRADES and MART as published
 STREAMS = {"uniform": "fgsm", "normal": "normal"}  # renaming one changes every training
+CHECK_EVERY = 50  # attacks on a GPU after which the host looks for faults
+
+
+@contextmanager
+def under_attack(bare: nn.Module) -> Iterator[nn.Module]:
+    """The state of a model while images are crafted; afterwards it is as it was."""
+    net = bare.net if isinstance(bare, PixelModel) else bare
+    with attack_mode(bare), fast_forward(net):
+        yield bare
+
+
+def start_noise(
+    settings: AdversarialSettings,
+    item_ids: Sequence[str],
+    shape: Sequence[int],
+    *,
+    run_seed: int,
+    epoch: int,
+) -> Tensor:
+    """(B, *shape) random numbers of the starts of one batch, on the CPU: uniform on [-1, 1] or
+    standard normal. A pure function, for threads that build batches ahead (`Batch.start_noise`).
+    """
+    draw = normal_starts if settings.start == "normal" else random_starts
+    stream = f"{STREAMS[settings.start]}-{epoch}"
+    return draw(item_ids, shape, run_seed=run_seed, stream=stream)
 
 
 class InnerAttack:
@@ -35,6 +63,7 @@ class InnerAttack:
 
     def __init__(self, settings: AdversarialSettings) -> None:
         self.settings = settings
+        self._faults, self._num_unchecked = Faults(), 0
 
     def eps_of(self, batch: Batch) -> float:
         """Epsilon of one step."""
@@ -51,8 +80,8 @@ class InnerAttack:
             return x
         base = 1.5 * own.eps / own.num_steps if own.step_size is None else own.step_size
         step_size = base if own.step_rule == "fixed" else base * eps / own.eps
-        with attack_mode(bare):
-            return sign_ascent(
+        with under_attack(bare):
+            x_adv = sign_ascent(
                 bare,
                 x,
                 y,
@@ -61,17 +90,27 @@ class InnerAttack:
                 step_size=step_size,
                 num_steps=own.num_steps,
                 loss_of=loss_of,
+                faults=self._faults,
             )
+        self._check_now_and_then(x.device)
+        return x_adv
 
     def _start(self, batch: Batch, eps: float) -> Images:
         """The start of the ascent, before projection; a function of item and epoch."""
-        x, stream = batch.images, f"{STREAMS[self.settings.start]}-{batch.epoch}"
+        x, noise = batch.images, batch.start_noise
+        if noise is None:
+            where = {"run_seed": batch.seed, "epoch": batch.epoch}
+            noise = start_noise(self.settings, batch.item_ids, x.shape[1:], **where)
         if self.settings.start == "normal":
-            items = Items(x, batch.labels, batch.item_ids, run_seed=batch.seed)
-            return x + START_NOISE * items.normal(stream)
-        shape = tuple(x.shape[1:])
-        starts = random_starts(batch.item_ids, shape, run_seed=batch.seed, stream=stream)
-        return x + eps * starts.to(x) + START_OFFSET
+            return x + START_NOISE * noise.to(x)
+        return x + eps * noise.to(x) + START_OFFSET
+
+    def _check_now_and_then(self, device: torch.device) -> None:
+        """A GPU would wait for the host; the loss of such a step is not finite either."""
+        self._num_unchecked += 1
+        if device.type == "cpu" or self._num_unchecked >= CHECK_EVERY:
+            self._num_unchecked = 0
+            self._faults.check()
 
 
 class AdversarialObjective(Objective):
@@ -110,6 +149,12 @@ class AdversarialObjective(Objective):
 
     def eps_at(self, epoch: int) -> float:
         return self.settings.eps_at(epoch)
+
+    def start_noise(
+        self, item_ids: Sequence[str], shape: Sequence[int], *, run_seed: int, epoch: int
+    ) -> Tensor | None:
+        where = {"run_seed": run_seed, "epoch": epoch}
+        return start_noise(self.settings, item_ids, shape, **where)
 
     def without_warmup(self, eps: float) -> Objective:
         settings = self.settings.without_warmup(eps)

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from components.attacks.gradients import attack_mode
 from components.attacks.losses import kl_divergence
 from components.core.types import Images, Logits
 from components.train.objectives.base import Batch, LossOut, cross_entropy
-from components.train.objectives.inner import AdversarialObjective, has_batch_statistics
+from components.train.objectives.inner import (
+    AdversarialObjective,
+    has_batch_statistics,
+    under_attack,
+)
 from components.train.objectives.settings import TradesSettings
 
 
@@ -29,7 +32,7 @@ class Trades(AdversarialObjective):
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
         if self.attack.eps_of(batch) == 0:
             return batch.images
-        with attack_mode(bare), torch.no_grad():
+        with under_attack(bare), torch.no_grad():
             reference = bare(batch.images).softmax(dim=1)
         return self.attack(bare, batch, reference, kl_divergence)
 

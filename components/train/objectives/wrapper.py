@@ -1,6 +1,6 @@
 """An objective around another one; delegates every method that it does not override."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -36,6 +36,11 @@ class ObjectiveWrapper(Objective):
 
     def eps_at(self, epoch: int) -> float | None:
         return self.inner.eps_at(epoch)
+
+    def start_noise(
+        self, item_ids: Sequence[str], shape: Sequence[int], *, run_seed: int, epoch: int
+    ) -> Tensor | None:
+        return self.inner.start_noise(item_ids, shape, run_seed=run_seed, epoch=epoch)
 
     def craft(self, bare: nn.Module, batch: Batch) -> Images:
         return self.inner.craft(bare, batch)

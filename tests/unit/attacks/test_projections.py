@@ -7,7 +7,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from components.attacks.projections import linf_bounds, project_l2, project_linf
+from components.attacks.projections import (
+    bounds_of_pixels,
+    check_pixels,
+    linf_bounds,
+    project_l2,
+    project_linf,
+)
+from tests.unit.host_syncs import DEVICE, HostSyncs
 
 SHAPE = (2, 1, 2, 3)
 images = hnp.arrays(np.float32, SHAPE, elements=st.floats(0, 1, width=32)).map(torch.from_numpy)
@@ -45,6 +52,76 @@ def test_linf_bounds_cannot_be_widened(x, eps):
     below = torch.nextafter(low, torch.full_like(low, -1.0)).double()
     assert ((above > 1) | (above - x.double() > float(budget))).all()
     assert ((below < 0) | (x.double() - below > float(budget))).all()
+
+
+def wide_bounds(x, eps):
+    """The bounds of float32 images in float64, where x + eps is exact enough to compare."""
+    radius = np.float32(eps)
+    if float(radius) > eps:
+        radius = np.nextafter(radius, np.float32(0))
+    wide, radius = x.double(), float(radius)
+    high, low = (wide + radius).float(), (wide - radius).float()
+    high = torch.where(high.double() - wide > radius, torch.nextafter(high, x), high)
+    low = torch.where(wide - low.double() > radius, torch.nextafter(low, x), low)
+    return low.clamp(0, 1), high.clamp(0, 1)
+
+
+EDGES = [
+    0.0,
+    1e-45,
+    1e-40,
+    1.1754942e-38,
+    1.1754944e-38,
+    1e-9,
+    2**-24,
+    2**-23,
+    0.5,
+    1 - 2**-24,
+    1.0,
+]
+BUDGETS = [n / 255 for n in (0, 1, 2, 4, 8, 16, 128, 255)] + [0.001, 0.3, 1e-300, *EDGES]
+
+
+@settings(deadline=None)
+@given(x=images, eps=budgets | st.floats(0, 1e-30) | st.sampled_from(EDGES))
+def test_linf_bounds_are_those_of_float64_bit_for_bit(x, eps):
+    for found, expected in zip(linf_bounds(x, eps=eps), wide_bounds(x, eps), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("eps", BUDGETS)
+def test_linf_bounds_are_those_of_float64_for_images_of_every_kind(eps):
+    generator = torch.Generator().manual_seed(4)
+    uniform = torch.rand(30, 3, 32, 32, generator=generator)
+    stored = torch.randint(0, 256, (30, 3, 32, 32), generator=generator).float() / 255
+    edges = torch.tensor([*EDGES, eps, 1 - eps, 2 * eps]).clamp(0, 1).view(1, 1, 2, -1)
+    for x in (uniform, stored, uniform * 1e-6, uniform * 1e-38, uniform * 1e-44, edges):
+        for found, expected in zip(linf_bounds(x, eps=eps), wide_bounds(x, eps), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_linf_bounds_hold_in_other_precisions():
+    generator = torch.Generator().manual_seed(5)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        x = torch.rand(4, 1, 8, 8, generator=generator).to(dtype)
+        low, high = linf_bounds(x, eps=8 / 255)
+        assert low.dtype == dtype
+        assert max((high.double() - x.double()).max(), (x.double() - low.double()).max()) <= 8 / 255
+        assert (high - x).max() > 7.5 / 255
+
+
+def test_bounds_of_known_pixels_wait_for_nothing():
+    x = torch.rand(2, 3, 8, 8)
+    with HostSyncs() as syncs:
+        there = x.to(DEVICE)
+        syncs.clear()
+        found = bounds_of_pixels(there, eps=8 / 255)
+        assert syncs.places == {}
+        for ours, expected in zip(found, linf_bounds(x, eps=8 / 255), strict=True):
+            assert torch.equal(ours.cpu(), expected)
+        syncs.clear()
+        check_pixels(there)
+        assert syncs.count == 1
 
 
 @settings(deadline=None)
