@@ -96,9 +96,8 @@ audit: setup ## look up known vulnerabilities of the locked packages; fails if i
 sbom: setup ## list the packages of the runtime environment: dist/casemate.cdx.json (CycloneDX)
 	@$(BIN)/python infra/supply_chain/sbom.py
 
-bench: setup ## measure what we promise: executor overhead, leases, input, memory, attacks, training steps, votes, draws, votes files, corruptions, poses, lesions, storage, flows on S3
-	@for what in executor leases input memory attacks training sampling patches workers sequential votes corruptions spatial lesions storage storage_flow; do \
-	  $(BIN)/python -m tests.benchmarks.$$what || failed=1; done; exit $${failed:-0}
+bench: setup ## measure what we promise, beside peers: one table of limit, peer, ours, ratio
+	@$(BIN)/python -m tests.benchmarks $(BENCH)
 
 docs: setup ## write the reference pages anew and build all pages as a site: build/site/index.html
 	@$(BIN)/python -m infra.docs.reference

@@ -22,7 +22,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
 from components.models.tokens import patch_size_of, visible_tokens
 from components.models.voting import AblationPredictor, ablation_predictions
+from tests.benchmarks.table import clock, device, promise
 
 SIDE, BAND, MICRO_BATCH = 224, 19, 28
 LOWER = 0.85  # the lower quartile may stay this far below the limit
@@ -76,7 +76,7 @@ def new_model(architecture: str) -> PixelModel:
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     model = PixelModel(ModelSpec(architecture, 1000, 3, SIDE, mean, std, token_policy="drop"))
     torch.nn.init.normal_(model.net.head.weight, std=model.net.embed_dim**-0.5)
-    return model.eval()
+    return model.eval().to(device())
 
 
 def columns(*, stride: int, band: int = BAND, kind: str = "columns") -> Ablations:
@@ -91,15 +91,21 @@ def plain_votes(model: PixelModel, images: Tensor, masks: Tensor, *, drop: bool)
         for block in net.blocks:
             stack.enter_context(shadowed(block.attn, "fused_attn", not drop))
         for mask in masks:
-            inputs = (ablate(images, mask) - model.mean) / model.std
+            inputs = (ablate(images, mask.to(images.device)) - model.mean) / model.std
             tokens = net._pos_embed(net.patch_embed(inputs))
             if drop:
                 kept = visible_tokens(mask[None], patch_size_of(net))[0].nonzero()[:, 0]
-                prefix = torch.arange(net.num_prefix_tokens)
+                kept, prefix = kept.to(tokens.device), torch.arange(net.num_prefix_tokens)
+                prefix = prefix.to(tokens.device)
                 tokens = tokens[:, torch.cat([prefix, kept + len(prefix)])]
             features = net.norm(net.blocks(net.norm_pre(tokens)))
-            votes.append(net.forward_head(features).argmax(dim=1))
+            votes.append(net.forward_head(features).argmax(dim=1).cpu())
     return torch.stack(votes, dim=1)
+
+
+def noise(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 3, SIDE, SIDE, generator=generator).to(device())
 
 
 def interleave(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -107,9 +113,9 @@ def interleave(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str,
     names, seconds = list(cases), {name: [] for name in cases}
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            began = time.process_time()
+            began = clock()
             cases[name]()
-            seconds[name].append(time.process_time() - began)
+            seconds[name].append(clock() - began)
     return seconds
 
 
@@ -127,7 +133,8 @@ def flops_of(model: PixelModel, ablations: Ablations) -> float:
 
 def product(width: int) -> tuple[Callable[[], object], float]:
     """A matrix product of the MLP's shape, often enough to be timed, and its FLOPs."""
-    tokens, weight = torch.rand(MICRO_BATCH * 29, width), torch.rand(width, 4 * width)
+    tokens = torch.rand(MICRO_BATCH * 29, width, device=device())
+    weight = torch.rand(width, 4 * width, device=device())
     times = max(1, int(4e9 / (8 * len(tokens) * width**2)))
 
     def run() -> None:
@@ -145,7 +152,7 @@ def spread(values: list[float]) -> tuple[float, float, float]:
 def contest(name: str, case: Case, rounds: int) -> bool:
     """Time one case and print its row; whether it reached its limit."""
     model, ablations = new_model(case.architecture), columns(stride=case.stride)
-    images = torch.rand(case.images, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    images = noise(case.images)
     masks = ablations.masks()
     step = 4 if case.plain == "masked" else 1
     run_product, product_flops = product(model.net.embed_dim)
@@ -156,7 +163,7 @@ def contest(name: str, case: Case, rounds: int) -> bool:
         return predictor(images)
 
     expected = plain_votes(model, images, masks, drop=True)
-    if not torch.equal(ours(), expected):
+    if not torch.equal(ours().cpu(), expected):
         raise AssertionError(f"{name}: fast votes differ from the plain loop's")
     runs = {
         "plain": lambda: plain_votes(model, images, masks[::step], drop=case.plain == "dropped"),
@@ -187,7 +194,11 @@ def contest(name: str, case: Case, rounds: int) -> bool:
         "logit_difference": predictor.difference_to_plain(),
         "load": round(os.getloadavg()[0], 1), **machine(),
     }))  # fmt: skip
-    return passed
+    plain, own = (statistics.median(seconds[key]) for key in ("plain", "ours"))
+    return promise(
+        f"patch votes {name}, plain / ours", ratio=middle, at_least=case.limit, kept=passed,
+        peer=f"{case.plain} loop {scale * plain:.3f} s", ours=f"{own:.3f} s",
+    )  # fmt: skip
 
 
 def _ratios(seconds: dict[str, list[float]], scale: float) -> list[float]:
@@ -215,7 +226,7 @@ MEMORY = {  # ablations; how many of them are asked, spread evenly: all squares 
 def peak_memory(name: str) -> None:
     """In a process of its own: ViT-B on one image; prints the peak of resident memory in MB."""
     model, (ablations, count) = new_model(BASE), MEMORY[name]
-    image = torch.rand(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    image = noise(1)
     order = range(0, len(ablations), len(ablations) // count)
     ablation_predictions(model, image, ablations, micro_batch=MICRO_BATCH, order=order)
     # VmHWM, not ru_maxrss: the latter remembers the parent that started us
@@ -237,13 +248,17 @@ def memory_case() -> bool:
         "peak_mb": {name: round(peak) for name, peak in peaks.items()},
         "limit_mb": MEMORY_LIMIT_MB, "passed": passed,
     }))  # fmt: skip
-    return passed
+    most = max(peaks.values())
+    return promise(
+        "patch votes, peak memory of ViT-B over that of 7 columns", ratio=most / peaks["7 columns"],
+        at_most=1.1, kept=passed, ours=f"{most:.0f} MB",
+    )  # fmt: skip
 
 
 def growth_case(rounds: int) -> bool:
     """Time against the number of images and against the width of the bands, as a plot."""
     model = new_model(TINY)
-    images = torch.rand(8, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    images = noise(8)
 
     def run(count: int, band: int) -> Callable[[], object]:
         ablations = columns(stride=16, band=band)
@@ -273,7 +288,10 @@ def growth_case(rounds: int) -> bool:
         "r_squared_of_a_line": {k: round(fit, 4) for k, fit in fits.items()},
         "limit": 0.95, "passed": passed,
     }))  # fmt: skip
-    return passed
+    return promise(
+        "patch votes, r squared of time over images and bands", ratio=min(fits.values()),
+        at_least=0.95, kept=passed,
+    )  # fmt: skip
 
 
 def _linearity(places: tuple[int, ...], times: list[float]) -> float:

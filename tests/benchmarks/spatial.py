@@ -19,6 +19,7 @@ import torch
 from components.attacks.settings import SpatialSettings
 from components.attacks.spatial import Pose, PosedImages, grid_poses, warp
 from components.core.types import Images
+from tests.benchmarks.table import promise
 
 SIDE = 224
 GRID = SpatialSettings(max_shift=16, num_shifts=9, max_angle=30, num_angles=31)
@@ -52,7 +53,12 @@ def main() -> int:
         "cpu_seconds_per_image": round(ours, 4), "direct_warps": round(direct, 4),
         "ratio": round(direct / ours, 1), "load": round(os.getloadavg()[0], 1),
     }))  # fmt: skip
-    return int(interpolations > GRID.num_angles or not equal)
+    kept = promise(
+        f"{len(poses)} poses, direct warps / canvases", ratio=direct / ours,
+        kept=interpolations <= GRID.num_angles and equal,
+        peer=f"direct {direct:.3f} s an image", ours=f"{ours:.3f} s",
+    )  # fmt: skip
+    return int(not kept)
 
 
 if __name__ == "__main__":
