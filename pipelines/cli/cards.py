@@ -8,7 +8,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines import api
-from pipelines.cli.options import JsonOpt
+from pipelines.cli.options import JsonOpt, NamesOpt, StoragesOpt, TrackingOpt, names_in
 
 if TYPE_CHECKING:
     from components.report.card.figures import Figure
@@ -25,17 +25,9 @@ def card(
             help="Model folder, training or flow (path or URI), models:/NAME@ALIAS, mlflow:RUN_ID.",
         ),
     ] = None,
-    names: Annotated[
-        str | None,
-        typer.Option("--model", metavar="A,B", help="Models of a flow by name; default: all."),
-    ] = None,
-    storage: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DIR|URI", help="Where results are searched; may be given again."),
-    ] = None,
-    tracking: Annotated[
-        str | None, typer.Option(metavar="URI", help="MLflow's store, for models:/ and runs.")
-    ] = None,
+    names: NamesOpt = None,
+    storage: StoragesOpt = None,
+    tracking: TrackingOpt = None,
     out: Annotated[
         Path | None, typer.Option(help="Page (.html), Markdown (.md), or a folder for both.")
     ] = None,
@@ -47,9 +39,13 @@ def card(
     """Write the model card: all results that verify, with badges proven, attacked, measured."""
     if model is None:
         raise CasemateError("card", "", "needs a model folder, a training, a flow or models:/NAME")
-    chosen = names.split(",") if names else []
     found = api.card(
-        model, names=chosen, storage=storage, tracking=tracking, out=out, publish=publish
+        model,
+        names=names_in(names),
+        storage=storage,
+        tracking=tracking,
+        out=out,
+        publish=publish,
     )
     if as_json:
         print(json.dumps([one.records() for one in found], indent=2))

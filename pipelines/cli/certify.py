@@ -10,8 +10,19 @@ from components.core.errors import CasemateError
 from pipelines import api
 from pipelines.api.runs import DTYPE
 from pipelines.cli.amounts import size
-from pipelines.cli.given_model import Section, flag, model_command
-from pipelines.cli.options import JsonOpt, NumItemsOpt, RecipeArg, SetOpt, SmokeOpt, numbers
+from pipelines.cli.given_model import Section, model_command
+from pipelines.cli.options import (
+    CertificateArg,
+    Flag,
+    JsonOpt,
+    NumItemsOpt,
+    RecipeArg,
+    SetOpt,
+    SmokeOpt,
+    flag,
+    numbers,
+    with_flags,
+)
 
 commands = typer.Typer()
 EXAMPLE = (
@@ -21,45 +32,23 @@ EXAMPLE = (
 )
 PATCH = ("patch_sizes", "kind", "band", "stride")  # options of each certificate, first its own
 L2 = ("sigma", "radii", "num_estimate", "denoiser")
+FLAGS = {
+    "patch_sizes": Flag(str, "Patches: sides in pixels, with commas, e.g. 2,4."),
+    "kind": Flag(str, "Patches: columns, rows, blocks, both, double_masking; default: columns."),
+    "band": Flag(int, "Patches: visible pixels; default: as the model was trained."),
+    "stride": Flag(int, "Patches: of the ablations, in pixels."),
+    "sigma": Flag(str, "l2: deviation of the noise, e.g. 0.25."),
+    "radii": Flag(str, "l2: radii with commas; default: those of recipes."),
+    "num_estimate": Flag(int, "l2: draws per item; default: as in recipes."),
+    "denoiser": Flag(str, "l2: diffusers:DIR or model:DIR, before the model."),
+}
 
 
-def _section(
-    _: list[str],
-    patch_sizes: Annotated[
-        str | None, typer.Option(help="Patches: sides in pixels, with commas, e.g. 2,4.")
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            help="Patches: columns, rows, blocks, both, double_masking; default: columns."
-        ),
-    ] = None,
-    band: Annotated[
-        int | None, typer.Option(help="Patches: visible pixels; default: as the model was trained.")
-    ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Patches: of the ablations, in pixels.")
-    ] = None,
-    sigma: Annotated[
-        str | None, typer.Option(help="l2: deviation of the noise, e.g. 0.25.")
-    ] = None,
-    radii: Annotated[
-        str | None, typer.Option(help="l2: radii with commas; default: those of recipes.")
-    ] = None,
-    num_estimate: Annotated[
-        int | None, typer.Option(help="l2: draws per item; default: as in recipes.")
-    ] = None,
-    denoiser: Annotated[
-        str | None, typer.Option(help="l2: diffusers:DIR or model:DIR, before the model.")
-    ] = None,
-    num_items: NumItemsOpt = None,
-) -> Section:
+@with_flags(FLAGS)
+def _section(_: list[str], num_items: NumItemsOpt = None, **given: Any) -> Section:
     """A certificate against patches, one in an l2 ball, or both."""
-    given = {
-        "patch_sizes": _whole_numbers("--patch-sizes", patch_sizes),
-        "kind": kind, "band": band, "stride": stride, "sigma": sigma,
-        "radii": numbers("--radii", radii), "num_estimate": num_estimate, "denoiser": denoiser,
-    }  # fmt: skip
+    given["patch_sizes"] = _whole_numbers("--patch-sizes", given["patch_sizes"])
+    given["radii"] = numbers("--radii", given["radii"])
     found: Section = {}
     for name, keys, kind_ in (("patch", PATCH, "columns"), ("l2", L2, "gaussian")):
         chosen = {key: given[key] for key in keys if given[key] is not None}
@@ -170,7 +159,7 @@ def _time(low: float, high: float) -> str:
     "export-tsv", epilog="Example: casemate export-tsv runs/demo/certify.l2-1f2e3d4c5b6a"
 )
 def export_tsv(
-    path: Annotated[str, typer.Argument(help="Folder of an l2 certificate, or its URI.")],
+    path: CertificateArg,
     out: Annotated[Path | None, typer.Option(help="File to write; default: PATH.tsv.")] = None,
     as_json: JsonOpt = False,
 ) -> None:

@@ -1,33 +1,16 @@
 """Flags of `casemate recertify`: the fields of all claim settings."""
 
-from inspect import Parameter, signature
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
-import typer
 
 from components.certify import CLAIMS
 from components.certify.settings import ClaimSettings
 from components.core.errors import CasemateError
-from pipelines.cli.options import Command, with_parameters
+from pipelines.cli.options import Flag, flag, with_flags
 
 FIELDS: dict[str, type[ClaimSettings]] = {name: c for c in CLAIMS for name in c.names()}
 HINTS: dict[str, Any] = {
     name: hint for c in CLAIMS for name, hint in get_type_hints(c, include_extras=True).items()
 }
-
-
-def with_claim_flags(command: Command) -> Command:
-    """`command`, which takes `**claim`, with one command-line flag for each field of a claim."""
-    parameters = signature(command).parameters.values()
-    *before, last = [p for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
-    flags = [_flag(name, claim) for name, claim in FIELDS.items()]
-    return with_parameters(command, [*before, *flags, last])
-
-
-def _flag(name: str, claim: type[ClaimSettings]) -> Parameter:
-    kind = float if _base(HINTS[name]) is float else str
-    hint = Annotated[kind | None, typer.Option(help=claim.help[name])]  # type: ignore[valid-type]
-    return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=hint)
 
 
 def read_claim(given: dict[str, Any]) -> dict[str, Any]:
@@ -46,8 +29,7 @@ def _numbers(name: str, text: str | None) -> list[Any] | None:
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError as error:
-        key = f"--{name.replace('_', '-')}"
-        raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
+        raise CasemateError(flag(name), text, "is not a comma-separated list of numbers") from error
 
 
 def _base(hint: Any) -> Any:
@@ -55,3 +37,11 @@ def _base(hint: Any) -> Any:
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     return get_origin(hint) or hint
+
+
+with_claim_flags = with_flags(
+    {
+        name: Flag(float if _base(HINTS[name]) is float else str, claim.help[name])
+        for name, claim in FIELDS.items()
+    }
+)

@@ -11,7 +11,7 @@ from components.core.errors import CasemateError
 from components.core.shares import points, share_line
 from pipelines import api
 from pipelines.api.comparisons import nothing_compared
-from pipelines.cli.options import JsonOpt
+from pipelines.cli.options import JsonOpt, NamesOpt, TrackingOpt, names_in
 
 if TYPE_CHECKING:
     from components.evaluate.comparison import Comparison, Share
@@ -28,22 +28,18 @@ def compare(
             help="Flows, steps, certificates, model folders (paths or URIs); mlflow:RUN_ID.",
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Models of flows by name; default: all.")
-    ] = None,
+    names: NamesOpt = None,
     storage: Annotated[
         str | None, typer.Option(metavar="DIR|URI", help="Where results of models are searched.")
     ] = None,
-    tracking: Annotated[
-        str | None, typer.Option(metavar="URI", help="MLflow's store, for runs by their ids.")
-    ] = None,
+    tracking: TrackingOpt = None,
     out: Annotated[Path | None, typer.Option(help="Page to write (.html).")] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Compare models on the same items: differences, exact paired tests, certified curves."""
     if not places:
         raise CasemateError("compare", "", "needs runs, steps, models or certificates")
-    chosen = model.split(",") if model else []
+    chosen = names_in(names)
     found = api.compare(places, models=chosen, storage=storage, tracking=tracking, out=out)
     if not found.compared.comparisons:
         raise nothing_compared(found)

@@ -7,7 +7,7 @@ import typer
 from components.core.errors import CasemateError
 from components.core.hints import did_you_mean
 from pipelines.cli.given_model import Section, model_command
-from pipelines.cli.options import NumItemsOpt
+from pipelines.cli.options import NumItemsOpt, names_in
 
 EXAMPLE = (
     "Example: casemate evaluate demo --set evaluate.corruptions.names=benchmark   Without a "
@@ -30,7 +30,7 @@ def _section(
     num_items: NumItemsOpt = None,
 ) -> Section:
     """Empty suites; those that need a path must have it among the overrides."""
-    names = [name.strip() for name in suite.split(",")] if suite else []
+    names = names_in(suite)
     for name in names:
         if name not in SUITES:
             raise CasemateError("--suite", repr(name), did_you_mean(name, SUITES))

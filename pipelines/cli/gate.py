@@ -11,7 +11,7 @@ from components.core.secrets import redact
 from pipelines import api
 from pipelines.api.gates import figure_records
 from pipelines.cli.junit import Case, write_junit
-from pipelines.cli.options import JsonOpt
+from pipelines.cli.options import JsonOpt, PublicKeyOpt, SuspectOpt
 
 commands = typer.Typer()
 
@@ -31,12 +31,8 @@ def gate(
     lower_bound: Annotated[
         bool, typer.Option("--lower-bound", help="Compare the lower end of the 95 % interval.")
     ] = False,
-    allow_suspect: Annotated[
-        bool, typer.Option("--allow-suspect", help="Count attacks whose sanity checks failed.")
-    ] = False,
-    key: Annotated[
-        Path | None, typer.Option(help="Public key that must have signed the certificates.")
-    ] = None,
+    allow_suspect: SuspectOpt = False,
+    key: PublicKeyOpt = None,
     junit: Annotated[Path | None, typer.Option(help="File for JUnit XML, as CI reads it.")] = None,
     as_json: JsonOpt = False,
 ) -> None:

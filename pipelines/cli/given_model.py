@@ -33,6 +33,7 @@ from pipelines.cli.options import (
     StdOpt,
     StorageOpt,
     WeightsOpt,
+    flag,
     numbers,
     with_parameters,
 )
@@ -125,11 +126,6 @@ def _check_needed(stage: str, options: Mapping[str, object]) -> None:
         if value is None:
             remedy = f"is missing; name a RECIPE, or {', '.join(others)} and {last}"
             raise CasemateError(stage, flag(key), remedy)
-
-
-def flag(key: str) -> str:
-    """The option of a field."""
-    return "--" + key.replace("_", "-")
 
 
 def _check_num_items(num_items: int | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.models.settings import ModelSettings
-from pipelines.cli.options import JsonOpt, numbers
+from pipelines.cli.options import Flag, JsonOpt, flag, numbers, with_flags
 
 if TYPE_CHECKING:
     from components.models.importing.match import DoesNotFit, ImportReport
@@ -19,6 +20,23 @@ if TYPE_CHECKING:
 commands = typer.Typer()
 SHOWN_KEYS = 10  # of weights that do not fit
 DENOISER = "unet"  # architecture of imported denoisers
+OF_CLASSIFIERS = {
+    "classes": Flag(int, "Number of classes; default: that of the file's head.", min=1),
+    "upsample": Flag(int, "Side of the network's input, if not the native one.", min=1),
+    "mean": Flag(str, "Comma-separated, per channel."),
+    "std": Flag(str, "Comma-separated, per channel."),
+    "option": Flag(list[str], "Of the architecture, e.g. stem_patch=4.", metavar="K=V"),
+    "allow_missing": Flag(list[str], "Tensors that may start fresh: 'head.*'.", metavar="GLOB"),
+    "allow_unused": Flag(list[str], "Tensors of the file to leave out.", metavar="GLOB"),
+}
+OF_DENOISERS = {
+    "schedule": Flag(str, "Schedule of a denoiser: linear, cosine or scaled-linear."),
+    "timesteps": Flag(int, "Timesteps of a denoiser; default: 1000.", min=1),
+    "rescaled_time": Flag(bool, "Denoiser: times are 0..1000 for any number of timesteps."),
+    "head_width": Flag(int, "Channels of a denoiser's attention head; default 64.", min=1),
+    "num_heads": Flag(int, "Heads of a denoiser's attention, not their width.", min=1),
+    "attention_order": Flag(str, "legacy, or new: use_new_attention_order of the denoiser."),
+}
 
 
 @commands.command(
@@ -26,6 +44,7 @@ DENOISER = "unet"  # architecture of imported denoisers
     epilog="Example: casemate import-weights deit_small.pth --architecture deit_small_patch16_224 "
     "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 --out models/deit-s",
 )
+@with_flags(OF_CLASSIFIERS | OF_DENOISERS)
 def import_weights(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=".safetensors, .pth, .pt or .tar.")],
     architecture: Annotated[
@@ -38,58 +57,21 @@ def import_weights(
     entry: Annotated[
         str | None, typer.Option(help="Entry of the file to take, e.g. model_ema.")
     ] = None,
-    classes: Annotated[
-        int | None, typer.Option(min=1, help="Number of classes; default: that of the file's head.")
-    ] = None,
     image_size: Annotated[
         int | None, typer.Option(min=1, help="Native image side; default: the architecture's.")
     ] = None,
     channels: Annotated[int, typer.Option(min=1)] = 3,
-    upsample: Annotated[
-        int | None, typer.Option(min=1, help="Side of the network's input, if not the native one.")
-    ] = None,
     upsample_mode: Annotated[str, typer.Option(help="nearest, bilinear or bicubic.")] = default_of(
         ModelSettings, "upsample_mode"
     ),
-    mean: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
-    std: Annotated[str | None, typer.Option(help="Comma-separated, per channel.")] = None,
     token_policy: Annotated[
         str, typer.Option(help="drop or mask: what ablations do to hidden tokens.")
     ] = default_of(ModelSettings, "token_policy"),
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="K=V", help="Option of the architecture, e.g. stem_patch=4."),
-    ] = None,
     kernel: Annotated[
         str, typer.Option(help="Resampling of the patch embedding: bilinear, pi or sum.")
     ] = "bilinear",
-    allow_missing: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Tensors that may start fresh, e.g. 'head.*'."),
-    ] = None,
-    allow_unused: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Tensors of the file that may be left out."),
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="Schedule of a denoiser: linear, cosine or scaled-linear.")
-    ] = None,
-    timesteps: Annotated[
-        int | None, typer.Option(min=1, help="Timesteps of a denoiser; default: 1000.")
-    ] = None,
-    rescaled_time: Annotated[
-        bool, typer.Option(help="Denoiser: input times are 0..1000 for any number of timesteps.")
-    ] = False,
-    head_width: Annotated[
-        int | None, typer.Option(min=1, help="Channels of a denoiser's attention head; default 64.")
-    ] = None,
-    num_heads: Annotated[
-        int | None, typer.Option(min=1, help="Heads of a denoiser's attention, not their width.")
-    ] = None,
-    attention_order: Annotated[
-        str | None, typer.Option(help="legacy, or new: use_new_attention_order of the denoiser.")
-    ] = None,
     as_json: JsonOpt = False,
+    **given: Any,
 ) -> None:
     """Import weights of timm, DeiT, XCiT, RobustBench, smoothed-vit or Hugging Face ViT.
 
@@ -104,42 +86,27 @@ def import_weights(
     _check_choice("--token-policy", token_policy, TOKEN_POLICIES)
     _check_choice("--upsample-mode", upsample_mode, UPSAMPLE_MODES)
     _check_out(out)
-    of_denoisers: dict[str, Any] = {
-        "schedule": schedule,
-        "num_timesteps": timesteps,
-        "rescaled_time": rescaled_time or None,
-        "head_width": head_width,
-        "num_heads": num_heads,
-        "attention_order": attention_order,
-    }
+    of_classifiers = {name: given[name] for name in OF_CLASSIFIERS}
+    of_denoisers = {name: given[name] for name in OF_DENOISERS}
     if architecture == DENOISER:
-        _refuse_options(
-            "is not used for a denoiser: its file and schedule define it",
-            layout=None if layout == "auto" else layout,
-            classes=classes,
-            upsample=upsample,
-            mean=mean,
-            std=std,
-            option=option,
-            allow_missing=allow_missing,
-            allow_unused=allow_unused,
-        )
-        _import_denoiser(
-            file, out, entry=entry, image_size=image_size, as_json=as_json, **of_denoisers
-        )
+        remedy = "is not used for a denoiser: its file and schedule define it"
+        _refuse_options(remedy, layout=None if layout == "auto" else layout, **of_classifiers)
+        timesteps = of_denoisers.pop("timesteps")
+        wanted = {"image_size": image_size, "num_timesteps": timesteps, **of_denoisers}
+        _import_denoiser(file, out, wanted, entry=entry, as_json=as_json)
         return
     _refuse_options(f"is for denoisers only, --architecture {DENOISER}", **of_denoisers)
     target = weights.Target(
         architecture=architecture,
-        num_classes=classes,
+        num_classes=given["classes"],
         image_size=image_size,
         channels=channels,
-        upsample=upsample,
+        upsample=given["upsample"],
         upsample_mode=upsample_mode,
-        mean=numbers("--mean", mean),
-        std=numbers("--std", std),
+        mean=numbers("--mean", given["mean"]),
+        std=numbers("--std", given["std"]),
         token_policy=token_policy,
-        options=_options(option or []),
+        options=_options(given["option"] or []),
     )
     try:
         imported = weights.import_weights(
@@ -147,8 +114,8 @@ def import_weights(
             target,
             layout=layout,
             entry=entry,
-            allow_missing=allow_missing or [],
-            allow_unused=allow_unused or [],
+            allow_missing=given["allow_missing"] or [],
+            allow_unused=given["allow_unused"] or [],
             kernel_method=kernel,
         )
     except DoesNotFit as error:
@@ -158,7 +125,7 @@ def import_weights(
 
 
 def _import_denoiser(
-    file: Path, out: Path, *, entry: str | None, as_json: bool, **target: Any
+    file: Path, out: Path, target: Mapping[str, Any], *, entry: str | None, as_json: bool
 ) -> None:
     """A UNet of guided- or improved-diffusion, as `denoiser: model:OUT` can name it."""
     from components.denoising.importing import DenoiserTarget, attention_heads, import_denoiser
@@ -204,9 +171,8 @@ def _refuse_options(remedy: str, **options: Any) -> None:
     """Refuse options that would be ignored."""
     for name, value in options.items():
         if value is not None:
-            written = {"num_timesteps": "timesteps"}.get(name, name).replace("_", "-")
             shown = ",".join(value) if isinstance(value, list) else value
-            raise CasemateError(f"--{written}", shown, remedy)
+            raise CasemateError(flag(name), shown, remedy)
 
 
 def _check_out(out: Path) -> None:

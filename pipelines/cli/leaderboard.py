@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from pipelines import api
-from pipelines.cli.options import JsonOpt
+from pipelines.cli.options import JsonOpt, StoragesOpt, SuspectOpt
 
 commands = typer.Typer()
 COLUMNS = ("rank", "range", "model", "accuracy", "95%", "clean", "ties with", "verdict")
@@ -23,18 +23,11 @@ LONGEST = 150  # characters of a setting
     epilog="Example: casemate leaderboard --storage runs --out board.html --out board.json"
 )
 def leaderboard(
-    storage: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="DIR|URI", help="Storage, flow, step or certificate; may be given repeatedly."
-        ),
-    ] = None,
+    storage: StoragesOpt = None,
     tracking: Annotated[
         str | None, typer.Option(metavar="URI", help="MLflow's store instead: all its runs.")
     ] = None,
-    allow_suspect: Annotated[
-        bool, typer.Option("--allow-suspect", help="Rank attacks whose sanity checks failed.")
-    ] = False,
+    allow_suspect: SuspectOpt = False,
     out: Annotated[
         list[Path] | None,
         typer.Option(

@@ -34,8 +34,17 @@ from pipelines.cli import signing as cli_signing
 from pipelines.cli import starting as cli_starting
 from pipelines.cli import storages as cli_storages
 from pipelines.cli.claims import read_claim, with_claim_flags
-from pipelines.cli.options import JsonOpt, SetOpt, SmokeOpt
-from pipelines.cli.published import show_table
+from pipelines.cli.options import (
+    CertificateArg,
+    Flag,
+    JsonOpt,
+    PublicKeyOpt,
+    SetOpt,
+    SmokeOpt,
+    flag,
+    with_flags,
+)
+from pipelines.cli.published import OF_TABLE, show_table
 from pipelines.cli.streams import redacted_output
 
 if TYPE_CHECKING:
@@ -91,6 +100,7 @@ cli_flow.add_commands(
 
 
 @app.command(epilog="Example: casemate recipes demo --set seed=1")
+@with_flags(OF_TABLE)
 def recipes(
     name: Annotated[
         str | None, typer.Argument(help="Recipe to print, resolved; with --table a paper's folder.")
@@ -103,42 +113,20 @@ def recipes(
             "--table", help="All tables and figures of the papers: recipes, cost, status."
         ),
     ] = False,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="DIR|URI", help="With --table: where finished runs are looked for."),
-    ] = None,
-    accelerator: Annotated[
-        str | None, typer.Option(metavar="A", help="With --table: of the costs; default: A100.")
-    ] = None,
-    no_costs: Annotated[
-        bool, typer.Option("--no-costs", help="With --table: seconds instead of a minute.")
-    ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="With --table: as Markdown, for pages.")
-    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON Schema of recipes, for editors.")
     ] = False,
     as_json: JsonOpt = False,
+    **of_table: Any,
 ) -> None:
     """List the ready recipes, or print one with every default written out."""
     from pipelines.recipe import load as recipe
 
     if table:
-        if as_json and markdown:
-            raise CasemateError("--markdown", "", "cannot be combined with --json")
         _refuse_beside_table({"--set": set_, "--smoke": smoke, "--schema": schema})
-        show_table(
-            name,
-            storage=storage,
-            accelerator=accelerator or api.ACCELERATOR,
-            costs=not no_costs,
-            as_json=as_json,
-            markdown=markdown,
-        )
+        show_table(name, as_json=as_json, **of_table)
         return
-    own = {"--storage": storage, "--accelerator": accelerator}
-    _refuse_without_table({**own, "--no-costs": no_costs, "--markdown": markdown})
+    _refuse_without_table(of_table)
     if schema:
         from pipelines.recipe.schema.for_editors import json_schema
 
@@ -158,15 +146,16 @@ def recipes(
 
 
 def _refuse_beside_table(options: Mapping[str, object]) -> None:
-    for flag, value in options.items():
+    for option, value in options.items():
         if value:
-            raise CasemateError(flag, "", "does not apply to --table")
+            raise CasemateError(option, "", "does not apply to --table")
 
 
 def _refuse_without_table(options: Mapping[str, object]) -> None:
-    for flag, value in options.items():
+    for key, value in options.items():
         if value:
-            raise CasemateError(flag, "" if value is True else value, "applies to --table only")
+            shown = "" if value is True else value
+            raise CasemateError(flag(key), shown, "applies to --table only")
 
 
 @app.command(epilog="Example: casemate lint my-recipe.yaml")
@@ -222,7 +211,15 @@ def _plain(warning: Any) -> dict[str, str]:
     return {"key": warning.key, "message": warning.message}
 
 
+SOURCES = {
+    "model": Flag(str, "Model folder; default: the one the step used."),
+    "data": Flag(str, "Prepared dataset; default: the one the step used."),
+    "denoiser": Flag(str, "Denoiser folder; default: the one the step used."),
+}
+
+
 @app.command(epilog="Example: casemate verify runs/demo/certify.l2-1f2e3d4c5b6a --resample 5")
+@with_flags(SOURCES)
 def verify(
     path: Annotated[
         str, typer.Argument(help="Certificate folder (or its URI), or one of its files.")
@@ -230,26 +227,14 @@ def verify(
     resample: Annotated[
         int, typer.Option(help="Re-run K random items; votes must match exactly.")
     ] = 0,
-    model: Annotated[
-        str | None, typer.Option(help="Model folder; default: the one the step used.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Prepared dataset; default: the one the step used.")
-    ] = None,
-    denoiser: Annotated[
-        str | None, typer.Option(help="Denoiser folder; default: the one the step used.")
-    ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(help="Public ed25519 key (PEM or OpenSSH) that must have signed the files."),
-    ] = None,
+    key: PublicKeyOpt = None,
     signature: Annotated[
         Path | None, typer.Option(help="Its signature; default: beside the certificate.")
     ] = None,
     as_json: JsonOpt = False,
+    **sources: str | None,
 ) -> None:
     """Recompute every claim of a certificate from its votes; no GPU needed."""
-    sources = {"model": model, "data": data, "denoiser": denoiser}
     report = api.verify(path, resample=resample, key=key, signature=signature, **sources)
     if as_json:
         found = {
@@ -297,7 +282,7 @@ def _has_manifest(path: str) -> bool:
 )
 @with_claim_flags
 def recertify(
-    path: Annotated[str, typer.Argument(help="Certificate folder, or its URI; votes are reused.")],
+    path: CertificateArg,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the new certificate; default: PATH-recertified.")
     ] = None,

@@ -1,16 +1,18 @@
 """Arguments and options that several commands share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from components.core.errors import CasemateError
 
 Command = Callable[..., None]
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
 def _ready_recipes(begun: str) -> list[str]:
@@ -75,6 +77,43 @@ AddressOpt = Annotated[
 ]
 JobsOpt = Annotated[str, typer.Option("--address", metavar="URL", help="Dashboard of the cluster.")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Results as JSON on stdout.")]
+CertificateArg = Annotated[str, typer.Argument(help="Certificate folder, or its URI.")]
+NamesOpt = Annotated[
+    str | None,
+    typer.Option("--model", metavar="A,B", help="Models of flows by name; default: all."),
+]
+StoragesOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage", metavar="DIR|URI", help="Where results are searched; may be given again."
+    ),
+]
+TrackingOpt = Annotated[
+    str | None, typer.Option(metavar="URI", help="MLflow's store, for its models and runs.")
+]
+SuspectOpt = Annotated[
+    bool, typer.Option("--allow-suspect", help="Count attacks whose sanity checks failed.")
+]
+PublicKeyOpt = Annotated[
+    Path | None,
+    typer.Option(help="Public ed25519 key (PEM or OpenSSH) that must have signed certificates."),
+]
+
+
+class Flag(NamedTuple):
+    """An option that a command finds in its `**given` and passes on; None if it was left out."""
+
+    kind: Any
+    help: str
+    metavar: str | None = None
+    min: float | None = None
+
+    def parameter(self, name: str) -> Parameter:
+        names = [flag(name)] if self.kind is bool else []  # without one, typer adds --no-NAME
+        option = typer.Option(*names, help=self.help, metavar=self.metavar, min=self.min)
+        kind: Any = self.kind | None
+        hint = Annotated[kind, option]
+        return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +139,28 @@ def takes_recipe(command: Command) -> Command:
     return with_parameters(called, [*signature(Chosen).parameters.values(), *own])
 
 
+def with_flags(flags: Mapping[str, Flag]) -> Callable[[AnyFunction], AnyFunction]:
+    """A command that takes `**given`, with these options before its last parameter."""
+
+    def changed(command: AnyFunction) -> AnyFunction:
+        parameters = signature(command).parameters.values()
+        *before, last = [p for p in parameters if p.kind is not Parameter.VAR_KEYWORD]
+        added = [one.parameter(name) for name, one in flags.items()]
+        return with_parameters(command, [*before, *added, last])
+
+    return changed
+
+
+def flag(key: str) -> str:
+    """The option of a field."""
+    return "--" + key.replace("_", "-")
+
+
+def names_in(text: str | None) -> list[str]:
+    """The names of a comma-separated list."""
+    return [name.strip() for name in text.split(",")] if text else []
+
+
 def numbers(key: str, text: str | None) -> tuple[float, ...] | None:
     """The numbers of a comma-separated list."""
     if text is None:
@@ -110,7 +171,7 @@ def numbers(key: str, text: str | None) -> tuple[float, ...] | None:
         raise CasemateError(key, text, "is not a comma-separated list of numbers") from error
 
 
-def with_parameters(command: Command, parameters: Sequence[Parameter]) -> Command:
+def with_parameters(command: AnyFunction, parameters: Sequence[Parameter]) -> AnyFunction:
     """`command` with these parameters on the command line."""
     shown = signature(command).replace(parameters=parameters)
     command.__signature__ = shown  # type: ignore[attr-defined]

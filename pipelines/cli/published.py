@@ -6,23 +6,34 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
+from components.core.errors import CasemateError
 from pipelines import api
+from pipelines.cli.options import Flag
 
 Row = dict[str, Any]
 WIDTH = 100  # characters of a line of recipes or of a note
+OF_TABLE = {
+    "storage": Flag(str, "With --table: where finished runs are looked for.", metavar="DIR|URI"),
+    "accelerator": Flag(str, "With --table: of the costs; default: A100.", metavar="A"),
+    "no_costs": Flag(bool, "With --table: seconds instead of a minute."),
+    "markdown": Flag(bool, "With --table: as Markdown, for pages."),
+}
 
 
 def show_table(
     paper: str | None,
     *,
     storage: str | None,
-    accelerator: str,
-    costs: bool,
+    accelerator: str | None,
+    no_costs: bool | None,
+    markdown: bool | None,
     as_json: bool,
-    markdown: bool,
 ) -> None:
     """Print every table and figure, then each recipe with its cost and status."""
-    rows = api.published(paper=paper, storage=storage, accelerator=accelerator, costs=costs)
+    if as_json and markdown:
+        raise CasemateError("--markdown", "", "cannot be combined with --json")
+    at = accelerator or api.ACCELERATOR
+    rows = api.published(paper=paper, storage=storage, accelerator=at, costs=not no_costs)
     if as_json:
         print(json.dumps(rows, indent=2))
         return

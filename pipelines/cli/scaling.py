@@ -8,7 +8,7 @@ import typer
 
 from components.core.errors import CasemateError
 from pipelines import api
-from pipelines.cli.options import JsonOpt
+from pipelines.cli.options import JsonOpt, names_in
 
 commands = typer.Typer()
 
@@ -34,7 +34,7 @@ def scaling(
     """Fit error against the number of parameters, per family and pre-training set."""
     if not paths:
         raise CasemateError("scaling", "", "needs files or folders with metrics.parquet")
-    found = api.scaling(paths, suites=suite.split(",") if suite else [], out=out)
+    found = api.scaling(paths, suites=names_in(suite), out=out)
     if as_json:
         print(json.dumps({"page": str(out), "fits": found.records()}, indent=2))
         return
