@@ -1,5 +1,6 @@
 """Fixtures of the whole suite: one Ray session, one finished flow, one way to call the CLI."""
 
+import atexit
 import os
 import secrets
 import shutil
@@ -21,6 +22,7 @@ settings.load_profile("casemate")
 
 # Before anything imports ray: a private, short place for its sockets, and quick polling.
 RAY_HOME = Path(tempfile.mkdtemp(prefix="cm-"))
+atexit.register(shutil.rmtree, RAY_HOME, ignore_errors=True)  # also where no test is selected
 os.environ |= {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from components.certify.settings import ChallengeSettings, ClaimSettings
 from components.certify.tasks import VoteSettings, VoteTask
-from components.core.statistics import accuracy
+from components.core.statistics import exact_accuracy
 
 SCHEMA = pa.schema(
     [
@@ -72,8 +72,8 @@ def compare(
             broken.append(claim["item_id"])
     return {
         "num_items": len(claims),
-        "certified": accuracy(np.array(certified)),
-        "standing": accuracy(np.array(robust)),
+        "certified": exact_accuracy(np.array(certified)),
+        "standing": exact_accuracy(np.array(robust)),
         "broken_certified": len(broken),
         "broken_items": broken,
     }

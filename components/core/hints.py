@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 MOST = 40  # names listed in one line
-NEAREST = 4  # similar names suggested from a long list
+NEAREST = 3  # similar names suggested from a long list
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -16,10 +16,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"is unknown; {guess}allowed: {shown}"
 
 
-def nearest_of(word: str, known: Iterable[str], *, listing: str) -> str:
+def nearest_of(word: str, known: Iterable[str], *, listing: str, most: int = NEAREST) -> str:
     """Like `did_you_mean` for a long list: similar names and the command that lists all."""
     names = sorted(known)
-    like = difflib.get_close_matches(word, names, n=NEAREST, cutoff=0.5)
+    like = difflib.get_close_matches(word, names, n=most, cutoff=0.5)
     like += [name for name in names if word in name and name not in like]
-    guess = f"did you mean {' or '.join(repr(name) for name in like[:NEAREST])}? " if like else ""
+    guess = f"did you mean {' or '.join(repr(name) for name in like[:most])}? " if like else ""
     return f"is unknown; {guess}`{listing}` lists all"

@@ -1,11 +1,10 @@
 """95% intervals of accuracies and of their differences, paired or independent; paired tests.
 
-An accuracy has the interval of Clopper & Pearson (1934). The interval of a difference combines the
-ends of two such intervals by their distances to the estimates (MOVER: Newcombe 1998, Statistics in
-Medicine 17:873; Zou & Donner 2008, sec. 2), which makes it conservative: enumerated over all
-outcomes of 9 to 80 paired items, it covers the true difference in at least 93 % of samples, and in
-less than 95 % only if nine of ten items are discordant. Evaluations use the shorter interval of
-Wilson (1927), whose coverage is 95 % on average and not at every share.
+An accuracy has the interval of Wilson (`shares.py`). The interval of a difference combines the
+ends of two exact intervals (Clopper & Pearson 1934) by their distances to the estimates (MOVER:
+Newcombe 1998, Statistics in Medicine 17:873; Zou & Donner 2008, sec. 2), which makes it
+conservative: enumerated over all outcomes of 9 to 80 paired items, it covers the true difference in
+at least 93 % of samples, and in less than 95 % only if nine of ten items are discordant.
 """
 
 import math
@@ -15,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from components.core.shares import share_of, wilson_interval
+
 CONFIDENCE = 0.95
-NORMAL_QUANTILE = float(special.ndtri((1 + CONFIDENCE) / 2))  # 1.96
 
 
 def clopper_pearson_interval(k: int, n: int) -> tuple[float, float]:
@@ -26,22 +26,6 @@ def clopper_pearson_interval(k: int, n: int) -> tuple[float, float]:
     low = float(special.betaincinv(k, n - k + 1, tail)) if k > 0 else 0.0
     high = float(special.betainccinv(k + 1, n - k, tail)) if k < n else 1.0
     return low, high
-
-
-def wilson_interval(k: int, n: int) -> tuple[float, float]:
-    """95% interval of a share, k of n (Wilson 1927): the shares p with |k/n - p| <= z sd(p).
-
-    Solves the quadratic, so the ends are exact where k is 0 or n.
-    """
-    _check_count(k, n)
-    return _wilson(k, n)
-
-
-def _wilson(k: float, n: float) -> tuple[float, float]:
-    z2 = NORMAL_QUANTILE**2
-    middle = (k + z2 / 2) / (n + z2)
-    half = NORMAL_QUANTILE / (n + z2) * math.sqrt(k * (n - k) / n + z2 / 4)
-    return (middle - half if k > 0 else 0.0), (middle + half if k < n else 1.0)
 
 
 def mean_interval(shares: NDArray[np.float64]) -> tuple[float, float]:
@@ -56,7 +40,7 @@ def mean_interval(shares: NDArray[np.float64]) -> tuple[float, float]:
     mean, n = float(values.mean()), len(values)
     variance = float(values.var(ddof=1)) / n if n > 1 else 0.0
     count = max(float(n), mean * (1 - mean) / variance) if variance > 0 else float(n)
-    return _wilson(mean * count, count)
+    return wilson_interval(mean * count, count)
 
 
 def accuracy(correct: NDArray[np.bool_]) -> dict[str, float | int]:
@@ -64,14 +48,26 @@ def accuracy(correct: NDArray[np.bool_]) -> dict[str, float | int]:
 
     Other types are rejected: the mean of a running total or of counts can look like an accuracy.
     """
+    return share_of(*_counted(correct))
+
+
+def exact_accuracy(correct: NDArray[np.bool_]) -> dict[str, float | int]:
+    """The same with the exact interval, as files of attacks and certificates hold it.
+
+    A certificate's file is compared with its votes to the last bit.
+    """
+    k, n = _counted(correct)
+    low, high = clopper_pearson_interval(k, n)
+    return {"value": k / n, "low": low, "high": high, "num_items": n}
+
+
+def _counted(correct: NDArray[np.bool_]) -> tuple[int, int]:
     verdicts = np.asarray(correct)
     if verdicts.dtype != np.bool_ or verdicts.ndim != 1:
         raise ValueError(f"expected (N,) bool, got {verdicts.dtype} of shape {verdicts.shape}")
     if not len(verdicts):
         raise ValueError("the accuracy of no items is undefined")
-    k, n = int(verdicts.sum()), len(verdicts)
-    low, high = clopper_pearson_interval(k, n)
-    return {"value": k / n, "low": low, "high": high, "num_items": n}
+    return int(verdicts.sum()), len(verdicts)
 
 
 def difference(k: int, k_before: int, *, n: int, n_before: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.core.statistics import wilson_interval
+from components.core.shares import wilson_interval
 from components.evaluate.metrics import Measurement, null
 from components.evaluate.predictions import Predictions
 

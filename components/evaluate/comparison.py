@@ -207,7 +207,7 @@ def _shares(pairs: Sequence[_Pair]) -> Iterator[Share]:
 
 
 def share_of(figure: str, name: str, own: Verdicts) -> Share:
-    """The share of correct items: an exact interval; Wilson's where variants of items count."""
+    """The share of correct items, or the mean over items where variants of items count."""
     if own.is_binary:
         found = accuracy(own.correct)
         value, low, high = (float(found[key]) for key in ("value", "low", "high"))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from components.core.errors import CasemateError
-from components.core.statistics import wilson_interval
+from components.core.shares import wilson_interval
 from components.core.tables import read_table, schema_of, write_table
 
 METRICS_NAME = "metrics.parquet"

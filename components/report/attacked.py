@@ -287,11 +287,11 @@ def _protocol_table(attack: AttackResult) -> Table:
         for name, protocol in found.protocols.items():
             for candidate in protocol["candidates"]:
                 shares = [
-                    Accuracy.parse(candidate[key], where=f"{attack.name} {name}")
+                    Accuracy.stored(candidate[key], where=f"{attack.name} {name}")
                     for key in ("original_accuracy", "scaled_accuracy", "scaled_clean_accuracy")
                 ]
                 rows.append((model, name, _scales(candidate["scales"]), *shares))
-            again = Accuracy.parse(protocol["restarts_accuracy"], where=f"{attack.name} {name}")
+            again = Accuracy.stored(protocol["restarts_accuracy"], where=f"{attack.name} {name}")
             rows.append((model, name, "unscaled, as many restarts", again, None, None))
     title = f"{attack.name}: networks with scaled attention, which are other classifiers"
     return Table(f"{attack.name}.paper_protocol", columns, tuple(rows), title=title)

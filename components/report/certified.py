@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from components.certify.family import AnyFamily
 from components.certify.registry import FAMILIES
-from components.core.statistics import accuracy
+from components.core.statistics import accuracy, exact_accuracy
 from components.report.content import Accuracy, Cell, Chapter, Column, Fact, LegendEntry, Table
 from components.report.results import CertifyResult
 from components.report.run_results import Results
@@ -101,8 +101,7 @@ def certificate_facts(result: CertifyResult, *, model: str, command: str) -> tup
 def recount_agrees(result: CertifyResult) -> bool:
     """Whether the stored summary equals a recount of the claims per item, under every rule."""
     return all(
-        Accuracy.parse(stored, where=result.name)
-        == share(result.certified_at(result.family.budget(entry), rule=rule))
+        dict(stored) == exact_accuracy(result.certified_at(result.family.budget(entry), rule=rule))
         for entry in result.document.summary["certified"]
         for rule, stored in result.family.shares(entry).items()
     )

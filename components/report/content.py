@@ -6,7 +6,7 @@ attack, so an upper bound of robust accuracy) or *proven* (certified, so a lower
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from components.core import shares
@@ -20,7 +20,7 @@ RESULT_KINDS: tuple[ResultKind, ...] = ("measured", "attacked", "proven")
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """A share of items with its 95% interval: exact, or Wilson's in evaluation suites."""
+    """A share of items with its 95% interval (`core/shares.py`)."""
 
     value: float
     low: float
@@ -42,6 +42,12 @@ class Accuracy:
                 where, raw, "is not an accuracy: needs 0 <= low <= value <= high <= 1"
             )
         return result
+
+    @classmethod
+    def stored(cls, raw: Mapping[str, Any], *, where: str) -> "Accuracy":
+        """From a file of an attack, a search or a certificate, whose interval is another one."""
+        found = shares.shown(asdict(cls.parse(raw, where=where)))
+        return cls(**found)
 
     @property
     def num_correct(self) -> int:

@@ -33,6 +33,7 @@ RULES = (
     Fact("Board", "Results with equal dataset, items, threat, budget and protocol. Nothing else "
          "is ranked against each other."),
     Fact("Rank", "1 and the number of models with a larger share."),
+    Fact("Interval", "95%, of Wilson (1927); ends are rounded outwards."),
     Fact("Range", "Ranks that are possible if only significant differences count: exact paired "
          f"tests on the same items (McNemar; of means Student's t) at {SIGNIFICANT:g}, adjusted "
          "for all pairs of the board (Holm)."),

@@ -14,7 +14,7 @@ from components.certify.l2.curves import (
     envelope,
     num_possible_failures,
 )
-from components.core.statistics import clopper_pearson_interval
+from components.core.shares import wilson_interval
 from components.core.types import FloatArray
 from components.report import radius_figures
 from components.report.certified import (
@@ -94,13 +94,13 @@ def radius_chart(result: CertifyResult, *, model: str) -> Chart:
 
 
 def _steps(result: CertifyResult) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Knots of the certified curve with pointwise exact intervals."""
+    """Knots of the certified curve with pointwise intervals."""
     proven = result.correct & ~np.asarray(result.columns["abstain"], dtype=np.bool_)
     radii = np.asarray(result.columns["radius"], dtype=np.float64)[proven]
     num_items = len(proven)
     knots, held = radius_figures.certified_steps(radii, num_items=num_items)
     counts = np.rint(held * num_items).astype(int)
-    bounds = np.array([clopper_pearson_interval(int(k), num_items) for k in counts])
+    bounds = np.array([wilson_interval(int(k), num_items) for k in counts])
     return knots, held, bounds[:, 0], bounds[:, 1]
 
 

@@ -277,7 +277,7 @@ def _added_step(row: Json, metric: str, *, path: Path, step: str) -> AddedStep:
 
 
 def _share(raw: Json | None, *, where: str) -> Accuracy | None:
-    return None if raw is None else Accuracy.parse(raw, where=where)
+    return None if raw is None else Accuracy.stored(raw, where=where)
 
 
 def read_model(step: str, folder: Folder) -> TrainResult:
@@ -321,12 +321,12 @@ def _attacked_model(summary: Json, examples: Examples, *, path: Path, step: str)
     keys = ("clean_accuracy", "robust_accuracy", "attacks", "num_evaluations", "zero_gradient_rate")
     _need(summary, keys, path=path, step=step)
     curves = {
-        key: tuple((float(p[key]), Accuracy.parse(p["accuracy"], where=step)) for p in points)
+        key: tuple((float(p[key]), Accuracy.stored(p["accuracy"], where=step)) for p in points)
         for key, points in summary.get("curves", {}).items()
     }
     return AttackedModel(
-        Accuracy.parse(summary["clean_accuracy"], where=f"{step} clean_accuracy"),
-        Accuracy.parse(summary["robust_accuracy"], where=f"{step} robust_accuracy"),
+        Accuracy.stored(summary["clean_accuracy"], where=f"{step} clean_accuracy"),
+        Accuracy.stored(summary["robust_accuracy"], where=f"{step} robust_accuracy"),
         int(summary["num_evaluations"]),
         float(summary["zero_gradient_rate"]),
         tuple(_attack_step(entry, path=path, step=step) for entry in summary["attacks"]),
@@ -345,7 +345,7 @@ def _attack_step(entry: Json, *, path: Path, step: str) -> AttackStep:
         str(entry["entry"]),
         int(entry["num_items"]),
         int(entry["num_broken"]),
-        Accuracy.parse(entry["robust_accuracy"], where=f"{step} {entry['name']}"),
+        Accuracy.stored(entry["robust_accuracy"], where=f"{step} {entry['name']}"),
         int(entry["num_evaluations"]),
         int(entry["num_gradients"]),
         float(entry["zero_gradient_rate"]),
@@ -373,8 +373,8 @@ def read_certify(step: str, folder: Folder) -> CertifyResult:
         challenge = Challenge(
             str(raw["attack"]),
             raw["threat"],
-            Accuracy.parse(raw["certified"], where=f"{step} certified"),
-            Accuracy.parse(raw["standing"], where=f"{step} standing"),
+            Accuracy.stored(raw["certified"], where=f"{step} certified"),
+            Accuracy.stored(raw["standing"], where=f"{step} standing"),
             int(raw["broken_certified"]),
         )
     return CertifyResult(step, folder, document, columns, challenge)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.object_stores import is_uri
+from pipelines.api.outputs import output_file
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def scaling(
     for name in suites:
         if name not in SUITES:
             raise CasemateError("suite", name, f"is unknown; choose from {', '.join(SUITES)}")
-    target = _checked_output(out)
+    target = None if out is None else output_file(out, FORMATS)
     files = _metrics_files(paths)
     rows = merged({place: read_metrics(path) for place, path in files.items()})
     benchmarks = benchmarks_of(rows, suites=suites)
@@ -93,17 +94,6 @@ def scaling(
     if target is not None:
         _write(found, target, files)
     return found
-
-
-def _checked_output(out: str | Path | None) -> Path | None:
-    if out is None:
-        return None
-    path = Path(out).expanduser()
-    if path.suffix not in FORMATS:
-        raise CasemateError("out", out, f"ends in neither {FORMATS[0]} nor {FORMATS[1]}")
-    if not path.parent.is_dir():
-        raise CasemateError("out", out, f"cannot be written: {path.parent} is not a folder")
-    return path
 
 
 def _metrics_files(paths: Sequence[str | Path]) -> dict[str, Path]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from components.core.errors import CasemateError
 from components.core.object_stores import is_uri
 from pipelines.api.found_results import FoundResult
+from pipelines.api.outputs import OUT, output_file_or_folder
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def card(
     from pipelines.api.card_models import named_models
 
     roots = _roots(storage)
-    target = None if out is None else Path(out).expanduser()
+    target = None if out is None else output_file_or_folder(out, (HTML, MARKDOWN))
     first = roots[0] if roots else None
     models = named_models(str(model), chosen=names, storage=first, tracking=tracking)
     _check_target(target, models)
@@ -132,25 +133,11 @@ def _roots(storage: str | Path | Sequence[str | Path] | None) -> list[str]:
 
 
 def _check_target(target: Path | None, models: "Sequence[NamedModel]") -> None:
-    """Refuse an output before anything is verified."""
-    if target is None:
-        return
-    if target.suffix not in (HTML, MARKDOWN):
-        if target.is_file():
-            raise CasemateError(
-                "out", target, f"is a file that ends in neither {HTML} nor {MARKDOWN}"
-            )
-        parent = target.parent
-    else:
-        parent = target.parent
-        if len(models) > 1:
-            shown = ", ".join(model.name for model in models)
-            remedy = f"is one file for {len(models)} models ({shown}); name a folder, or one model"
-            raise CasemateError("out", target, remedy)
-        if target.is_dir():
-            raise CasemateError("out", target, "is a folder")
-    if not parent.is_dir():
-        raise CasemateError("out", target, f"cannot be written: {parent} is not a folder")
+    """Refuse one file for several models, before anything is verified."""
+    if target is not None and target.suffix in (HTML, MARKDOWN) and len(models) > 1:
+        shown = ", ".join(model.name for model in models)
+        remedy = f"is one file for {len(models)} models ({shown}); name a folder, or one model"
+        raise CasemateError(OUT, target, remedy)
 
 
 def _card(model: "NamedModel", roots: Sequence[str]) -> Card:
@@ -206,7 +193,7 @@ def _written(card: Card, target: Path | None) -> Card:
         try:
             write_atomic(path, text.encode())
         except OSError as error:
-            raise CasemateError("out", path, f"cannot be written ({error.strerror})") from error
+            raise CasemateError(OUT, path, f"cannot be written ({error.strerror})") from error
     return Card(card.model, card.content, card.published, tuple(texts))
 
 

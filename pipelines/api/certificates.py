@@ -1,5 +1,6 @@
 """Certificates: made in this process, read, verified, derived again, exported."""
 
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.object_stores import is_uri
 from components.core.settings import RUN_SEED
+from components.core.shares import shown
 from pipelines.api.models import check_model, check_seed
 from pipelines.api.places import beside, local_path, opened
 from pipelines.api.tables import Accuracy, ProvenAccuracy, frame
@@ -48,7 +50,7 @@ class Certificate:
     @property
     def standard_accuracy(self) -> Accuracy:
         """Accuracy of the smoothed classifier without an attack; abstentions count as wrong."""
-        return Accuracy(**self.document.summary["standard_accuracy"])
+        return Accuracy(**shown(self.document.summary["standard_accuracy"]))
 
     @property
     def table(self) -> "pd.DataFrame":
@@ -64,7 +66,7 @@ class Certificate:
 
         family = family_of(self.document.kind)
         return frame(
-            {"at": family.budget(entry), **entry["accuracy"]}
+            {"at": family.budget(entry), **shown(entry["accuracy"])}
             for entry in self.document.summary["certified"]
         )
 
@@ -106,7 +108,8 @@ def certify_patch(
     ablation shows, by default as the model was trained. `kind`: columns, rows, blocks, both or
     double_masking. `settings`: further fields of that kind's settings in
     `components/certify/patch/settings.py`, e.g. `stride` or `micro_batch`. The certificate is
-    written to the folder `out`, by default a temporary one; `verify` checks it.
+    written to the folder `out`, by default one that is removed when the process ends; `verify`
+    checks it.
 
     >>> from pipelines import api
     >>> import torch
@@ -180,10 +183,9 @@ def _certify(
     item_ids: Sequence[str] | None,
     seed: int,
 ) -> Certificate:
-    import tempfile
-
     from components.attacks.gradients import attack_mode
     from components.certify.family import VoteRequest
+    from pipelines.runtime.temporary_folders import temporary_folder
     from pipelines.stages.certify.in_process import certify
 
     check_model(model)
@@ -192,9 +194,8 @@ def _certify(
             raise CasemateError(key, settings[key], remedy)
     checked = _checked(settings)
     check_seed(seed)
-    folder = Path(tempfile.mkdtemp(prefix="casemate-") if out is None else out)
-    if folder.exists() and not folder.is_dir():
-        raise CasemateError("out", folder, "is a file; name a folder")
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise CasemateError("out", out, "is a file; name a folder")
     data = _data_source(model, images, labels, item_ids)
     request = VoteRequest(
         settings=checked,
@@ -205,8 +206,14 @@ def _certify(
         seed=seed,
         device=model.mean.device.type,
     )
-    with attack_mode(model):
-        return Certificate(folder, certify(request, folder), data)
+    folder = temporary_folder("casemate-") if out is None else Path(out)
+    try:
+        with attack_mode(model):
+            return Certificate(folder, certify(request, folder), data)
+    except BaseException:
+        if out is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _checked(settings: dict[str, Any]) -> "CertificateSettings":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
+from pipelines.api.outputs import output_file
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def compare(
     from components.evaluate.comparison import compare as compare_verdicts
     from pipelines.api.contenders import contenders
 
-    target = _page(out)
+    target = None if out is None else output_file(out, [SUFFIX])
     found = _models(contenders(named, storage=storage, tracking=tracking), models)
     if len(found) < 2:
         what = ", ".join(model.label for model in found)
@@ -119,17 +120,6 @@ def nothing_compared(found: Comparison) -> CasemateError:
     reasons = [f"{', '.join(r.figures)}: {r.why}" for r in found.compared.refusals]
     labels = " and ".join(model.label for model in found.models)
     return CasemateError(KEY, labels, f"cannot be compared: {'; '.join(reasons)}")
-
-
-def _page(out: str | Path | None) -> Path | None:
-    if out is None:
-        return None
-    path = Path(out).expanduser()
-    if path.suffix != SUFFIX:
-        raise CasemateError("out", out, f"does not end in {SUFFIX}")
-    if not path.parent.is_dir():
-        raise CasemateError("out", out, f"cannot be written: {path.parent} is not a folder")
-    return path
 
 
 def _models(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.settings import Fractional
+from components.core.shares import shown
 from pipelines.api.found_results import FoundResult, results_at
 
 if TYPE_CHECKING:
@@ -105,22 +106,22 @@ def _certified(result: FoundResult) -> Iterator[Figure]:
     family, summary = family_of(document.kind), document.summary
     doubt = "" if document.sound else "its certificate is not sound"
     threat = family.threat_name
-    yield _share(result, f"smoothed.{threat}", None, summary["standard_accuracy"])
+    yield _share(result, f"smoothed.{threat}", None, shown(summary["standard_accuracy"]))
     for entry in summary["certified"]:
         for rule, share in family.shares(entry).items():
             base = f"certified.{threat}.{rule}" if rule else f"certified.{threat}"
-            yield _share(result, base, float(family.budget(entry)), share, doubt=doubt)
+            yield _share(result, base, float(family.budget(entry)), shown(share), doubt=doubt)
 
 
 def _attacked(result: FoundResult) -> Iterator[Figure]:
     summary = read_json(result, "summary.json")
     threat = summary["threat"]
     for model, own in summary["models"].items():
-        yield _share(result, "clean", None, own["clean_accuracy"], model=model)
+        yield _share(result, "clean", None, shown(own["clean_accuracy"]), model=model)
         sanity, doubt = own.get("sanity"), ""
         if sanity and sanity["verdict"] != "reliable":
             doubt = f"the attack is {sanity['verdict']}: {'; '.join(sanity['reasons'])}"
-        base, share = f"robust.{threat['kind']}", own["robust_accuracy"]
+        base, share = f"robust.{threat['kind']}", shown(own["robust_accuracy"])
         yield _share(result, base, threat["eps"], share, model=model, doubt=doubt)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from pipelines.api.found_results import LeftOut
+from pipelines.api.outputs import output_file
 from pipelines.api.tables import frame
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def leaderboard(
     from pipelines.api.board_results import rankable, results_in
     from pipelines.api.boards import boards_of
 
-    files = _files(_listed(out))
+    files = tuple(output_file(path, (PAGE, DATA)) for path in _listed(out))
     given = [str(place) for place in _listed(storage)]
     if given and tracking is not None:
         raise CasemateError(KEY, tracking, "is given beside a storage; name one of both")
@@ -96,17 +97,6 @@ def _default_places(tracking: str | None) -> list[str]:
     from pipelines.api.storages import default_storage
 
     return [] if tracking is not None else [default_storage()]
-
-
-def _files(given: Sequence[str | Path]) -> tuple[Path, ...]:
-    paths = [Path(path).expanduser() for path in given]
-    for path in paths:
-        if path.suffix not in (PAGE, DATA):
-            raise CasemateError("out", path, f"ends in neither {PAGE} nor {DATA}")
-        if not path.parent.is_dir():
-            remedy = f"cannot be written: {path.parent} is not a folder"
-            raise CasemateError("out", path, remedy)
-    return tuple(paths)
 
 
 def _nothing(places: str, left_out: Sequence[LeftOut]) -> CasemateError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.files import write_text
+from pipelines.api.outputs import OUT, output_file
 
 if TYPE_CHECKING:
     from components.data.inspection import Inspected
@@ -66,7 +67,7 @@ def init(
     try:
         write_text(target, text)
     except OSError as error:
-        raise CasemateError("--out", target, f"cannot be written: {error.strerror}") from error
+        raise CasemateError(OUT, target, f"cannot be written: {error.strerror}") from error
     return StartedRecipe(target, task, text, _found(inspected, begun), notices)
 
 
@@ -90,15 +91,9 @@ def _check_arguments(task: str, model: str | Path | None, look: int | None) -> N
 
 def _target(out: str | Path, *, force: bool) -> Path:
     """The file to write; a file that is there is never lost without `force`."""
-    path = Path(out).expanduser()
-    if path.suffix not in ENDINGS:
-        raise CasemateError("--out", out, f"must end in {' or '.join(ENDINGS)}")
-    if not path.parent.is_dir():
-        raise CasemateError("--out", out, f"cannot be written: {path.parent} is not a folder")
-    if path.is_dir():
-        raise CasemateError("--out", out, "is a folder; name a file")
+    path = output_file(out, ENDINGS)
     if path.exists() and not force:
-        raise CasemateError("--out", out, "exists; --force overwrites it, --out names another file")
+        raise CasemateError(OUT, out, "exists; --force overwrites it, --out names another file")
     return path
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Accuracy(NamedTuple):
-    """A share of all items with its exact 95% interval (Clopper & Pearson 1934)."""
+    """A share of all items with its 95% interval (Wilson 1927)."""
 
     value: float
     low: float

@@ -1,7 +1,7 @@
 """Commands that take a recipe, or any model and any data: these describe a recipe."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from inspect import Parameter, signature
 from pathlib import Path
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from components.core.errors import CasemateError
 from components.core.folders import Folder, absolute, folder_at
 from components.core.object_stores import is_uri
+from components.core.problems import RecipeError
+from components.core.settings import Problem
 from components.models.places.registry import ModelFacts
 from pipelines.api import load_recipe
 from pipelines.api.given_models import GivenModel, given_model
@@ -43,6 +45,15 @@ if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
 
 Section = dict[str, Any]  # of the recipe
+OPTIONS = {  # by the key that they set
+    "data.source": "--data",
+    "data.path": "--data-path",
+    "data.fit": "--fit",
+    "data.image_size": "--image-size",
+    "data.channels": "--channels",
+    "model.pretrained": "--model",
+}
+LISTS = {"evaluate": "--suite", "analyze": "--study"}  # options that list parts of the section
 
 
 def model_command(
@@ -99,7 +110,10 @@ def model_command(
         prepared = _prepared_folder(data, data_path=data_path, fit=fit)
         source = {"source": data, "path": data_path, "fit": fit or "pad"}
         section = section_of(overrides, **own)
-        with _opened(model, facts, source, prepared) as opened:
+        with (
+            _opened(model, facts, source, prepared) as opened,
+            _options_named(stage, {*given}, overrides, data_is_folder=prepared is not None),
+        ):
             loaded = _recipe_of(
                 stage, opened, source, section, prepared,
                 storage=storage, overrides=overrides, smoke=smoke,
@@ -169,6 +183,42 @@ def _opened(
         yield opened
 
 
+@contextmanager
+def _options_named(
+    stage: str, options: Collection[str], overrides: Sequence[str], *, data_is_folder: bool
+) -> Iterator[None]:
+    """Errors about keys of the recipe that is made here name the option that set the key."""
+    typed = [override.partition("=")[0].strip() for override in overrides]
+    named = {**OPTIONS, "data.path": "--data"} if data_is_folder else OPTIONS
+
+    def option(key: str) -> str:
+        if any(key == own or key.startswith(f"{own}.") for own in typed):
+            return key  # of --set
+        section, *inner = key.split(".")
+        words = [word for word in inner if not word.isdigit()]  # places in lists
+        if section == stage and words:
+            if words[-1] in options:
+                return flag(words[-1])
+            return LISTS.get(stage, key) if len(words) == 1 else key
+        return named.get(key, key)
+
+    try:
+        yield
+    except RecipeError as error:
+        found = [_with_set(p._replace(field=option(p.field))) for p in error.problems]
+        if len(found) == 1 and found[0].field.startswith("--"):
+            raise CasemateError(*found[0]) from error
+        raise RecipeError(error.source, found) from error
+    except CasemateError as error:
+        raise CasemateError(option(error.key), error.value, error.remedy) from error
+
+
+def _with_set(problem: Problem) -> Problem:
+    """A key that is missing and has no option is written by --set."""
+    remedy = problem.remedy.replace("write it", f"write it: --set {problem.field}=VALUE")
+    return problem if problem.field.startswith("--") else problem._replace(remedy=remedy)
+
+
 def _suggested(source: Mapping[str, Any], prepared: Folder | None) -> ModelFacts:
     """Sizes of the data, as far as they are known without reading images."""
     if prepared is not None:
@@ -221,10 +271,22 @@ def _recipe_of(
         chosen = loaded.data
         opened = open_source(chosen.source, path=chosen.path, options=chosen.options)
         model.spec.check_classes(len(opened.classes))
+    _check(loaded, prepared)
     if not model.is_new:
         return loaded
     root = storage or loaded.storage.root
     return read(model.stored(storage=root, recipe=loaded.name))
+
+
+def _check(recipe: "Recipe", prepared: Folder | None) -> None:
+    """The gate of every flow, before anything is written."""
+    from components.data.prepared import PreparedDataset
+    from pipelines.recipe.check import check, check_on_images
+
+    if prepared is None:
+        check(recipe)
+    else:
+        check_on_images(recipe, PreparedDataset.open(prepared))
 
 
 def _plain_name(label: str) -> str:

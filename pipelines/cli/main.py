@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from components.core.errors import CasemateError, first_line
+from components.core.hints import nearest_of
 from components.core.object_stores import is_uri
 from components.core.shares import percent
 from pipelines import api
@@ -65,7 +67,21 @@ A paper's table  casemate recipes --table         every table and figure, with i
 
 casemate --help lists all commands.
 """
+
+
+class Commands(TyperGroup):
+    """The commands; one line for a name that is none of them."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:  # type: ignore[override]
+        name = args[0]
+        if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            remedy = nearest_of(name, self.list_commands(ctx), listing="casemate --help", most=1)
+            raise CasemateError("command", name, remedy)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -343,14 +359,28 @@ def main() -> None:
     sys.argv = [argument for argument in sys.argv if argument != "--verbose"]
     with redacted_output():
         try:
-            app()
+            code = app(prog_name="casemate", standalone_mode=False)
+            sys.exit(code if isinstance(code, int) else 0)
         except CasemateError as error:
             _show_error(f"casemate: {error}", verbose=verbose)
             sys.exit(2)
+        except typer.TyperException as error:  # options and arguments
+            print(f"casemate: {_usage_words(error)}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        except typer.Abort:  # at a prompt
+            sys.exit(1)
         except Exception as error:
             line = f"casemate: failed: {first_line(error)} (--verbose shows where)"
             _show_error(line, verbose=verbose)
             sys.exit(1)
+
+
+def _usage_words(error: typer.TyperException) -> str:
+    """What is wrong with the words of a command line, in one line."""
+    context = getattr(error, "ctx", None)
+    place = context.command_path if context else "casemate"
+    said = " ".join(error.format_message().split()).rstrip(".")
+    return f"{said[:1].lower()}{said[1:]}; {place} --help shows what it takes"
 
 
 def _show_error(line: str, *, verbose: bool) -> None:

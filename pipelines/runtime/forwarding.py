@@ -15,7 +15,7 @@ from pathlib import Path
 
 from components.core.errors import CasemateError
 from pipelines.runtime.provenance import REVISION_ENV
-from pipelines.runtime.shipping import temporary_folder
+from pipelines.runtime.shipping import code_folder
 
 RECIPE_ENV = "CASEMATE_RECIPE"  # travels with the job: the cluster need not see the client's disk
 FLAGS_ENV = "CASEMATE_FLAGS"
@@ -57,7 +57,7 @@ def packed(values: Mapping[str, str]) -> Path:
     recognised by it.
     """
     salt = secrets.token_hex(16)
-    folder = temporary_folder() / salt / PACKAGE
+    folder = code_folder() / salt / PACKAGE
     folder.mkdir(parents=True)
     (folder / VALUES).write_text(json.dumps({"salt": salt, "values": dict(values)}))
     return folder

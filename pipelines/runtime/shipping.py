@@ -4,16 +4,15 @@ Nothing else of a checkout is packed, read or hashed: datasets and weights besid
 any size.
 """
 
-import atexit
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from components.core.code_copies import copy_of, digest_of
+from pipelines.runtime.temporary_folders import temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 PACKAGES = ("components", "pipelines")
@@ -65,7 +64,7 @@ def code_env(
 @cache
 def _staged(root: Path) -> Path:
     """A folder with a copy of the code and nothing else; it is removed with this process."""
-    folder = temporary_folder() / code_digest(root)
+    folder = code_folder() / code_digest(root)
     for path in [*code_files(root), root / PROJECT]:
         target = folder / path.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -74,8 +73,6 @@ def _staged(root: Path) -> Path:
 
 
 @cache
-def temporary_folder() -> Path:
-    """A folder that only this user can read; it is removed with this process."""
-    folder = tempfile.mkdtemp(prefix="casemate-code-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+def code_folder() -> Path:
+    """A folder for code that is sent, removed with this process."""
+    return temporary_folder("casemate-code-")

@@ -49,7 +49,7 @@ def _changed(folder: Folder, place: Path) -> Iterator[str]:
 
 def attack_problems(folder: Folder) -> list[str]:
     """Accuracies in the summary of an attack that its rows do not give."""
-    from components.core.statistics import accuracy
+    from components.core.statistics import exact_accuracy
     from components.core.tables import read_table
 
     table = read_table(folder / "attacks.parquet").to_pandas()
@@ -60,7 +60,7 @@ def attack_problems(folder: Folder) -> list[str]:
         f"summary.json: {what} of {model} is not that of attacks.parquet"
         for model, own in summary["models"].items()
         for what, verdicts in (("clean_accuracy", clean), ("robust_accuracy", robust))
-        if not _is_same(own[what], accuracy(verdicts[table["model"] == model].to_numpy()))
+        if not _is_same(own[what], exact_accuracy(verdicts[table["model"] == model].to_numpy()))
     ]
 
 

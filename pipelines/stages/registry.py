@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal, Protocol, Required, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Required, TypedDict, cast
 
 from components.core.folders import Folder
 
@@ -200,7 +200,7 @@ def stages_of(recipe: "Recipe") -> list[Stage]:
     return [stage for stage in STAGES.values() if recipe.needs_stage(stage.section)]
 
 
-def headline(what: str, model: str, share: Share) -> Headline:
+def headline(what: str, model: str, share: Mapping[str, Any]) -> Headline:
     """A row of a flow's summary."""
     return cast(Headline, {"what": what, "model": model, **share})
 

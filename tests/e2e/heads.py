@@ -49,18 +49,18 @@ def ray_head(
 ) -> Iterator[Head]:
     """`ray start --head` with a home of its own; ended at once with all its processes."""
     gcs, port = free_port(), free_port()
-    home = tempfile.mkdtemp(prefix="cmh-")
-    command = [
-        *(RAY, "start", "--head", "--block", f"--num-cpus={num_cpus}", f"--port={gcs}"),
-        *(f"--dashboard-port={port}", f"--temp-dir={home}", "--disable-usage-stats"),
-        *(f"--ray-client-server-port={free_port()}", "--object-store-memory=134217728"),
-        f"--dashboard-agent-listen-port={free_port()}",  # 52365 may be another Ray's
-        *options,
-    ]
-    with running(command, env={"RAY_TMPDIR": home, **(env or {})}) as process:
-        wait_until(lambda: answers(port) or process.poll() is not None, seconds=HEAD_SECONDS)
-        assert process.poll() is None, "the head has ended"
-        yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}", process, Path(home))
+    with home_folder("cmh-") as home:
+        command = [
+            *(RAY, "start", "--head", "--block", f"--num-cpus={num_cpus}", f"--port={gcs}"),
+            *(f"--dashboard-port={port}", f"--temp-dir={home}", "--disable-usage-stats"),
+            *(f"--ray-client-server-port={free_port()}", "--object-store-memory=134217728"),
+            f"--dashboard-agent-listen-port={free_port()}",  # 52365 may be another Ray's
+            *options,
+        ]
+        with running(command, env={"RAY_TMPDIR": home, **(env or {})}) as process:
+            wait_until(lambda: answers(port) or process.poll() is not None, seconds=HEAD_SECONDS)
+            assert process.poll() is None, "the head has ended"
+            yield Head(f"127.0.0.1:{gcs}", f"http://127.0.0.1:{port}", process, Path(home))
 
 
 @contextmanager
@@ -75,20 +75,27 @@ def ray_node(
 
     `before` are shell commands in a mount namespace of its own, e.g. to hide a folder.
     """
-    home = tempfile.mkdtemp(prefix="cmn-")
-    command = [
-        *(str(RAY), "start", "--block", f"--address={head.address}", "--num-cpus=1"),
-        *("--object-store-memory=80000000", "--disable-usage-stats"),
-        f"--dashboard-agent-listen-port={free_port()}",
-        *options,
-    ]
-    if before:
-        script = f'{before} && exec "$@"'
-        command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
-    with running(command, env={"RAY_TMPDIR": home, **(env or {})}) as process:
-        log = Path(home, "start.log")  # nodes of one machine that start together block each other
-        wait_until(lambda: "Ray runtime started" in log.read_text(), seconds=HEAD_SECONDS)
-        yield process
+    with home_folder("cmn-") as home:
+        command = [
+            *(str(RAY), "start", "--block", f"--address={head.address}", "--num-cpus=1"),
+            *("--object-store-memory=80000000", "--disable-usage-stats"),
+            f"--dashboard-agent-listen-port={free_port()}",
+            *options,
+        ]
+        if before:
+            script = f'{before} && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", script, "sh", *command]
+        with running(command, env={"RAY_TMPDIR": home, **(env or {})}) as process:
+            log = Path(home, "start.log")  # nodes that start together block each other
+            wait_until(lambda: "Ray runtime started" in log.read_text(), seconds=HEAD_SECONDS)
+            yield process
+
+
+@contextmanager
+def home_folder(prefix: str) -> Iterator[str]:
+    """A short place for sockets and logs; what a killed process still writes is left."""
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as home:
+        yield home
 
 
 @contextmanager

@@ -181,7 +181,15 @@ def test_mistakes_are_one_line_and_store_nothing(home, data, tmp_path, monkeypat
     assert mistake(*both, "--radii", "1") == "--radii: (1.0,) needs --sigma"
     halves = mistake(*both, "--patch-sizes", "1.5")
     assert halves == "--patch-sizes: 1.5 is not a comma-separated list of whole numbers"
-    assert "certify.patch.kind" in mistake(*both, "--patch-sizes", 1, "--kind", "column")
+    kind = mistake(*both, "--patch-sizes", 1, "--kind", "column")
+    assert kind.startswith("--kind: 'column' is unknown")
+    # The gate, before the model is stored: as `lint` refuses the same recipe.
+    band = "is needed: model main was not trained on columns"
+    assert mistake(*both, "--patch-sizes", 2) == f"--band: {band}"
+    large = mistake(*both, "--patch-sizes", "2,9", "--band", 2)
+    assert large == "--patch-sizes: 9 is larger than the image (8)"
+    by_set = mistake(*both, "--patch-sizes", 1, "--set", "certify.patch.band=9")
+    assert by_set == "casemate certify: certify.patch.band: 9 is larger than the image (8)"
     assert mistake("demo", "--sigma", 1) == (
         "--sigma: 1 cannot be combined with RECIPE, which sets it"
     )
@@ -191,11 +199,13 @@ def test_mistakes_are_one_line_and_store_nothing(home, data, tmp_path, monkeypat
     sized = attack(home / "net.pt2", "--image-size", 9)
     assert sized == "--image-size: 9 contradicts net.pt2, which takes 8; leave it out"
     assert attack(home / "net.pt2", "--mean", "a").startswith("--mean: a is not a comma-separated")
+    for one, other in (("mean", "std"), ("std", "mean")):
+        half = attack(home / "net.pt2", f"--{one}", "0.5")
+        assert half.startswith(f"--{one}: (0.5,) is given without {other}")
     code = f"python:{home / 'digit_net.py'}:fixed"
     assert "returns other weights at each call" in attack(code)
     assert "does not apply to a model folder" in attack(tmp_path, "--num-classes", 10)
     assert "eps: '8' is outside [0, 1]" in attack(home / "net.pt2", "--eps", 8)
     studied = mistake_of("analyze", *both, "--study", "lesions")
     assert "analyze" in studied
-    steps = [path for path in (tmp_path / "s").glob("*/*") if path.parent.name != "mlartifacts"]
-    assert not [path for path in steps if "analyze-" not in str(path)]
+    assert not (tmp_path / "s").exists()

@@ -14,6 +14,7 @@ import torch
 from mlflow import MlflowClient
 
 from components.core.digests import digest_file
+from components.core.shares import wilson_interval
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
 from components.report.card.markdown import SHORTENED
@@ -126,6 +127,9 @@ def test_a_second_run_is_json_on_stdout_and_never_loads_ray(cli, finished_flow, 
     assert [row["what"] for row in judged] == ["apgd-ce linf 0.05"]  # with the last of the list
     for row in again.json["summary"]:
         assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
+        # One interval for attacks, certificates and evaluations, whatever their files hold.
+        found = wilson_interval(round(row["value"] * row["num_items"]), row["num_items"])
+        assert (row["low"], row["high"]) == found, row["what"]
 
     fresh = cli("run", command[1], "--storage", tmp_path / "new", env={"PYTHONPATH": str(tmp_path)})
     assert fresh.code == 1

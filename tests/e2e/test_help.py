@@ -60,6 +60,24 @@ def test_without_a_command_three_ways_in_are_shown():
         assert way in told.out
 
 
+def test_a_word_that_is_no_command_or_option_is_one_line():
+    said = call("atack", "--eps", 1)
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "casemate: command: atack is unknown; did you mean 'attack'? `casemate --help` lists all\n"
+    )
+    for words, told in {
+        ("attack", "--atacks", "fgsm"): "no such option: --atacks",
+        ("verify",): "missing argument 'path'",
+        ("verify", "x", "--resample", "many"): "invalid value for '--resample'",
+    }.items():
+        said = call(*words)
+        (line,) = said.err.splitlines()
+        assert (said.code, said.out) == (2, "")
+        assert line.startswith(f"casemate: {told}"), line
+        assert line.endswith(f"; casemate {words[0]} --help shows what it takes")
+
+
 def test_version_is_that_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     told = call("--version", "recipes")

@@ -16,9 +16,10 @@ def certified_by(settings: str) -> str:
 def recipe_with(
     stage: str, section: object, *, model: object, data: Any = None, **changes: Any
 ) -> Recipe:
-    """A recipe that trains `model` and has this section."""
+    """A recipe that trains `model` and has this section; None: none."""
     values = {"name": "x", "data": data or {"source": "mnist5k"}, "model": model, "train": {}}
-    return parse({**values, stage: section, **changes}, source="x.yaml")
+    own = {} if section is None else {stage: section}
+    return parse({**values, **own, **changes}, source="x.yaml")
 
 
 def refused_with(stage: str, section: object, **options: Any) -> str:

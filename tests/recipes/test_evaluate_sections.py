@@ -17,7 +17,7 @@ from pipelines.recipe.check import check
 from pipelines.recipe.costs import Hardware
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import ABSENT, warnings_of
-from pipelines.recipe.load import load, shrink
+from pipelines.recipe.load import load, loads, shrink
 from pipelines.stages.evaluate.cost import estimates_of
 from tests.recipes.sections import recipe_with, refused_with
 from tests.refusals import refusal_of
@@ -271,6 +271,26 @@ def test_what_is_added_is_a_section_with_defaults():
     assert estimates_of(added, hardware, num_items=None) == []  # the data are not read
     (row,) = estimates_of(added, hardware, num_items=30)
     assert (row["step"], row["passes"]) == ("evaluate.clean", 90)
+
+
+def test_null_switches_off_what_is_added_to_a_silent_recipe(tmp_path):
+    """Also where it is inherited, set on the command line, written out in full, or shrunk."""
+    silent = recipe(None, train=THREE)
+    assert list(planned_parts(None, train=THREE)) == ["evaluate.clean"]
+    text = silent.to_yaml()
+    off = loads(f"{text}evaluate: null\n", source="off")
+    (tmp_path / "base.yaml").write_text(recipe({}, train=THREE).to_yaml())
+    child = loads("extends: ./base.yaml\nname: x\nevaluate: null\n", source="c", base=tmp_path)
+    by_option = loads(text, source="set", overrides=["evaluate=null"])
+    for one in (off, child, by_option):
+        for again in (one, loads(one.to_yaml(), source="again"), shrink(one)):
+            assert again.evaluation() is None
+            assert again.resolved()["evaluate"] is None
+            assert not [s for s in plan(again, Path("runs")) if s.step.stage == "evaluate"]
+    assert "evaluate" not in loads(text, source="again").resolved()
+    assert off.digest() == by_option.digest() != silent.digest()
+    back = loads(off.to_yaml(), source="on", overrides=["evaluate.subset.num_items=3"])
+    assert back.evaluation().subset.num_items == 3
 
 
 def test_files_count_by_content(tmp_path):

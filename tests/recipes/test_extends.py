@@ -57,7 +57,7 @@ def test_null_that_means_off_stays():
     result = merged(under, over | {"attack": {"linf": {"sanity": None}}})
     assert result["train"]["clip_norm"] is None
     assert result["attack"]["linf"]["sanity"] is None
-    assert keys_with_off() == {"clip_norm", "sanity", "search"}
+    assert keys_with_off() == {"clip_norm", "evaluate", "sanity", "search"}
 
 
 def test_null_alone_takes_nothing_away():

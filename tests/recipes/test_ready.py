@@ -100,8 +100,14 @@ MEANINGFUL = {
     *("rand_augment", "train_items", "num_items", "band", "challenge", "curves", "surrogate"),
     *("kappa", "num_steps", "num_queries", "search", "sweep", "denoiser"),
     *("address", "num_cpus", "num_actors", "checkpoint_steps", "uri", "experiment"),
-    # the evaluate section: suites that are not run, and their choices
-    *("evaluate.corruptions", "evaluate.shape_bias", "evaluate.transfer", "evaluate.spatial"),
+    # the evaluate section: switched off, suites that are not run, and their choices
+    *(
+        "evaluate",
+        "evaluate.corruptions",
+        "evaluate.shape_bias",
+        "evaluate.transfer",
+        "evaluate.spatial",
+    ),
     "evaluate.corruptions.path",
     *("evaluate.models", "item_ids", "fidelity", "textures", "resample", "grid", "fit", "resize"),
     # the analyze section: studies that are not made, and choices that follow from the network

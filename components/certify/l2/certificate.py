@@ -35,7 +35,7 @@ from components.certify.l2.sequential import SequentialClaim, certify_prefix, ch
 from components.certify.l2.settings import GaussianClaimSettings
 from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
-from components.core.statistics import accuracy
+from components.core.statistics import exact_accuracy
 from components.core.types import Array, IntArray
 
 BOUND_FIELDS = [
@@ -199,12 +199,12 @@ def _summary(
     correct, abstain, radius, p_lower, n = (np.array([r[c] for r in rows]) for c in columns)
     summary: dict[str, Any] = {
         "num_items": len(rows),
-        "standard_accuracy": accuracy(correct),  # at radius 0: correct and not abstained
-        "abstain_rate": accuracy(abstain),
+        "standard_accuracy": exact_accuracy(correct),  # at radius 0: correct and not abstained
+        "abstain_rate": exact_accuracy(abstain),
         "average_certified_radius": average_certified_radius(correct, radius),
         "max_radius": max_radius_of(header, claim),
         "certified": [
-            {"radius": r, "accuracy": accuracy(correct & (radius >= r))} for r in claim.radii
+            {"radius": r, "accuracy": exact_accuracy(correct & (radius >= r))} for r in claim.radii
         ],
     }
     if not drawn_of(header).names_method:
@@ -225,8 +225,8 @@ def _summary(
         return summary | {"draws_used": _draws_used(n, at_most=drawn_of(header).num_estimate)}
     predicted = np.array([row["predicted"] for row in rows])
     right = predicted == np.array([row["label"] for row in rows])
-    summary["prediction_accuracy"] = accuracy(right)  # PREDICT: the label without a radius
-    summary["prediction_abstain_rate"] = accuracy(predicted < 0)
+    summary["prediction_accuracy"] = exact_accuracy(right)  # PREDICT: the label without a radius
+    summary["prediction_abstain_rate"] = exact_accuracy(predicted < 0)
     return summary
 
 

@@ -21,7 +21,7 @@ BoolArray = NDArray[np.bool_]  # (N,) correct and not abstained
 
 @dataclass(frozen=True, slots=True)
 class CertifiedCurve:
-    """Certified accuracy of one sigma at (R,) radii, with its exact 95% interval at each."""
+    """Certified accuracy of one sigma at (R,) radii, with its 95% interval at each."""
 
     sigma: float
     radii: FloatArray

@@ -27,7 +27,7 @@ from components.certify.patch.settings import (
 from components.certify.vote_rows import ItemVotes, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
-from components.core.statistics import CONFIDENCE, accuracy
+from components.core.statistics import CONFIDENCE, exact_accuracy
 from components.core.types import Array
 
 SECOND_RULES: tuple[str, ...] = get_args(SecondRule)
@@ -127,7 +127,7 @@ def derive_ablations(votes: Votes, claim: AblationClaimSettings) -> Derived:
     certified = [
         _touched_entry(votes, claim, size)
         | {
-            name.replace(SIZES[0], "accuracy"): accuracy(
+            name.replace(SIZES[0], "accuracy"): exact_accuracy(
                 correct & np.array([size in row[name] for row in rows])
             )
             for name in names
@@ -136,7 +136,7 @@ def derive_ablations(votes: Votes, claim: AblationClaimSettings) -> Derived:
     ]
     summary = {
         "num_items": len(rows),
-        "standard_accuracy": accuracy(correct),
+        "standard_accuracy": exact_accuracy(correct),
         "certified": certified,
     }
     num_votes = len(rows) * len(ablations_of(header))
@@ -214,11 +214,11 @@ def derive_pairs(votes: Votes, claim: DoubleMaskingClaimSettings) -> Derived:
     header, sizes = votes.header, claim.patch_sizes
     rows = [row for items in votes.some_items() for row in _pair_rows(votes, items, sizes)]
     correct = np.array([row["correct"] for row in rows])
-    proven = accuracy(correct & np.array([bool(row[SIZES[0]]) for row in rows]))
+    proven = exact_accuracy(correct & np.array([bool(row[SIZES[0]]) for row in rows]))
     summary = {
         "num_items": len(rows),
         "num_masks": len(masks_of(header)),
-        "standard_accuracy": accuracy(correct),
+        "standard_accuracy": exact_accuracy(correct),
         "certified": [{"patch_size": size, "accuracy": proven} for size in sizes],
     }
     counts = [("num_agreeing", pa.int32()), ("num_pairs", pa.int32())]

@@ -18,6 +18,8 @@ from components.data.sources.splitting import split_hints, usual_split
 from components.data.sources.versions import file_version
 
 _SPLITS = ("train", "val", "test")
+MOST_WRAPPERS = 4  # folders around the class folders that are looked through
+OF_MACOS = "__MACOSX"  # beside the content of archives that were made there
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +101,33 @@ def _split_folders(root: Place, chosen: Mapping[str, str] | None) -> dict[str, s
 
 
 def _checked(source: FolderSource) -> FolderSource:
+    if len({*source.classes} - {OF_MACOS}) < 2 and (inner := wrapped(source.root)):
+        raise CasemateError("data.path", source.root, wrapped_words(inner))
     if len(source.classes) < 2:
         remedy = f"has {len(source.classes)} class folders; images go to one folder per class"
         raise CasemateError("data.path", source.root, remedy)
     return source
+
+
+def wrapped(root: Place) -> Place | None:
+    """The folder with the class folders, if all folders above it hold one folder and no image.
+
+    Archives unpack like that.
+    """
+    place = root
+    for _ in range(MOST_WRAPPERS):
+        names = [name for name in sub_folders(place) if name != OF_MACOS]
+        if _has_images(place) or not names:
+            return None
+        if len(names) > 1 or usual_split(names[0]):
+            return None if place is root else place
+        place = place / names[0]
+    return None
+
+
+def wrapped_words(inner: Place) -> str:
+    """The remedy for a folder around that of the classes."""
+    return f"holds one folder, and the class folders are in {inner}: name that one"
 
 
 def _has_images(folder: Place) -> bool:

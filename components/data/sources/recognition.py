@@ -9,6 +9,7 @@ from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.data.places import Place, missing, place_of
 from components.data.sources.files import looks_like_image, no_images, sub_folders
+from components.data.sources.folder import wrapped, wrapped_words
 from components.data.sources.names import CORRUPTIONS
 from components.data.sources.registry import all_sources
 from components.data.sources.splitting import usual_split
@@ -205,6 +206,8 @@ def _class_folders(root: Place) -> Recognised:
             raise no_images(root)
         remedy = f"holds {len(flat)} images and no class folders; move each image to its class"
         raise CasemateError("--data", root, remedy)
+    if inner := wrapped(root):
+        raise CasemateError("--data", root, wrapped_words(inner))
     notices = [f"{len(flat)} images beside the folders belong to no class: left out"] * bool(flat)
     splits = [name for name in folders if usual_split(name) and not _has_images(root / name)]
     if not splits:

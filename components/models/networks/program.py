@@ -12,6 +12,7 @@ import re
 import shutil
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,14 @@ def program_kind(members: Sequence[str]) -> str | None:
 
 
 def members_of(path: Path) -> list[str]:
-    """The names of the files in an archive; none if it is not an archive."""
+    """The names of the files in an archive; none if it is not a readable archive."""
     if not zipfile.is_zipfile(path):
         return []
-    with zipfile.ZipFile(path) as archive:
-        return archive.namelist()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.namelist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return []
 
 
 def is_program(architecture: str) -> bool:
@@ -166,7 +170,12 @@ def _from_export(path: Path) -> nn.Module:
 
 
 def _exported(path: Path) -> Any:
-    for name, content in _pickles(path):
+    try:
+        pickles = list(_pickles(path))
+    except (zipfile.BadZipFile, zlib.error, ValueError, AttributeError, EOFError, OSError) as error:
+        remedy = f"is damaged: {first_line(error)}; export or copy it again"
+        raise CasemateError("model", path, remedy) from error
+    for name, content in pickles:
         _check_plain(path, name, content)
     try:
         return torch.export.load(str(path))

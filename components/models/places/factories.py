@@ -16,7 +16,7 @@ from components.models.importing.match import load_matching
 from components.models.importing.read import read_checkpoint
 from components.models.places.registry import Loaded, ModelFacts
 from components.models.places.wrapping import check_sizes, model_around
-from components.models.zoo import build_network, sizes_taken
+from components.models.zoo import Sizes, build_network, sizes_taken
 
 WRAPPERS = ("module.", "_orig_mod.")  # of DataParallel and torch.compile
 
@@ -35,25 +35,39 @@ def load(name: str, given: ModelFacts, suggested: ModelFacts) -> Loaded:
     if "num_classes" in taken and facts.num_classes is None:
         raise CasemateError("num_classes", "", f"is missing: {reference} takes it")
     check_sizes(facts.image_size, facts.channels or 3)
-    net = _built(pinned, facts)
+    net = _built(pinned, facts, name=reference)
     if given.weights:
         _fill(net, Path(given.weights).expanduser(), reference)
-    elif not _same(net.state_dict(), _built(pinned, facts).state_dict()):
+    model = model_around(net, pinned, facts, name=reference)  # wrong logits are told first
+    again = None if given.weights else _built(pinned, facts, name=reference)
+    if again is not None and not _same(model.net.state_dict(), again.state_dict()):
         remedy = "returns other weights at each call, so it has none of its own; give their file "
         raise CasemateError("model", reference, f"{remedy}(--weights, or weights= in Python)")
-    model = model_around(net, pinned, facts, name=reference)
     return Loaded(model.net, model.spec)
 
 
-def _built(reference: str, facts: ModelFacts) -> nn.Module:
+def _built(pinned: str, facts: ModelFacts, *, name: str) -> nn.Module:
+    """The factory's network; errors call the factory by its name, as it was typed."""
     assert facts.image_size is not None
-    return build_network(
-        reference,
-        image_size=facts.image_size,
-        channels=facts.channels or 3,
-        num_classes=facts.num_classes or 1,
-        options={},
-    )
+    try:
+        return build_network(
+            pinned,
+            image_size=facts.image_size,
+            channels=facts.channels or 3,
+            num_classes=facts.num_classes or 1,
+            options={},
+        )
+    except CasemateError as error:
+        raise CasemateError("model", name, _without_section(error)) from error
+
+
+def _without_section(error: CasemateError) -> str:
+    """The remedy of an error that refers to the model section of a recipe, which is not here."""
+    argument = error.key.removeprefix("model.options.")
+    if argument == error.key:
+        return error.remedy
+    passed = ", ".join(Sizes._fields)
+    return f"needs an argument {argument} without a default, and gets only {passed}; give it one"
 
 
 def _same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 
 from components.core.errors import CasemateError, first_line
-from components.core.hints import did_you_mean
+from components.core.hints import nearest_of
 from components.models.importing.layouts import unwrap
 from components.models.importing.match import load_matching
 from components.models.importing.read import read_checkpoint
@@ -57,9 +57,8 @@ def from_timm(name: str, given: ModelFacts, suggested: ModelFacts) -> Loaded:
     """timm's network of that name with its pretrained weights."""
     key = f"timm:{name}"
     if not timm.is_model(name):
-        family = name.split("_")[0]
-        known = timm.list_models(f"{family}*") or timm.list_models()
-        raise CasemateError("model", key, did_you_mean(name, known[:200]))
+        remedy = nearest_of(name, timm.list_models(), listing="casemate models --all '*'")
+        raise CasemateError("model", key, remedy)
     config = timm.get_pretrained_cfg(name)
     if config is None or not config.has_weights:
         raise CasemateError("model", key, "has no pretrained weights in timm; choose another tag")

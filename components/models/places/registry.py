@@ -47,6 +47,13 @@ class ModelFacts:
         """These facts, and those of `other` that are not said here."""
         return replace(other, **self.said())  # type: ignore[arg-type]
 
+    def check_pair(self) -> None:
+        """Raise an error if only one of mean and std is given: the other one would be a guess."""
+        for key, value, other in (("mean", self.mean, "std"), ("std", self.std, "mean")):
+            if value is not None and getattr(self, other) is None:
+                remedy = f"is given without {other}: images are (pixels - mean) / std; give both"
+                raise CasemateError(key, value, remedy)
+
     def without(self, *names: str) -> "ModelFacts":
         """These facts without some of them."""
         return replace(self, **dict.fromkeys(names))  # type: ignore[arg-type]
@@ -76,13 +83,14 @@ class ModelPlace:
     """What defines the other facts."""
 
     def check(self, given: ModelFacts) -> None:
-        """Raise an error for facts that the place says itself."""
+        """Raise an error for facts that the place says itself, and for half a normalisation."""
         for key, value in given.said().items():
             if key not in self.takes:
                 remedy = f"does not apply to {self.form}: {self.says} defines it"
                 if key == "weights":
                     remedy = f"does not apply to {self.form}, which has weights"
                 raise CasemateError(key, value, remedy)
+        given.check_pair()
 
     def load(self, name: str, given: ModelFacts, suggested: ModelFacts) -> Loaded:
         """The network at `name`; the facts are given by a user, or suggested by the data."""

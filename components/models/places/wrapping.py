@@ -33,6 +33,7 @@ def model_around(
     channels = 3 if facts.channels is None else facts.channels
     check_sizes(facts.image_size, channels)
     _check_normalisation(facts.mean, facts.std, channels)
+    facts.check_pair()
     assert facts.image_size is not None
     _check_precision(net, name)
     net = net.to(device).eval()

@@ -52,7 +52,7 @@ def _sections(card: Card) -> Iterator[list[str]]:
     yield list(_table(("", ""), ((f.term, f.value) for f in card.identity)))
     yield ["## Headline", "", *_figures(card.strip)]
     yield ["Proven: holds for every attack within the budget, rounded down. Attacked: an upper "
-           "bound. Measured: no adversary. In brackets: 95% intervals."]  # fmt: skip
+           "bound. Measured: no adversary. In brackets: 95% intervals (Wilson)."]  # fmt: skip
     yield ["## Trust", "", *_trust(card)]
     yield ["## All figures", "", *_figures(card.suites)]
     if card.cost.rows:

@@ -9,7 +9,7 @@ from components.report.evaluation.rows import SuiteRows
 
 NUM_BARS = 15  # classes that a chart shows; the table has all
 INTRO = (
-    "Unmodified test items. Intervals are 95% Wilson intervals. A model is calibrated if its "
+    "Unmodified test items. A model is calibrated if its "
     "confidence is its accuracy: the expected calibration error (ECE) is the mean gap between the "
     "two, weighted by the items of each bin (Guo et al. 2017)."
 )

@@ -14,7 +14,7 @@ from components.report.evaluation.signs import MAX_MODELS, ModelSign, hidden_mod
 
 CLEAN = "clean"
 INTRO = (
-    "One row per model, with 95% intervals: Wilson's for shares of items, of a mean over items for "
+    "One row per model, with 95% intervals, of a mean over items for "
     "scores over several variants. The chapters below hold every number."
 )
 NAME = "evaluate.overview"

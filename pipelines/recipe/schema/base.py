@@ -138,6 +138,7 @@ class Section(BaseModel):
         extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
     further_keys: ClassVar[tuple[str, ...]] = ()  # handled before the section is validated
+    off_keys: ClassVar[tuple[str, ...]] = ()  # whose null differs from leaving them out
     former_keys: ClassVar[Mapping[str, str]] = {}  # of earlier versions, with what to write instead
 
     def problems(self) -> Iterator[Problem]:
@@ -181,6 +182,7 @@ def keys_with_off() -> frozenset[str]:
         and default_of(cls, field.name) not in (None, MISSING)
     }
     for section in _below(Section):
+        found.update(section.off_keys)
         for name, info in section.model_fields.items():
             if _is_optional(info.annotation) and info.get_default() is not None:
                 found.add(name)

@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import yaml
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from components.certify.registry import FAMILIES
 from components.certify.settings import CertificateEntry, CertificateSettings
@@ -47,6 +47,7 @@ class Recipe(Section):
     """All settings of a result; its identity excludes `cluster`, `storage` and `tracking`."""
 
     further_keys: ClassVar[tuple[str, ...]] = (EXTENDS,)
+    off_keys: ClassVar[tuple[str, ...]] = ("evaluate",)
 
     name: Name
     """Folder of the results; lower case, digits, - and _."""
@@ -62,11 +63,10 @@ class Recipe(Section):
     """A search over keys of the recipe."""
     attack: dict[Name, AttackSection] = Field(default={})
     """Attacks, each under a name."""
-    evaluate: EvaluateSection | None = Field(  # digests of recipes without it do not change
-        default=None, exclude_if=lambda section: section is None
-    )
-    """What the models withstand, measured."""
-    analyze: AnalyzeSection | None = Field(  # the same
+    evaluate: EvaluateSection | None = None
+    """What the models withstand, measured. Left out: clean items of trained models that nothing
+    attacks; null: nothing."""
+    analyze: AnalyzeSection | None = Field(  # digests of recipes without it do not change
         default=None, exclude_if=lambda section: section is None
     )
     """What happens inside the models."""
@@ -80,6 +80,14 @@ class Recipe(Section):
     """Where results are kept; not part of a result's identity."""
     tracking: TrackingSection = TrackingSection()
     """Where MLflow runs are kept; not part of a result's identity."""
+
+    @model_serializer(mode="wrap")
+    def _write(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The values; a recipe that says nothing of its evaluation does not name it."""
+        values: dict[str, Any] = write(self)
+        if not self.evaluate and not self.is_evaluation_off:
+            values.pop("evaluate", None)
+        return values
 
     @cached_property
     def source(self) -> str:
@@ -152,16 +160,21 @@ class Recipe(Section):
         """The models of the evaluate section: those it names, else all classifiers."""
         return [] if self.evaluate is None else self.evaluate.models or self.classifiers()
 
+    @property
+    def is_evaluation_off(self) -> bool:
+        """Whether the recipe says `evaluate: null`."""
+        return self.evaluate is None and "evaluate" in self.model_fields_set
+
     def unmeasured_models(self) -> list[str]:
         """Trained classifiers that are neither attacked nor in the evaluate section."""
-        if self.train is None:
+        if self.train is None or self.is_evaluation_off:
             return []
         attacked = {model for entry in self.attack.values() for model in entry.models}
         measured = attacked.union(self.evaluated_models())
         return [model for model in self.classifiers() if model not in measured]
 
     def evaluation(self) -> EvaluateSection | None:
-        """The evaluate section; without one, its defaults if a model is unmeasured."""
+        """The evaluate section; if it is left out, its defaults where a model is unmeasured."""
         return self.evaluate or (EvaluateSection() if self.unmeasured_models() else None)
 
     def evaluation_parts(self) -> dict[str, list[str]]:

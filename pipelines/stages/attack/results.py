@@ -14,7 +14,7 @@ from components.attacks.listing import ListedAttack
 from components.attacks.scales import Scales
 from components.core.arithmetic import EXACT
 from components.core.files import atomic
-from components.core.statistics import accuracy
+from components.core.statistics import exact_accuracy
 from components.core.threats import UNIT
 from components.data.prepared import PreparedDataset
 from pipelines.recipe.schema.attack import AttackSection
@@ -91,8 +91,8 @@ class ModelUnderAttack:
         clean, costs = self.state.clean_prediction == self.state.y, _costs(self.state)
         summary: ModelSummary = {
             "num_items": len(self.state.y),
-            "clean_accuracy": accuracy(clean.numpy()),
-            "robust_accuracy": accuracy(self.state.robust.numpy()),
+            "clean_accuracy": exact_accuracy(clean.numpy()),
+            "robust_accuracy": exact_accuracy(self.state.robust.numpy()),
             "attacks": self.attacks,
             "num_evaluations": costs["num_evaluations"],
             "num_gradients": costs["num_gradients"],
@@ -105,7 +105,7 @@ class ModelUnderAttack:
     def accuracy_of(self, table: pa.Table) -> Accuracy:
         """Accuracy on the first items under a single attack, whose rows `table` holds."""
         predictions = _tensor(table, "adversarial_prediction")
-        return accuracy((predictions == self.state.y[: len(predictions)]).numpy())
+        return exact_accuracy((predictions == self.state.y[: len(predictions)]).numpy())
 
 
 def _attack_summary(state: CascadeState, listed: ListedAttack, outcome: Outcome) -> AttackSummary:
@@ -115,7 +115,7 @@ def _attack_summary(state: CascadeState, listed: ListedAttack, outcome: Outcome)
         "entry": listed.entry,
         "num_items": tally.num_rows,
         "num_broken": tally.num_broken,
-        "robust_accuracy": accuracy(state.robust.numpy()),
+        "robust_accuracy": exact_accuracy(state.robust.numpy()),
         **_costs(outcome),
     }
 
@@ -145,14 +145,16 @@ def _protocol(table: pa.Table, scales: Sequence[Scales]) -> ProtocolSummary:
         "candidates": [
             {
                 "scales": None if i == 0 else list(scales[i - 1]),
-                "original_accuracy": accuracy(original[:, i]),  # the model itself
-                "scaled_accuracy": accuracy(scaled[:, i]),
-                "scaled_clean_accuracy": accuracy(clean[:, i]),
+                "original_accuracy": exact_accuracy(original[:, i]),  # the model itself
+                "scaled_accuracy": exact_accuracy(scaled[:, i]),
+                "scaled_clean_accuracy": exact_accuracy(clean[:, i]),
             }
             for i in range(len(scales) + 1)
         ],
-        "scaled_union_accuracy": accuracy(np.array(table["scaled_union_correct"].to_pylist())),
-        "restarts_accuracy": accuracy(np.array(table["restarts_correct"].to_pylist())),
+        "scaled_union_accuracy": exact_accuracy(
+            np.array(table["scaled_union_correct"].to_pylist())
+        ),
+        "restarts_accuracy": exact_accuracy(np.array(table["restarts_correct"].to_pylist())),
     }
 
 

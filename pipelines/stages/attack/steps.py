@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from components.core.folders import Folder
+from components.core.shares import shown
 from components.report.wording import pixels
 from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
@@ -45,9 +46,11 @@ def _headlines(result: Mapping[str, Any]) -> list[Headline]:
     budget = norm if eps is None else f"{norm} {pixels(eps)}"
     rows: list[Headline] = []
     for model, summary in result["models"].items():
-        rows.append(headline("clean", model, summary["clean_accuracy"]))
+        rows.append(headline("clean", model, shown(summary["clean_accuracy"])))
         left = {attack["entry"]: attack["robust_accuracy"] for attack in summary["attacks"]}
-        rows += [headline(f"{entry} {budget}", model, value) for entry, value in left.items()]
+        rows += [
+            headline(f"{entry} {budget}", model, shown(value)) for entry, value in left.items()
+        ]
         if sanity := summary.get("sanity"):
             rows[-1] |= {"verdict": sanity["verdict"], "reasons": sanity["reasons"]}
     return rows

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from components.core.folders import Folder
+from components.core.shares import shown
 from pipelines.stages.registry import DATASET, Headline, Planning, Step, headline
 
 
@@ -71,12 +72,12 @@ def _headlines(folder: Folder, model: str, which: str) -> list[Headline]:
 
     document = json.loads((folder / "certificate.json").read_text())
     summary = document["summary"]
-    rows = [headline(f"smoothed, clean{which}", model, summary["standard_accuracy"])]
+    rows = [headline(f"smoothed, clean{which}", model, shown(summary["standard_accuracy"]))]
     if label := summary.get("prediction_accuracy"):
-        rows.append(headline(f"smoothed, label alone{which}", model, label))
+        rows.append(headline(f"smoothed, label alone{which}", model, shown(label)))
     doubt = which if document["sound"] else f"{which} (not sound)"
     for entry in summary["certified"]:
         at = family_of(document["kind"]).budget_text(entry)
-        rows.append(headline(f"certified {at}{doubt}", model, entry["accuracy"]))
+        rows.append(headline(f"certified {at}{doubt}", model, shown(entry["accuracy"])))
         rows[-1]["kind"] = "proven"
     return rows

@@ -148,7 +148,7 @@ def _headline(what: str, row: MetricRow) -> list[Headline]:
     if row.value is None or row.lo95 is None or row.hi95 is None or row.n is None:
         return []
     share = {"value": row.value, "low": row.lo95, "high": row.hi95, "num_items": row.n}
-    return [headline(what, row.model, share)]  # type: ignore[arg-type]
+    return [headline(what, row.model, share)]
 
 
 def _short(row: MetricRow) -> str:

@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from components.core.folders import Folder, within
+from components.core.shares import shown as shown_share
 from pipelines.stages.registry import Share
 
 
@@ -28,7 +29,7 @@ def search_outcome(folder: Folder, *, shown: Folder) -> SearchOutcome:
     document = json.loads((folder / "trials.json").read_text())
     rows, metric, chance = document["rows"], document["metric"], document.get("chance")
     best = rows[0]  # ranked
-    score = best[metric]
+    score = cast(Share, shown_share(best[metric]))
     return {
         "trial": best["trial"],
         "name": best.get("name"),

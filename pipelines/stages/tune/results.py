@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.tune import Result
 
+from components.core.shares import shown
 from components.core.statistics import clopper_pearson_interval, difference, paired_difference
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
@@ -91,7 +92,7 @@ class Comparison:
         That share is at least 1 / the number of classes.
         """
         share = self.share(trial, self.metric)
-        return share is not None and bool(share["low"] <= self.chance)
+        return share is not None and bool(shown(share)["low"] <= self.chance)
 
     def difference(self, trial: Trial, other: Trial) -> dict[str, float]:
         """The metric of a trial minus that of another; paired where results per item are kept."""

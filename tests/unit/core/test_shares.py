@@ -2,11 +2,13 @@
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.core.shares import interval_ends, percent, points, share_line
+from components.core.shares import interval_ends, percent, points, share_line, share_of, shown
+from components.core.statistics import accuracy, exact_accuracy
 
 counts = st.integers(1, 3000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -36,3 +38,13 @@ def test_a_line_has_the_digits_of_the_page():
     assert line == "59.78 % 95% [58.8, 60.8] n=10000"
     assert share_line(5978 / 10_000, 0.588, 0.6075, num_items=10_000, kind="proven")[:6] == "59.7 %"
     assert points(-0.0123, -0.0251, 0.0004) == "-1.23 points [-2.6, +0.1]"
+
+
+@given(counts)
+def test_stored_shares_get_the_one_interval(case):
+    """Files of attacks and certificates hold the exact interval."""
+    held, num_items = case
+    verdicts = np.arange(num_items) < held
+    stored = exact_accuracy(verdicts)
+    assert shown(stored) == share_of(held, num_items) == accuracy(verdicts)
+    assert (shown(stored)["value"], shown(stored)["num_items"]) == (held / num_items, num_items)

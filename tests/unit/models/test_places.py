@@ -138,6 +138,13 @@ def test_files_that_are_not_networks_say_what_they_are(files, net, tmp_path):
     (tmp_path / "net.onnx").write_bytes(b"\x08\x08")
     (tmp_path / "net.pkl").write_bytes(b"\x80\x04N.")
     (tmp_path / "notes.txt").write_text("hello")
+    whole = (files / "net.pt2").read_bytes()
+    (tmp_path / "cut.pt2").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "end.pt2").write_bytes(whole[:-200])  # an archive inside is whole
+    (tmp_path / "begun").write_bytes(whole[:500])
+    (tmp_path / "empty.pt2").write_bytes(b"")
+    middle = len(whole) // 2
+    (tmp_path / "flipped.pt2").write_bytes(whole[:middle] + bytes(9000) + whole[middle + 9000 :])
     with zipfile.ZipFile(tmp_path / "compiled.pt2", "w") as archive:
         archive.writestr("net/data/aotinductor/model/net.so", b"")
     for path, words in {
@@ -149,6 +156,11 @@ def test_files_that_are_not_networks_say_what_they_are(files, net, tmp_path):
         tmp_path / "net.onnx": "is an ONNX graph",
         tmp_path / "compiled.pt2": "holds compiled code (AOTInductor)",
         tmp_path / "notes.txt": "is a file of an unknown kind",
+        tmp_path / "cut.pt2": "is damaged or incomplete",
+        tmp_path / "end.pt2": "is damaged or incomplete",
+        tmp_path / "begun": "is damaged or incomplete",
+        tmp_path / "empty.pt2": "is damaged or incomplete",
+        tmp_path / "flipped.pt2": "flipped.pt2 ",
         files / "digit_net.py": "is code; name what builds the network: python:",
     }.items():
         assert words in refusal_of(api.load_model, path), path
@@ -171,6 +183,10 @@ def test_what_a_file_says_is_not_asked(files):
     assert "fails on an image of 1x9x9" in refusal_of(
         load, files / "script.pt", image_size=9, channels=1
     )
+    for key, other in (("mean", "std"), ("std", "mean")):
+        half = refusal_of(load, files / "script.pt", **PIXELS, **{key: [0.5]})
+        assert half.startswith(f"{key}: [0.5] is given without {other}: images are (pixels - mean)")
+        assert "is given without" in refusal_of(load, nn.Flatten(), **PIXELS, **{key: [0.5]})
     suggested = load_any(str(files / "script.pt"), suggested=ModelFacts(**PIXELS, num_classes=3))
     assert suggested.spec.num_classes == CLASSES  # it knows better than the data
 
@@ -221,6 +237,14 @@ def half():
     return seeded().half()
 
 
+def features():
+    return fixed().features
+
+
+def needy(width, *, num_classes):
+    return fixed()
+
+
 def counts():
     net = seeded()
     calls.append(None)
@@ -242,8 +266,14 @@ def test_factories_return_their_weights_or_get_them(files, monkeypatch):
         "half": "has features.0.weight in torch.float16; convert it with float()",
         "counts": "built again with the same weights, it returns other logits",
         "nothing": "cannot be found: nothing is unknown",
+        "features": "returned (1, 8, 8, 8) for one image, not (1, classes) logits",  # random, too
+        "needy": "needs an argument width without a default, and gets only image_size, channels",
     }.items():
-        assert words in refusal_of(api.load_model, f"python:factories.py:{name}", **PIXELS)
+        known = {"num_classes": CLASSES} if name == "needy" else {}
+        said = refusal_of(api.load_model, f"python:factories.py:{name}", **PIXELS, **known)
+        assert words in said
+        if name != "reads_a_file":  # whose error is Python's
+            assert said.startswith(f"model: python:factories.py:{name} "), said
     load, build = api.load_model, "python:digit_net.py:build"
     assert refusal_of(load, build, **PIXELS).startswith("num_classes: is missing")
     known = {**PIXELS, "num_classes": CLASSES}
@@ -277,7 +307,7 @@ def test_a_timm_repository_is_read_by_timm(hub, tmp_path):
     save_model(tmp_path / "model", model, recipe_digest="")
     assert torch.equal(load_model(tmp_path / "model")(images), model(images))
     assert "mean: (0.1,) contradicts the config" in refusal_of(
-        api.load_model, "hf:me/digits", mean=(0.1,)
+        api.load_model, "hf:me/digits", mean=(0.1,), std=(0.2,)
     )
 
 
@@ -320,7 +350,10 @@ def test_hubs_that_cannot_be_reached_are_told_in_one_line(hub):
     for text in ("hf:google/vit-base-patch16-224", "timm:resnet18"):
         said = refusal_of(api.load_model, text)
         assert said.startswith(f"model: {text} cannot fetch weights from http://127.0.0.1:1")
-    assert "did you mean 'resnet18'?" in refusal_of(api.load_model, "timm:resnet1")
+    near = refusal_of(api.load_model, "timm:resnet1")
+    assert "did you mean 'resnet18' or " in near
+    assert near.count("'") == 6 + 2  # three names, and the pattern of the listing
+    assert len(refusal_of(api.load_model, "timm:nosuchmodel")) < 200
     said = refusal_of(api.load_model, "timm:vit_small_patch16_224.dino")
     assert "has no classes: it computes features only" in said
     assert "image_size: 8 does not apply to timm:NAME" in refusal_of(

@@ -6,6 +6,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -54,6 +55,17 @@ def own():
 @pytest.fixture(scope="module")
 def test_split(prepared):
     return PreparedDataset.open(prepared).load("test", limit=NUM_ITEMS)
+
+
+def test_a_certificate_that_is_refused_leaves_no_folder(own, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    images, labels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1])
+    for wrong in ({"patch_sizes": [9], "band": 2}, {"patch_sizes": [1], "band": 2, "seed": 1}):
+        with pytest.raises(CasemateError):
+            api.certify_patch(own, images, labels, **wrong)
+    with pytest.raises(CasemateError):
+        api.certify_patch(own, images, labels[:1], patch_sizes=[1], band=2)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -7,6 +7,8 @@ import yaml
 from torch import nn
 
 from components.core.errors import CasemateError
+from components.data.sources import open_source
+from components.data.sources.recognition import recognise
 from components.models.checkpoint import save_model
 from pipelines import api
 from pipelines.recipe.commented import Said, commented_yaml
@@ -199,13 +201,27 @@ def test_test_images_alone_are_for_given_models(tmp_path, folder):
 # -- refusals
 
 
+@pytest.mark.parametrize("inner", ["photos", "archive/photos", "photos/train"])
+def test_a_folder_around_the_class_folders_is_told(inner, tmp_path):
+    folders.class_folders(tmp_path / "d" / inner, {"a": 3, "b": 3}, height=8, width=8)
+    (tmp_path / "d" / "__MACOSX").mkdir()
+    classes = inner.removesuffix("/train")  # which is found there as a split
+    with pytest.raises(CasemateError) as error:
+        api.init("train", data=tmp_path / "d", out=tmp_path / "mine.yaml")
+    named = f"the class folders are in {tmp_path / 'd' / classes}: name that one"
+    assert str(error.value) == f"--data: {tmp_path / 'd'} holds one folder, and {named}"
+    with pytest.raises(CasemateError, match="name that one"):
+        open_source("folder", path=str(tmp_path / "d"), options={})
+    assert recognise(str(tmp_path / "d" / classes)).source == "folder"
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"task": "fly"}, "--task: fly is unknown"),
         ({"task": "train", "model": "m"}, "--model: m does not apply to train"),
         ({"look": -1}, "--look: -1"),
-        ({"out": "mine.txt"}, "must end in .yaml"),
+        ({"out": "mine.txt"}, "ends in neither .yaml nor .yml"),
         ({"out": "no/such/mine.yaml"}, "is not a folder"),
         ({"task": "attack", "model": "timm:resnet18"}, "is not a model folder"),
         ({"task": "attack", "model": "nowhere"}, "nowhere"),

@@ -111,7 +111,7 @@ def test_the_best_recipe_runs_and_says_how_far_to_trust_it():
 
 def test_a_best_trial_at_chance_is_told_in_its_recipe_and_by_commands(tmp_path, capsys):
     """Chance is the share of the most frequent label: 20 of these 100 items."""
-    for held, at_chance in ((27, True), (29, False)):  # the exact intervals begin at 18.6 and 20.4
+    for held, at_chance in ((27, True), (29, False)):  # their intervals begin at 19.2 and 21.0
         trials = [trial(1, range(held)), trial(0, range(5), epochs=2, finished=False)]
         out = StageDir(tmp_path / str(held), "tune", "f" * 64, SimpleNamespace())
         tune.write(GRID, trials, ROBUST, out)
