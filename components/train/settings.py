@@ -20,7 +20,8 @@ from components.core.settings import (
 )
 from components.data.settings import AugmentSettings
 from components.models.settings import ModelSettings
-from components.train.objectives.settings import Epochs, ObjectiveSettings, StandardSettings
+from components.train.objectives.base_settings import Epochs
+from components.train.objectives.settings import ObjectiveSettings, StandardSettings
 from components.train.schedules import TrainingSpan, cosine_rate, peak_rate, warmup_rate
 
 Decay = Annotated[float, Ge(0), Lt(1)]

@@ -26,7 +26,7 @@ from components.models.attention.discover import attention_of
 from components.models.attention.scaling import attach_scales, detach_scales, fold_scales
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch, Objective
-from components.train.objectives.settings import AasTrainingSettings
+from components.train.objectives.base_settings import AasTrainingSettings
 from components.train.objectives.wrapper import ObjectiveWrapper
 
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from components.attacks.gradients import attack_mode
 from components.core.types import Images, Labels
 from components.train.objectives.base import Batch, LossOut, cross_entropy
+from components.train.objectives.base_settings import AttackedSettings
 from components.train.objectives.inner import AdversarialObjective, predictions
 from components.train.objectives.leak import LeakDetector
-from components.train.objectives.settings import AttackedSettings
 
 
 class AdversarialTraining(AdversarialObjective):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from components.models.pixels import PixelModel
 from components.train.objectives.base import Batch, LossOut, Objective
-from components.train.objectives.settings import AwpSettings
+from components.train.objectives.base_settings import AwpSettings
 from components.train.objectives.wrapper import ObjectiveWrapper
 
 TINY = 1e-20  # avoids division by a zero gradient

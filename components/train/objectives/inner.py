@@ -22,7 +22,7 @@ from components.models.pixels import PixelModel
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import Batch, LossOut, Objective
-from components.train.objectives.settings import AdversarialSettings
+from components.train.objectives.base_settings import AdversarialSettings
 
 START_NOISE = 0.001  # standard deviation of the start of TRADES and MART as published
 STREAMS = {"uniform": "fgsm", "normal": "normal"}  # renaming one changes every training

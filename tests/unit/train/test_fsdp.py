@@ -23,6 +23,7 @@ from components.models.pixels import PixelModel
 from components.train.epoch import EpochPlan
 from components.train.feed import Worker
 from components.train.objectives import settings as s
+from components.train.objectives.base_settings import AasTrainingSettings, AwpSettings
 from components.train.objectives.inner import predictions
 from components.train.objectives.make import make_objective
 from components.train.session import Session, initial_model
@@ -281,8 +282,8 @@ def test_what_a_worker_runs_saves_whole_models_and_goes_on(tmp_path, train_split
 @pytest.mark.parametrize(
     ("objective", "changes", "told"),
     [
-        (new_objective(replace(ATTACK, awp=s.AwpSettings())), {}, "train.objective.awp"),
-        (new_objective(replace(ATTACK, aas=s.AasTrainingSettings())), {}, "train.objective.aas"),
+        (new_objective(replace(ATTACK, awp=AwpSettings())), {}, "train.objective.awp"),
+        (new_objective(replace(ATTACK, aas=AasTrainingSettings())), {}, "train.objective.aas"),
         (
             new_objective(s.AblationTrainingSettings(size=3, position="image")),
             {},

@@ -11,6 +11,7 @@ from components.models import fast
 from components.models.pixels import PixelModel
 from components.train.objectives import settings as s
 from components.train.objectives.base import Batch
+from components.train.objectives.base_settings import AwpSettings
 from components.train.objectives.make import make_objective
 from tests.unit.host_syncs import DEVICE, HostSyncs
 from tests.unit.networks import SMALL_SPEC
@@ -22,7 +23,7 @@ SETTINGS = {
     "trades": s.TradesSettings(eps=EPS, num_steps=3),
     "trades, uniform": s.TradesSettings(eps=EPS, num_steps=3, start="uniform"),
     "mart": s.MartSettings(eps=EPS, num_steps=3),
-    "awp": s.TradesSettings(eps=EPS, num_steps=2, awp=s.AwpSettings(start_epoch=0)),
+    "awp": s.TradesSettings(eps=EPS, num_steps=2, awp=AwpSettings(start_epoch=0)),
 }
 cases = pytest.mark.parametrize("name", SETTINGS)
 

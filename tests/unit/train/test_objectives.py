@@ -17,6 +17,7 @@ from components.train.objectives import settings as s
 from components.train.objectives.ablation import AblationTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import Objective
+from components.train.objectives.base_settings import AasTrainingSettings, AwpSettings
 from components.train.objectives.make import make_objective
 from components.train.objectives.noise import DenoisedFineTuning
 from components.train.session import initial_model
@@ -38,14 +39,14 @@ SETTINGS = {
     "noise": s.GaussianTrainingSettings(sigma=0.25),
     "trades": s.TradesSettings(**PGD),
     "mart": s.MartSettings(**PGD),
-    "awp": s.TradesSettings(**PGD, awp=s.AwpSettings()),
-    "aas": s.PgdTrainingSettings(**PGD, aas=s.AasTrainingSettings()),
+    "awp": s.TradesSettings(**PGD, awp=AwpSettings()),
+    "aas": s.PgdTrainingSettings(**PGD, aas=AasTrainingSettings()),
 }
 DENOISED = DenoisedFineTuning(
     s.DenoisedTrainingSettings(sigma=0.25, denoiser="model:any"), denoise=blur, label_smoothing=0.0
 )
 OBJECTIVES = {name: new_objective(settings) for name, settings in SETTINGS.items()} | {
-    "awp around noise": Awp(new_objective(SETTINGS["noise"]), s.AwpSettings()),
+    "awp around noise": Awp(new_objective(SETTINGS["noise"]), AwpSettings()),
     "denoised": DENOISED,
 }
 COLUMNS = AblationTraining(s.ColumnsTrainingSettings(band=3), label_smoothing=0.0)

@@ -11,9 +11,8 @@ from components.attacks.scales import ScaleSearch
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp
+from components.train.objectives.base_settings import AasTrainingSettings, AwpSettings
 from components.train.objectives.settings import (
-    AasTrainingSettings,
-    AwpSettings,
     FgsmTrainingSettings,
     TradesSettings,
 )

@@ -15,6 +15,7 @@ from components.train.objectives.aas import AasTraining
 from components.train.objectives.adversarial import AdversarialTraining
 from components.train.objectives.awp import Awp, frozen_statistics, weight_perturbations
 from components.train.objectives.base import Objective
+from components.train.objectives.base_settings import AasTrainingSettings, AwpSettings
 from components.train.objectives.mart import Mart
 from components.train.objectives.standard import Standard
 from components.train.objectives.trades import Trades
@@ -34,7 +35,7 @@ def inner_of(kind, **changes) -> Objective:
 
 
 def awp_of(kind, **settings) -> Awp:
-    return Awp(inner_of(kind), s.AwpSettings(**settings))
+    return Awp(inner_of(kind), AwpSettings(**settings))
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def gradients_by_torch_func(objective, model, batch, gamma):
 @pytest.mark.parametrize("kind", [AdversarialTraining, Mart, Standard])
 def test_the_gradient_is_that_at_the_worst_weights_nearby(kind, model, batch):
     inner = inner_of(kind)
-    objective = Awp(inner, s.AwpSettings(gamma=0.02))
+    objective = Awp(inner, AwpSettings(gamma=0.02))
     before = snapshot(model)
     with objective.perturbed(model, model, batch) as worked:
         assert all(parameter.grad is None for parameter in model.parameters())
@@ -207,6 +208,6 @@ def test_misuse_is_refused(model, batch):
     with pytest.raises(ValueError, match="inside `perturbed`"):
         awp_of(Trades).loss(model, model, batch)
     with pytest.raises(TypeError, match="cannot be inside awp"):
-        Awp(AasTraining(inner_of(Trades), s.AasTrainingSettings()), s.AwpSettings())
+        Awp(AasTraining(inner_of(Trades), AasTrainingSettings()), AwpSettings())
     with pytest.raises(SettingError, match=r"gamma: 0"):
-        s.AwpSettings(gamma=0)
+        AwpSettings(gamma=0)

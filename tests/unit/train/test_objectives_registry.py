@@ -13,6 +13,11 @@ from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
 from components.train.objectives.awp import Awp
 from components.train.objectives.base import LossOut, Objective
+from components.train.objectives.base_settings import (
+    AasTrainingSettings,
+    AwpSettings,
+    TrainingObjectiveSettings,
+)
 from components.train.objectives.make import implementation, trained_for
 from components.train.objectives.settings import OBJECTIVES
 from components.train.objectives.standard import Standard
@@ -29,7 +34,7 @@ REQUIRED = {
 }
 
 
-def example(kind: str) -> s.TrainingObjectiveSettings:
+def example(kind: str) -> TrainingObjectiveSettings:
     cls = OBJECTIVES[kind].settings
     names = {field.name for field in fields(cls)}
     return cls(**{key: value for key, value in REQUIRED.items() if key in names})
@@ -43,7 +48,7 @@ def test_the_recipe_takes_every_registered_kind_and_the_users_own():
 @pytest.mark.parametrize("kind", OBJECTIVES)
 def test_every_kind_has_an_objective_and_torch_free_properties(kind):
     settings = example(kind)
-    assert isinstance(settings, s.TrainingObjectiveSettings)
+    assert isinstance(settings, TrainingObjectiveSettings)
     assert issubclass(implementation(settings), Objective)
     assert trained_for(settings)["kind"] == kind
     assert settings.attack_eps in (None, 0.1)
@@ -105,7 +110,7 @@ def test_a_wrapper_passes_every_hook_on():
 
 
 def test_wrappers_of_a_recipe_surround_its_objective():
-    awp, aas = s.AwpSettings(gamma=0.01), s.AasTrainingSettings(every=3)
+    awp, aas = AwpSettings(gamma=0.01), AasTrainingSettings(every=3)
     settings = s.TradesSettings(eps=0.1, awp=awp, aas=aas)
     built = implementation(settings).build(settings, label_smoothing=0.2, start=None)
     assert isinstance(built, AasTraining)

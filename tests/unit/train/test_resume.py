@@ -10,6 +10,7 @@ import torch
 from components.train.epoch import EpochPlan
 from components.train.objectives import settings as s
 from components.train.objectives.aas import AasTraining
+from components.train.objectives.base_settings import AasTrainingSettings, AwpSettings
 from components.train.objectives.make import make_objective
 from components.train.objectives.noise import DenoisedFineTuning
 from components.train.session import Session, initial_model
@@ -21,8 +22,8 @@ SETTINGS = replace(  # 22 items: three steps per epoch
 )
 ATTACK = {"eps": 0.1, "num_steps": 1, "eps_warmup_epochs": 1, "eps_per": "step"}
 AWP, EVERY = (
-    s.AwpSettings(gamma=0.01, start_epoch=1),
-    s.AasTrainingSettings(every=1, mode="augment"),
+    AwpSettings(gamma=0.01, start_epoch=1),
+    AasTrainingSettings(every=1, mode="augment"),
 )
 DENOISED = s.DenoisedTrainingSettings(sigma=0.25, denoiser="model:any")
 
@@ -43,9 +44,9 @@ OBJECTIVES = {
     "awp": lambda: new_objective(s.TradesSettings(**ATTACK, awp=AWP)),
     "aas": lambda: new_objective(s.PgdTrainingSettings(**ATTACK, aas=EVERY)),
     "aas-replace": lambda: AasTraining(
-        new_objective(s.StandardSettings()), s.AasTrainingSettings(every=1, max_batches=1)
+        new_objective(s.StandardSettings()), AasTrainingSettings(every=1, max_batches=1)
     ),
-    "aas-awp": lambda: new_objective(s.MartSettings(**ATTACK, awp=s.AwpSettings(), aas=EVERY)),
+    "aas-awp": lambda: new_objective(s.MartSettings(**ATTACK, awp=AwpSettings(), aas=EVERY)),
     "ablation": lambda: new_objective(
         s.AblationTrainingSettings(size=3, shape="block", position="image")
     ),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from components.train.objectives.base_settings import AwpSettings
 from components.train.objectives.make import make_objective
 from components.train.objectives.settings import (
-    AwpSettings,
     DenoiserTrainingSettings,
     FgsmTrainingSettings,
     StandardSettings,
