@@ -150,7 +150,7 @@ def train_epoch(
     seconds that it waited for data.
     """
     num_steps = plan.batches(data).num_batches
-    count, lr, losses = 0, 0.0, 0.0
+    count, lr, sums = 0, 0.0, Tally()
     batches = epoch_batches(
         data,
         bare,
@@ -171,11 +171,12 @@ def train_epoch(
                 micro_batch = plan.train.micro_batch
                 tally = _gradients(wrapped, bare, objective, updater, batch, micro_batch)
             updater.step(lr)
-            losses += tally.means()["loss"]
+            sums.merge(tally)
             count += len(batch.images)
             after_step(StepDone(batch.step + 1, num_steps, tally))
+    loss = sums.means().get("loss", 0.0)  # waits for the device
     seconds = time.perf_counter() - began
-    if not math.isfinite(losses):
+    if not math.isfinite(loss):
         raise FloatingPointError(f"loss is not finite in epoch {epoch}: lower the learning rate")
     return {
         "count": count,
@@ -220,12 +221,12 @@ def _backward(
 
 def _note(tally: Tally, out: LossOut, part: Batch) -> None:
     count = len(part.images)
-    tally.add("loss", out.loss.item() * count, count)
+    tally.add("loss", out.loss.detach().double() * count, count)
     if out.logits is not None:
-        tally.add("accuracy", int((out.logits.argmax(dim=1) == part.hard_labels).sum()), count)
+        tally.add("accuracy", (out.logits.argmax(dim=1) == part.hard_labels).sum(), count)
     if out.adversarial_logits is not None:
         hits = out.adversarial_logits.argmax(dim=1) == part.hard_labels
-        tally.add("adversarial_accuracy", int(hits.sum()), count)
+        tally.add("adversarial_accuracy", hits.sum(), count)
     for name, mean in out.metrics.items():
         tally.add(name, mean * count, count)
 

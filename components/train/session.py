@@ -27,18 +27,21 @@ from components.train.sharding import (
     is_sharded,
     load_weights,
     optimizer_parts,
+    share_statistics,
     unsharded,
     whole,
 )
 from components.train.tally import Tally, Total
 from components.train.validation import (
     AttackPredictions,
+    Workers,
     robust_accuracy,
     validation_attack,
     validation_score,
 )
 
 Row = dict[str, float | int | None]
+PROBES = 10  # probed steps in a row between looks at the counts of all workers
 EVIDENCE = ("rescued", "broken")  # counts behind `leak`; rows show their difference
 
 
@@ -87,6 +90,7 @@ class Session:
         self.updater = plan.updater(model)  # after wrapping
         self.history: list[Row] = []
         self.num_done, self.tally = 0, Tally()  # steps of the running epoch, and their sums
+        self.probed: list[Tally] = []  # of probed steps that were not looked at
 
     @property
     def next_epoch(self) -> int:
@@ -196,17 +200,18 @@ class Session:
             on_step(done.num_done, done.num_steps)
             every = self.checkpoint_steps
             if every and done.num_done % every == 0 and done.num_done < done.num_steps:
+                self._look_for_leaks(total)
                 self.tally = self.tally.over_workers(total)
                 self._move_sums_to_first_worker()
                 on_checkpoint()
 
         part = self._train(epoch, after_step)
+        self._look_for_leaks(total)
         if self.average:
             self.average.after_epoch(self.model, epoch)
         row = self._row(epoch, self.tally.over_workers(total), lr=part["lr"])
         evaluated = unsharded(self.evaluated)
-        if self.worker.rank == 0:
-            row |= self._validate(evaluated)
+        row |= self._validate(evaluated, Workers(self.worker, total))
         self._select(row, total, evaluated)
         row["wait_seconds"] = round(part["wait_seconds"], 3)  # this worker's, for data
         row["images_per_second"] = round(part["images_per_second"] * self.worker.world, 1)
@@ -253,10 +258,20 @@ class Session:
             self.tally = self.tally.emptied()
 
     def _watch_for_leaks(self, tally: Tally, total: Total) -> None:
-        if self.leak is None or not tally.count("rescued"):
+        """Collect probed steps; reading them makes the host wait, so that is done now and then."""
+        probed = self.leak is not None and tally.count("rescued") > 0
+        if probed:
+            self.probed.append(tally)
+        if not probed or len(self.probed) == PROBES:
+            self._look_for_leaks(total)
+
+    def _look_for_leaks(self, total: Total) -> None:
+        if self.leak is None or not self.probed:
             return
-        shared = tally.over_workers(total)
-        self.leak.update(shared.means(), num_items=shared.count("rescued"))
+        for tally in self.probed:
+            shared = tally.over_workers(total)
+            self.leak.update(shared.means(), num_items=shared.count("rescued"))
+        self.probed = []
         try:
             self.leak.check()
         except CasemateError as error:
@@ -276,12 +291,15 @@ class Session:
         further = {f"train_{name}": mean for name, mean in means.items() if name not in EVIDENCE}
         return row | further
 
-    def _validate(self, model: PixelModel) -> Row:
+    def _validate(self, model: PixelModel, workers: Workers) -> Row:
+        """Validation figures of all workers together, equal on each of them."""
+        share_statistics(model)
         seed, key = self.plan.seed, self.objective.validation_metric
-        row: Row = {key: validation_score(model, self.val, self.objective, seed=seed)}
+        score = validation_score(model, self.val, self.objective, seed=seed, workers=workers)
+        row: Row = {key: score}
         if self.val_attack is not None:
             row["val_robust_accuracy"] = robust_accuracy(
-                model, self.attacked, self.val_attack, seed=seed
+                model, self.attacked, self.val_attack, seed=seed, workers=workers
             )
         return row
 
@@ -290,6 +308,6 @@ class Session:
         if not self.selection.is_on:
             return
         sign = -1 if self.objective.lower_is_better else 1
-        # other workers have no value
-        own = torch.tensor([row.get(self.selection_metric) or 0.0], dtype=torch.float64)
+        value = row.get(self.selection_metric) if self.worker.rank == 0 else None
+        own = torch.tensor([value or 0.0], dtype=torch.float64)
         self.selection.consider(sign * float(total(own)), self.next_epoch, evaluated)

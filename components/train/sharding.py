@@ -101,6 +101,13 @@ def unsharded(model: PixelModel) -> PixelModel:
     return copy
 
 
+def share_statistics(model: nn.Module) -> None:
+    """Give all workers the first one's buffers: running statistics follow each worker's items."""
+    if distributed.is_initialized() and distributed.get_world_size() > 1:
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
 def load_weights(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load whole weights into a model, sharded or not."""
     own = model.state_dict()

@@ -1,10 +1,11 @@
 """Accuracy on held-out validation items, clean and under a short attack; never on test."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from components.attacks.apgd import Apgd
 from components.attacks.gradient import pgd_linf
@@ -14,11 +15,32 @@ from components.attacks.starts import random_starts
 from components.core.types import Labels
 from components.data.prepared import Split
 from components.models.pixels import PixelModel
+from components.train.feed import Worker
 from components.train.objectives.base import Batch, Objective
 from components.train.objectives.inner import predictions
 from components.train.settings import TrainSettings
+from components.train.tally import Total
 
 BATCH = 128  # validation batches are fixed: logits depend on the shape
+
+
+def _itself(sums: Tensor) -> Tensor:
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Validation batches are dealt to workers in turn; `total` adds what all of them found."""
+
+    worker: Worker = Worker()
+    total: Total = _itself
+
+    def sum(self, found: Mapping[int, Tensor], *, num_batches: int) -> float:
+        """The sum over all batches, in their order: equal for any number of workers."""
+        own = torch.zeros(num_batches, dtype=torch.float64)
+        if found:
+            own[list(found)] = torch.stack(list(found.values())).double().cpu()
+        return float(sum(self.total(own).tolist()))
 
 
 class AttackPredictions(Protocol):
@@ -74,9 +96,9 @@ class TrainingAttack:
         return torch.where(clean == batch.labels, attacked, clean)
 
 
-def _batches(data: Split, *, seed: int, device: torch.device) -> Iterator[Batch]:
-    """Batches, one at a time: a validation split may be larger than memory."""
-    for start in range(0, len(data), BATCH):
+def _batches(data: Split, *, seed: int, device: torch.device, worker: Worker) -> Iterator[Batch]:
+    """A worker's batches, one at a time: a validation split may be larger than memory."""
+    for start in range(worker.rank * BATCH, len(data), worker.world * BATCH):
         part = data.span(start, start + BATCH)
         images, labels = part.pixels().to(device), part.labels.to(device)
         yield Batch(images, labels, part.item_ids, seed, 0, start // BATCH)
@@ -92,22 +114,43 @@ def validation_attack(train: TrainSettings, objective: Objective) -> AttackPredi
     return ValidationAttack(eps, train.val_steps, train.val_attack)
 
 
-def validation_score(model: PixelModel, data: Split, objective: Objective, *, seed: int) -> float:
+def validation_score(
+    model: PixelModel,
+    data: Split,
+    objective: Objective,
+    *,
+    seed: int,
+    workers: Workers = Workers(),  # noqa: B008 - frozen
+) -> float:
     """Mean of the objective's validation metric over validation items."""
     model.eval()
-    total = 0.0
     with torch.inference_mode():
-        for batch in _batches(data, seed=seed, device=model.mean.device):
-            total += float(objective.validation_scores(model, batch).double().sum())
-    return total / len(data)
+        sums = {
+            batch.step: objective.validation_scores(model, batch).double().sum()
+            for batch in _batches(
+                data, seed=seed, device=model.mean.device, worker=workers.worker
+            )
+        }
+    return workers.sum(sums, num_batches=_num_batches(data)) / len(data)
 
 
 def robust_accuracy(
-    model: PixelModel, data: Split, attack: AttackPredictions, *, seed: int
+    model: PixelModel,
+    data: Split,
+    attack: AttackPredictions,
+    *,
+    seed: int,
+    workers: Workers = Workers(),  # noqa: B008 - frozen
 ) -> float:
     """Share of validation items classified correctly before and after the attack."""
-    num_robust = 0
+    device = model.mean.device
     with attack_mode(model):
-        for batch in _batches(data, seed=seed, device=model.mean.device):
-            num_robust += int((attack.predictions(model, batch) == batch.labels).sum())
-    return num_robust / len(data)
+        robust = {
+            batch.step: (attack.predictions(model, batch) == batch.labels).sum()
+            for batch in _batches(data, seed=seed, device=device, worker=workers.worker)
+        }
+    return workers.sum(robust, num_batches=_num_batches(data)) / len(data)
+
+
+def _num_batches(data: Split) -> int:
+    return -(-len(data) // BATCH)

@@ -49,7 +49,7 @@ class AdversarialTraining(AdversarialObjective):
         clean = predictions(bare, batch.images) if own.clean_forward == "train_stats" else None
         logits = wrapped(x_adv)
         loss = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
-        metrics: Mapping[str, float] = {}
+        metrics: Mapping[str, Tensor] = {}
         if clean is not None:
             metrics = leak_metrics(clean, logits.argmax(dim=1), batch.hard_labels)
         elif own.clean_forward == "no_grad_eval" and batch.step % own.clean_every == 0:
@@ -62,14 +62,14 @@ def _item_losses(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="none")
 
 
-def probe(bare: nn.Module, batch: Batch, x_adv: Images) -> Mapping[str, float]:
+def probe(bare: nn.Module, batch: Batch, x_adv: Images) -> Mapping[str, Tensor]:
     """`leak_metrics` of a batch, both passes in eval mode: dropout must not count as an attack."""
     with attack_mode(bare):
         clean, attacked = predictions(bare, batch.images), predictions(bare, x_adv)
     return leak_metrics(clean, attacked, batch.hard_labels)
 
 
-def leak_metrics(clean: Labels, attacked: Labels, y: Labels) -> Mapping[str, float]:
+def leak_metrics(clean: Labels, attacked: Labels, y: Labels) -> Mapping[str, Tensor]:
     """Shares of the batch: correct when clean, correct only when attacked, only when clean.
 
     `leak`, the difference of the last two, is attacked minus clean accuracy.
@@ -77,5 +77,5 @@ def leak_metrics(clean: Labels, attacked: Labels, y: Labels) -> Mapping[str, flo
     before, after = clean == y, attacked == y
     rescued, broken = after & ~before, before & ~after
     shares = {"clean_accuracy": before, "rescued": rescued, "broken": broken}
-    metrics = {name: float(hits.double().mean()) for name, hits in shares.items()}
+    metrics = {name: hits.double().mean() for name, hits in shares.items()}
     return metrics | {"leak": metrics["rescued"] - metrics["broken"]}

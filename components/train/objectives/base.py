@@ -45,13 +45,14 @@ class LossOut:
 
     `logits` are those that the training accuracy counts: of clean images where the loss contains
     them, else of the images that it was computed on; None: the model is not a classifier.
-    `metrics` are means over the items of the batch and may be missing from some steps.
+    `metrics` are means over the items of the batch and may be missing from some steps. As float64
+    tensors they stay on the device, and the host need not wait for them.
     """
 
     loss: Tensor
     logits: Logits | None = None
     adversarial_logits: Logits | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | Tensor] = field(default_factory=dict)
 
 
 class Objective:

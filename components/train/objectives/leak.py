@@ -34,10 +34,11 @@ class LeakDetector:
         self.smallest_leak, self.failure_prob = smallest_leak, failure_prob
         self._probes: deque[tuple[int, int, int]] = deque(maxlen=window)
 
-    def update(self, metrics: Mapping[str, float], *, num_items: int) -> None:
+    def update(self, metrics: Mapping[str, float | Tensor], *, num_items: int) -> None:
         """Take the metrics of one step on `num_items` items, if the step was probed."""
         if "rescued" in metrics:
-            rescued, broken = (round(metrics[key] * num_items) for key in ("rescued", "broken"))
+            counts = (float(metrics[key]) * num_items for key in ("rescued", "broken"))
+            rescued, broken = map(round, counts)
             self._probes.append((rescued, broken, num_items))
 
     @property

@@ -40,7 +40,7 @@ class Mart(AdversarialObjective):
         own = logits.softmax(dim=1).gather(1, y[:, None]).squeeze(1)
         robust = (divergences * (WEIGHT - own)).mean()
         loss = boosted_cross_entropy(adversarial, y).mean() + self.settings.beta * robust
-        metrics = {"divergence": divergences.mean().item()}
+        metrics = {"divergence": divergences.mean().detach().double()}
         return LossOut(loss, logits.detach(), adversarial.detach(), metrics)
 
 

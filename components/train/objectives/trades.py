@@ -47,7 +47,7 @@ class Trades(AdversarialObjective):
         logits, adversarial = both_logits(wrapped, bare, batch.images, x_adv, passes=passes)
         natural = cross_entropy(logits, batch, label_smoothing=self.label_smoothing)
         divergence = item_divergences(logits, adversarial).mean()
-        metrics = {"divergence": divergence.item()}
+        metrics = {"divergence": divergence.detach().double()}
         loss = natural + self.settings.beta * divergence
         return LossOut(loss, logits.detach(), adversarial.detach(), metrics)
 

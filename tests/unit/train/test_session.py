@@ -120,12 +120,6 @@ def test_threads_that_build_batches_change_no_bit(new_session):
     assert all(torch.equal(found[name], value) for name, value in one.model.state_dict().items())
 
 
-def test_only_the_first_worker_validates(new_session, monkeypatch):
-    session = new_session(worker=Worker(1, 2))
-    monkeypatch.setattr(session, "_validate", lambda model: pytest.fail("rank 1 validated"))
-    assert session.run_epoch()["val_accuracy"] is None
-
-
 def test_initial_weights_follow_the_seed_alone(toy_spec):
     torch.manual_seed(1)
     before = torch.random.get_rng_state()

@@ -117,8 +117,8 @@ def test_two_workers_train_like_one(new_session, objective):
     pair = [new_session(objective, Worker(rank, 2)) for rank in (0, 1)]
     together(pair, run)
     close(pair[0], alone)
-    assert pair[0].history[0]["val_robust_accuracy"] is not None
-    assert pair[1].history[0]["val_robust_accuracy"] is None
+    for key in ("val_accuracy", "val_robust_accuracy"):  # each validated its share of the batches
+        assert pair[0].history[0][key] == pair[1].history[0][key] is not None
 
 
 def test_a_checkpoint_of_two_workers_goes_on_with_one_or_two(new_session):
@@ -160,7 +160,8 @@ def test_all_workers_select_and_stop_by_the_first_one(new_session, monkeypatch):
         for rank in (0, 1)
     ]
     figures = {"val_accuracy": 0.5, "val_robust_accuracy": 0.25}
-    monkeypatch.setattr(sessions[0], "_validate", lambda model: dict(figures))
+    monkeypatch.setattr(sessions[1], "_validate", lambda *_: dict.fromkeys(figures, 0.9))
+    monkeypatch.setattr(sessions[0], "_validate", lambda *_: dict(figures))
 
     def run(session: Session, total) -> None:
         while not session.finished:
@@ -195,5 +196,6 @@ def test_a_leak_stops_all_workers_at_the_same_step(new_session):
             train(session, total)
 
     together(sessions, run)
-    # 6 rescued items per step: 0.5 ** 18 is above one in a million, 0.5 ** 24 below
-    assert [(s.next_epoch, s.num_done) for s in sessions] == [(1, 1)] * 2
+    # 6 rescued items per step: 0.5 ** 18 is above one in a million, 0.5 ** 24 below. Counts of steps
+    # in a row are looked at together, here at the end of the epoch.
+    assert [(s.next_epoch, s.num_done) for s in sessions] == [(1, 3)] * 2
