@@ -32,7 +32,7 @@ def _itself(sums: Tensor) -> Tensor:
 class Workers:
     """Validation batches are dealt to workers in turn; `total` adds what all of them found."""
 
-    worker: Worker = Worker()
+    worker: Worker = Worker()  # noqa: RUF009 - frozen
     total: Total = _itself
 
     def sum(self, found: Mapping[int, Tensor], *, num_batches: int) -> float:
@@ -127,9 +127,7 @@ def validation_score(
     with torch.inference_mode():
         sums = {
             batch.step: objective.validation_scores(model, batch).double().sum()
-            for batch in _batches(
-                data, seed=seed, device=model.mean.device, worker=workers.worker
-            )
+            for batch in _batches(data, seed=seed, device=model.mean.device, worker=workers.worker)
         }
     return workers.sum(sums, num_batches=_num_batches(data)) / len(data)
 

@@ -54,9 +54,9 @@ class AblationTraining(Objective):
         """(H, W) bool, or (B, H, W) with a position for each image."""
         stream, device = f"{self.settings.shape}s{suffix}", batch.images.device
         if self.settings.position == "batch":
-            return self._mask(batch, stream, batch.step).to(device)
+            return self._mask(batch, stream, batch.step).to(device, non_blocking=True)
         masks = [self._mask(batch, f"{stream}-image", item) for item in batch.item_ids]
-        return torch.stack(masks).to(device)
+        return torch.stack(masks).to(device, non_blocking=True)
 
     def _mask(self, batch: Batch, stream: str, which: object) -> Tensor:
         """(H, W) bool from a start that is a function of (seed, stream, epoch, which)."""

@@ -93,10 +93,10 @@ class DenoiserTraining(Objective):
         device = batch.images.device
         timesteps = self.timesteps(batch, "denoiser-timestep")
         table = torch.from_numpy(self.diffusion.schedule.alphas_cumprod)
-        abar = table[timesteps].float().view(-1, 1, 1, 1).to(device)
+        abar = table[timesteps].float().view(-1, 1, 1, 1).to(device, non_blocking=True)
         clean, noise = 2 * batch.images - 1, noise_of(batch, "denoiser")
         noisy = abar.sqrt() * clean + (1 - abar).sqrt() * noise
-        times = self.diffusion.times(timesteps).to(device)
+        times = self.diffusion.times(timesteps).to(device, non_blocking=True)
         # as pixels: the model itself maps [0, 1] to [-1, 1]
         output = wrapped(to_pixels(noisy), None, times)[:, : clean.shape[1]]
         return LossOut(F.mse_loss(output, self.diffusion.target(clean, noise, abar)))

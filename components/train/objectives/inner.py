@@ -102,8 +102,8 @@ class InnerAttack:
             where = {"run_seed": batch.seed, "epoch": batch.epoch}
             noise = start_noise(self.settings, batch.item_ids, x.shape[1:], **where)
         if self.settings.start == "normal":
-            return x + START_NOISE * noise.to(x)
-        return x + eps * noise.to(x) + START_OFFSET
+            return x + START_NOISE * noise.to(x, non_blocking=True)
+        return x + eps * noise.to(x, non_blocking=True) + START_OFFSET
 
     def _check_now_and_then(self, device: torch.device) -> None:
         """A GPU would wait for the host; the loss of such a step is not finite either."""

@@ -32,7 +32,7 @@ def noise_of(batch: Batch, stream: str) -> Tensor:
         )
         for item in batch.item_ids
     ]
-    return torch.stack(noise).to(batch.images.device)
+    return torch.stack(noise).to(batch.images.device, non_blocking=True)
 
 
 class GaussianNoise(Objective):

@@ -3,6 +3,8 @@
 The oracles are numpy: z = W x + b, so the gradient of any loss is a sum of dloss/dz times x.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def batch() -> Batch:
 
 
 def given_images(batch: Batch, x_adv: torch.Tensor) -> Batch:
-    return Batch(*(getattr(batch, f) for f in batch.__slots__[:-1]), adversarial=x_adv)
+    return replace(batch, adversarial=x_adv)
 
 
 def moved(batch: Batch) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from components.train.epoch import EpochPlan
-from components.train.feed import Feeding, Worker
+from components.train.feed import Feeding
 from components.train.objectives import settings as s
 from components.train.objectives.base import Objective
 from components.train.objectives.make import make_objective

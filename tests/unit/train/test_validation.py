@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from components.train.feed import Worker
 from components.train.objectives.base_settings import AwpSettings
 from components.train.objectives.make import make_objective
 from components.train.objectives.settings import (
@@ -19,8 +20,10 @@ from components.train.settings import TrainSettings
 from components.train.validation import (
     TrainingAttack,
     ValidationAttack,
+    Workers,
     robust_accuracy,
     validation_attack,
+    validation_score,
 )
 
 
@@ -45,6 +48,31 @@ def test_accuracy_under_attack_is_the_exact_one_of_a_linear_model(linear, val_sp
     assert robust_accuracy(linear, val_split, attack, seed=0) == 0.5
     weak = ValidationAttack(float(margins.min()) * 0.99, 20, kind)
     assert robust_accuracy(linear, val_split, weak, seed=0) == 1
+
+
+def test_workers_share_the_batches_and_find_the_same_figure(toy_spec, val_split, monkeypatch):
+    monkeypatch.setattr("components.train.validation.BATCH", 3)  # four batches of ten items
+    model = initial_model(toy_spec, seed=0)
+    objective = make_objective(StandardSettings(), label_smoothing=0.0)
+    scores = torch.rand(10, generator=torch.Generator().manual_seed(0))
+    rows = {name: row for row, name in enumerate(val_split.item_ids)}
+    objective.validation_scores = lambda bare, batch: scores[[rows[n] for n in batch.item_ids]]
+    attack = ValidationAttack(0.1, 2, "pgd")
+
+    def figures(workers: Workers) -> tuple[float, float]:
+        score = validation_score(model, val_split, objective, seed=0, workers=workers)
+        return score, robust_accuracy(model, val_split, attack, seed=0, workers=workers)
+
+    alone = figures(Workers())
+    assert alone[0] == pytest.approx(float(scores.double().mean()), abs=1e-12)
+    for world in (2, 3, 5):  # with 5 one has nothing to do
+        kept: list[list[torch.Tensor]] = []
+        for rank in range(world):
+            found: list[torch.Tensor] = []
+            figures(Workers(Worker(rank, world), lambda own, found=found: found.append(own) or own))
+            kept.append(found)
+        sums = iter([sum(parts) for parts in zip(*kept, strict=True)])
+        assert figures(Workers(Worker(0, world), lambda own, sums=sums: next(sums))) == alone
 
 
 @pytest.mark.parametrize("kind", [FgsmTrainingSettings, TradesSettings])

@@ -43,7 +43,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.parts: dict[int, torch.Tensor] = {}
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=120)  # of a busy machine
 
     def total(self, rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
         def add(part: torch.Tensor) -> torch.Tensor:
@@ -196,6 +196,6 @@ def test_a_leak_stops_all_workers_at_the_same_step(new_session):
             train(session, total)
 
     together(sessions, run)
-    # 6 rescued items per step: 0.5 ** 18 is above one in a million, 0.5 ** 24 below. Counts of steps
-    # in a row are looked at together, here at the end of the epoch.
-    assert [(s.next_epoch, s.num_done) for s in sessions] == [(1, 3)] * 2
+    # 6 rescued items per step: 0.5 ** 18 is above one in a million, 0.5 ** 24 below. Counts of
+    # steps in a row are looked at together, here before the checkpoint after the second step.
+    assert [(s.next_epoch, s.num_done) for s in sessions] == [(1, 2)] * 2
