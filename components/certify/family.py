@@ -8,7 +8,7 @@ what they cost, and how they are described. The registry maps a kind to its fami
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -63,13 +63,31 @@ class VoteRequest(Generic[SettingsT]):
     def vote_fields(self) -> VoteFields:
         """What every family's vote settings take from a request."""
         own = self.settings
-        return VoteFields(kind=own.kind, micro_batch=own.micro_batch, device=self.device)
+        return VoteFields(
+            kind=own.kind,
+            micro_batch=own.planned_micro_batch,
+            device=self.device,
+            undecided=frozenset(self._undecided()),
+        )
+
+    def _undecided(self) -> Iterator[str]:
+        """Settings `auto` that depend on the device of the workers; a driver may lack it."""
+        if self.settings.micro_batch == "auto":
+            yield "micro_batch"
+        for name in ("precision", "noise") if self.device != "cpu" else ():
+            if getattr(self.settings, name, None) == "auto":
+                yield name
 
 
 def recorded_vote_fields(header: VotesHeader) -> VoteFields:
     """The same, from a header."""
     own = header.settings
-    return VoteFields(kind=header.kind, micro_batch=own["micro_batch"], device=own["device"])
+    return VoteFields(
+        kind=header.kind,
+        micro_batch=own["micro_batch"],
+        device=own["device"],
+        undecided=frozenset(),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +136,9 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         `source`: finished votes that contain all votes of this request.
         """
 
-    decides: ClassVar[bool] = False  # whether `decide` finds anything
+    def must_decide(self, task: VoteTask[VotesT]) -> bool:
+        """Whether `decide` checks or finds anything."""
+        return bool(task.votes.undecided)
 
     def decide(self, task: VoteTask[VotesT]) -> dict[str, Any]:
         """What can only be decided on the device of the votes, as JSON values; loads the model.
@@ -129,7 +149,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     def decided(self, task: VoteTask[VotesT], decisions: Mapping[str, Any]) -> VoteTask[VotesT]:
         """The task with the results of `decide`."""
-        return task
+        return replace(task, votes=replace(task.votes, **decisions, undecided=frozenset()))
 
     def notice(self, task: VoteTask[VotesT]) -> str | None:
         """A message to the user about how votes are computed, if there is one."""
@@ -286,7 +306,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
 
     def batches(self, settings: SettingsT, model: CostedModel) -> list[tuple[int, int]]:
         """(images, denoiser passes whose activations are kept) of the batches of a worker."""
-        return [(settings.micro_batch, min(model.denoiser_calls, 1))]
+        return [(settings.planned_micro_batch, min(model.denoiser_calls, 1))]
 
     # Description ----------------------------------------------------------------------------------
 
@@ -379,7 +399,7 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
     # Publishing -----------------------------------------------------------------------------------
 
     def published_settings(
-        self, settings: SettingsT, dataset: PreparedDataset
+        self, settings: SettingsT, header: VotesHeader, dataset: PreparedDataset
     ) -> dict[str, object] | None:
         """Settings of the smoothed classifier in the registry; None: the family has none."""
         return None

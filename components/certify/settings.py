@@ -2,14 +2,22 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from components.core.registry import Registry
-from components.core.settings import Problem, Settings, changed_fields, plain
+from components.core.settings import (
+    Count,
+    Problem,
+    Settings,
+    changed_fields,
+    default_of,
+    plain,
+)
 from components.denoising.settings import SamplerBase, is_on_disk
 from components.train.objectives.settings import ObjectiveSettings
 
 FAMILIES = Registry("certificate")
+MicroBatch = Count | Literal["auto"]
 
 # Keys added after the first version: they enter a fingerprint only if they are used, so that older
 # certificates keep their fingerprints and bytes.
@@ -99,8 +107,14 @@ class CertificateSettings(Settings):
     kind: str
     model: str
     num_items: int | None
-    micro_batch: int
+    micro_batch: MicroBatch
     challenge: "ChallengeSettings | None"
+
+    @property
+    def planned_micro_batch(self) -> int:
+        """Rows of a forward pass, as far as they are known before `auto` is measured."""
+        own = self.micro_batch
+        return int(default_of(type(self), "micro_batch") if own == "auto" else own)
 
     @property
     def denoiser_name(self) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypedDict, TypeVar
 
 from components.certify.vote_rows import image_digest
-from components.core.arithmetic import EXACT
+from components.core.arithmetic import EXACT, Arithmetic
 from components.core.folders import Folder
 from components.core.types import Array
 from components.data.memory import MemoryDataset
@@ -28,15 +28,21 @@ class VoteFields(TypedDict):
     kind: str
     micro_batch: int
     device: str
+    undecided: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSettings:
-    """Settings that votes depend on besides model and data; a family's class adds its own."""
+    """Settings that votes depend on besides model and data; a family's class adds its own.
+
+    `undecided` names those that a recipe leaves to the first worker; they hold a default until
+    then, and no header is written before.
+    """
 
     kind: str
     micro_batch: int
     device: str
+    undecided: frozenset[str] = frozenset()
 
     def to_dict(self) -> dict[str, object]:
         """The `settings` of a votes file's header.
@@ -45,7 +51,12 @@ class VoteSettings:
         recorded.
         """
         values = {"micro_batch": self.micro_batch, "device": self.device}
-        return values if self.device == "cpu" else {**values, "float32": EXACT.to_dict()}
+        return values if self.device == "cpu" else {**values, "float32": self.arithmetic.to_dict()}
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The switches of float32 products under which votes are computed."""
+        return EXACT
 
 
 VotesT = TypeVar("VotesT", bound=VoteSettings)

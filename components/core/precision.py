@@ -76,6 +76,9 @@ def reduced(precision: str, device: str) -> Iterator[None]:
     import torch
 
     is_reduced = precision in REDUCED
+    if not is_reduced and not torch.amp.is_autocast_available(device):
+        yield
+        return
     dtype = getattr(torch, precision) if is_reduced else torch.bfloat16
     with torch.autocast(device, dtype=dtype, enabled=is_reduced):
         yield

@@ -30,20 +30,57 @@ def standard_normal(
 
 
 def standard_normals(
-    run_seed: int, stream: str, item_id: str, *, start: int, stop: int, shape: tuple[int, ...]
+    run_seed: int,
+    stream: str,
+    item_id: str,
+    *,
+    start: int,
+    stop: int,
+    shape: tuple[int, ...],
+    out: NDArray[np.float32] | None = None,
 ) -> NDArray[np.float32]:
     """(stop - start, ...) float32: the values of `standard_normal` at the indices start..stop-1.
 
     One generator is re-keyed: constructing a new one takes as long as the noise of a small image.
+    They are written to `out`, contiguous rows, where it is given.
     """
     bits = np.random.Philox(key=0)
     fresh, generator = bits.state, np.random.Generator(bits)
-    rows = np.empty((stop - start, *shape), dtype=np.float32)
+    rows = np.empty((stop - start, *shape), dtype=np.float32) if out is None else out
     for row, index in zip(rows, range(start, stop), strict=True):
         key = stream_key(run_seed, stream, item_id, index)
         fresh["state"]["key"] = np.array([key % 2**64, key >> 64], dtype=np.uint64)
         bits.state = fresh  # counter 0, empty buffer
         generator.standard_normal(dtype=np.float32, out=row)
+    return rows
+
+
+def device_normals(
+    run_seed: int,
+    stream: str,
+    item_id: str,
+    *,
+    start: int,
+    stop: int,
+    shape: tuple[int, ...],
+    device: "torch.device | str",
+) -> "torch.Tensor":
+    """(stop - start, ...) float32 normals of `core/philox.py`, made on `device`, the same on all.
+
+    Their keys are those of `standard_normal`; their values are others.
+    """
+    import torch  # here, as below
+
+    from components.core.philox import fill_normals
+    from components.core.transfers import sent
+
+    keys = b"".join(
+        stream_key(run_seed, stream, item_id, index).to_bytes(16, "little")
+        for index in range(start, stop)
+    )
+    words = torch.from_numpy(np.frombuffer(keys, dtype="<u4").astype(np.int64)).view(-1, 4)
+    rows = torch.empty(stop - start, *shape, device=device)
+    fill_normals(rows.view(stop - start, -1), sent(words, device))
     return rows
 
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from components.core.errors import CasemateError
-from components.core.seeding import standard_normals
+from components.core.noise_streams import NoiseKind
+from components.core.seeding import device_normals, standard_normals
 from components.core.settings import settings
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
@@ -41,19 +42,30 @@ class Sampler(Protocol):
 
 
 def draws_of_samples(
-    *, run_seed: int, stream: str, item_id: str, start: int, stop: int, shape: tuple[int, ...]
+    *,
+    run_seed: int,
+    stream: str,
+    item_id: str,
+    start: int,
+    stop: int,
+    shape: tuple[int, ...],
+    noise: NoiseKind = "numpy",
+    device: torch.device | str = "cpu",
 ) -> Draws:
     """Draws of a sampler for the noisy copies `start..stop-1` of an item, on any worker.
 
     `stream` is that of the noise in the copies; the sampler derives its own streams from it. If
     draws that choose a class shared them with draws that bound its probability, the two would not
-    be independent.
+    be independent. The generator is that of the noise in the copies.
     """
 
     def draw(step: int) -> Tensor:
-        rows = standard_normals(
-            run_seed, f"denoise-{stream}-{step}", item_id, start=start, stop=stop, shape=shape
-        )
+        own = f"denoise-{stream}-{step}"
+        if noise == "philox":
+            return device_normals(
+                run_seed, own, item_id, start=start, stop=stop, shape=shape, device=device
+            )
+        rows = standard_normals(run_seed, own, item_id, start=start, stop=stop, shape=shape)
         return torch.from_numpy(rows)
 
     return draw

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from components.core.transfers import sent
 from components.core.types import Images
 from components.models.logits import check_logits
 from components.models.pixels import PixelModel
@@ -63,12 +64,17 @@ def masked_predictions(
     if model.training:
         raise ValueError("votes need eval mode: train-mode layers mix rows of a batch")
     device = model.mean.device
-    votes = torch.empty(images.shape[0], len(visible), dtype=torch.int64)
-    names = item_ids or [str(row) for row in range(len(images))]
-    for row, image in enumerate(images.to(device)):
-        for chunk in chunks:
-            logits = model.forward_ablated(
-                image.expand(len(chunk), -1, -1, -1), visible[chunk].to(device)
-            )
-            votes[row, chunk] = check_logits(logits, [names[row]] * len(chunk)).argmax(dim=1).cpu()
-    return votes
+    votes = torch.empty(images.shape[0], len(visible), dtype=torch.int64, device=device)
+    finite = torch.ones(len(images), dtype=torch.bool, device=device)
+    places = [sent(chunk, device) for chunk in chunks]
+    for row, image in enumerate(sent(images, device)):
+        for chunk, place in zip(chunks, places, strict=True):
+            shown = sent(visible[chunk], device)
+            logits = model.forward_ablated(image.expand(len(chunk), -1, -1, -1), shown)
+            votes[row, place] = logits.argmax(dim=1)
+            finite[row] &= logits.isfinite().all()
+    found = finite.cpu()[:, None]  # the device is waited for once, not after every pass
+    check_logits(
+        torch.where(found, 0.0, torch.nan), item_ids or [str(n) for n in range(len(found))]
+    )
+    return votes.cpu()

@@ -22,6 +22,8 @@ import torch
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
+from components.core.precision import reduced
+from components.core.transfers import sent
 from components.models.fast import is_instrumented, is_patchwise
 from components.models.tokens import forward_tokens, kept_indices, patch_size_of, with_positions
 
@@ -127,7 +129,7 @@ class CutStem:
     def alone(self, cells: Tensor, shown: Tensor) -> Tensor:
         """(n, D) sums of cells (n, C, tall, wide) over their pixels `shown`."""
         pixels = torch.where(shown, cells, torch.zeros((), device=cells.device)).flatten(1)
-        with torch.autocast(cells.device.type, enabled=False):  # as exact as the table
+        with reduced("float32", cells.device.type):  # as exact as the table
             sums: Tensor = pixels @ self.weight.flatten(1).T
         return sums
 
@@ -176,7 +178,7 @@ class PartialTokens:
 
     def __init__(self, stem: CutStem, images: Tensor) -> None:
         self.stem, self.cells = stem, _cells(images, stem.patch_size)
-        self.patterns = torch.tensor(stem.patterns, device=images.device)
+        self.patterns = torch.tensor(stem.patterns)  # on the host, as the cells of ablations
         # image by image: other images must not change the rounding of sums
         sums = [part for cells in self.cells for part in stem.sums(cells)]
         self.table = torch.cat(sums)  # (B * patterns * N, D)
@@ -184,23 +186,26 @@ class PartialTokens:
     def logits(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
         """Logits of R ablations, with the arguments of `tokens`."""
         tokens = self.tokens(cells, image=image, visible=visible)
-        return forward_tokens(self.stem.net, tokens, cells.kept, self.stem.rotations)
+        kept = sent(cells.kept, tokens.device)
+        return forward_tokens(self.stem.net, tokens, kept, self.stem.rotations)
 
     def tokens(self, cells: CutCells, *, image: Tensor, visible: Tensor | None) -> Tensor:
-        """(R, P + T, D) of R ablations of the (R,) images numbered `image`.
+        """(R, P + T, D) of R ablations of the (R,) images numbered `image`, all on the host.
 
-        Their (R, H, W) `visible` pixels are needed if the pattern of a cell is ALONE.
+        Their (R, H, W) `visible` pixels, on the device, are needed if the pattern of a cell is
+        ALONE.
         """
-        stem = self.stem
+        stem, device = self.stem, self.table.device
         entry = torch.searchsorted(self.patterns, cells.pattern.clamp(min=0))
         index = (image[:, None] * len(self.patterns) + entry) * len(stem.positions) + cells.kept
-        sums = self.table[index]
+        sums = self.table[sent(index, device)]
         if visible is not None:
             row, slot = (cells.pattern == ALONE).nonzero(as_tuple=True)
-            place = cells.kept[row, slot]
+            numbers = torch.stack([row, slot, cells.kept[row, slot], image[row]])
+            row, slot, place, source = sent(numbers, device).unbind()
             shown = _cells(visible[:, None], stem.patch_size)[row, place]
-            sums[row, slot] = stem.alone(self.cells[image[row], place], shown)
-        tokens = stem.positioned(sums, cells.kept)
+            sums[row, slot] = stem.alone(self.cells[source, place], shown)
+        tokens = stem.positioned(sums, sent(cells.kept, device))
         return torch.cat([stem.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
 
 

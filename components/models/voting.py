@@ -6,7 +6,8 @@ computes the same votes faster. Ablations that keep equally many tokens share a 
 images; partly visible tokens come from sums (`partial_tokens`); the last block computes what the
 head reads (`fast`), the others run on packed weights (`packed`) or compiled; 16-bit numbers are an
 option. All of these move logits by rounding only, and where a row's two best logits are closer than
-rounding usually explains, its vote is recomputed one by one. Networks that amplify rounding errors,
+rounding usually explains, its vote is recomputed: that of a reduced precision in float32 first, in
+batches, and what is still close one by one. Networks that amplify rounding errors,
 for example with very large attention weights, may still vote differently on single ablations; votes
 never depend on hidden pixels. Units of work do not depend on the cluster: any number of workers
 gives the same bytes.
@@ -21,7 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from components.core.arithmetic import in_use, using
 from components.core.errors import CasemateError
+from components.core.precision import check_precision, reduced, switches_of
+from components.core.transfers import sent
 from components.core.types import Images, Logits
 from components.data.ablation import Ablations
 from components.models.attention.shadow import shadowed
@@ -33,15 +37,16 @@ from components.models.pixels import PixelModel
 from components.models.vote_plan import Group, embeds_cuts, plan_for
 
 # A vote is recomputed if its two best logits are closer than this share of the largest one. In
-# float32, other batch shapes and the sums move logits by some 1e-6 of it; numbers of 16 bits carry
-# 8 (bfloat16) or 11 bits, and a dozen layers lose a few units of the last one.
-TIE_TOLERANCE = {"float32": 2**-14, "bfloat16": 2**-4, "float16": 2**-7}
+# float32, other batch shapes and the sums move logits by some 1e-6 of it; reduced numbers carry 8
+# (bfloat16) or 11 bits (float16, tf32), and a dozen layers lose a few units of the last one.
+TIE_TOLERANCE = {"float32": 2**-14, "tf32": 2**-7, "bfloat16": 2**-4, "float16": 2**-7}
 MIN_TIE_TOLERANCE = 1e-4  # for small logits
 TABLE_BYTES = 2**28  # for the sums of images in the same passes
-MOST_IMAGES = 8  # in the same passes
+FEW_IMAGES, MOST_IMAGES = 8, 64  # in the same passes
 NUM_PROBES = 8  # ablations on which two backends are compared
 
-Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of image and member
+HOST = torch.device("cpu")
+Rows = tuple[Group, Tensor, Tensor]  # some ablations of a group: numbers of image and member, host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +101,15 @@ class AblationPredictor:
             backend,
         )
         in_cells = backend.path == "fast" and embeds_cuts(model)
-        self.plan = plan_for(model, ablations, in_cells=in_cells, device=self.device)
+        self.plan = plan_for(model, ablations, in_cells=in_cells, device=HOST)
         self.weights = [part for part in model.parameters() if not part.is_inference()]
         self.versions = [part._version for part in self.weights]
         with torch.inference_mode():
             self.stem = self._stem() if self.plan.patterns else None
             self.packed = pack(model.net) if self.stem and backend == FAST else None
+        self.exact: AblationPredictor | None = None  # decides what a reduced precision cannot
+        if backend.precision != "float32":
+            self.exact = AblationPredictor(model, ablations, micro_batch=micro_batch)
 
     def __call__(
         self,
@@ -118,20 +126,39 @@ class AblationPredictor:
         self.model.spec.check_image(images.shape[1:])
         if self.model.training or self.versions != [part._version for part in self.weights]:
             raise ValueError("the model has changed; construct a new predictor")
-        votes = torch.empty(len(images), len(self.ablations), dtype=torch.int64)
-        requested, together = self._requested(order), self._images_together()
         names = item_ids or [str(row) for row in range(len(images))]
         with torch.inference_mode():
-            for first in range(0, len(images), together):
-                some = images[first : first + together].to(self.device)
-                ids = names[first : first + together]
-                found, nearly_tied = self._fast_votes(some, requested)
-                for row, number in nearly_tied.nonzero():
-                    shown = self.ablations.masks(number[None])
-                    alone = self.model.forward_ablated(some[row, None], shown)
-                    found[row, number] = check_logits(alone, ids[row : row + 1]).argmax()
-                votes[first : first + together] = found.cpu()
-        return votes if order is None else votes[:, list(order)]
+            votes, nearly_tied = self._fast_votes(images, self._requested(order))
+            close = nearly_tied.cpu().nonzero()
+            if self.exact is not None:
+                close = self.exact._decide(votes, images, close)
+            self._decide_alone(votes, images, close, names)
+            found = votes.cpu()
+        return found if order is None else found[:, list(order)]
+
+    def _decide(self, votes: Tensor, images: Images, close: Tensor) -> Tensor:
+        """Vote again on (n, 2) numbers of image and ablation; those that are still nearly tied."""
+        doubtful = torch.zeros(votes.shape, dtype=torch.bool)
+        doubtful[close.unbind(1)] = True
+        rows = doubtful.any(dim=1).nonzero()[:, 0]
+        found, nearly_tied = self._fast_votes(images[rows], doubtful[rows])
+        changed, at = sent(doubtful[rows], self.device), sent(rows, self.device)
+        votes[at] = torch.where(changed, found, votes[at])
+        place, number = nearly_tied.cpu().nonzero().unbind(1)
+        return torch.stack([rows[place], number], dim=1)
+
+    def _decide_alone(
+        self, votes: Tensor, images: Images, close: Tensor, names: Sequence[str]
+    ) -> None:
+        """Vote on numbers of image and ablation one by one, which is how votes are defined."""
+        if not len(close):
+            return
+        logits = []
+        for row, number in close:
+            shown = self.ablations.masks(sent(number[None], self.device))
+            logits.append(self.model.forward_ablated(sent(images[row, None], self.device), shown))
+        checked = check_logits(torch.cat(logits), [names[row] for row in close[:, 0].tolist()])
+        votes[sent(close, self.device).unbind(1)] = checked.argmax(dim=1)
 
     def difference_to_plain(self) -> float:
         """Largest difference of logits to the plain path, over the largest logit or 1.
@@ -146,11 +173,11 @@ class AblationPredictor:
             for group in self.plan.groups:
                 size = len(group.numbers)
                 count = min(size, NUM_PROBES, self.micro_batch)
-                member = torch.linspace(0, size - 1, count, device=self.device).long()
+                member = torch.linspace(0, size - 1, count).long()
                 rows = [(group, torch.zeros_like(member), member)]
                 with self._faster():
                     found = self._pass(self._seen(image), rows)
-                shown = self.ablations.masks(group.numbers[member])
+                shown = self.ablations.masks(sent(group.numbers[member], self.device))
                 expected = self.model.forward_ablated(image.expand(count, -1, -1, -1), shown)
                 known = expected.isfinite().all(dim=1)  # others are refused where votes are counted
                 if known.any():
@@ -167,45 +194,59 @@ class AblationPredictor:
         model, patterns = self.model, self.plan.patterns
         return CutStem(model.net, mean=model.mean, std=model.std, patterns=patterns)
 
-    def _requested(self, order: Sequence[int] | None) -> list[Tensor]:
-        """Requested members of each group."""
-        wanted = torch.full((len(self.ablations),), order is None, device=self.device)
+    def _requested(self, order: Sequence[int] | None) -> Tensor:
+        """(K,) which ablations vote, on the host as all plans."""
+        wanted = torch.full((len(self.ablations),), order is None)
         if order is not None:
             wanted[list(order)] = True
-        return [wanted[group.numbers].nonzero()[:, 0] for group in self.plan.groups]
+        return wanted
 
-    def _images_together(self) -> int:
+    def _images_together(self, votes_each: int) -> int:
         """Number of images that share passes: enough to fill them, limited by table memory."""
+        enough = max(FEW_IMAGES, -(-self.micro_batch // max(votes_each, 1)))
         if self.stem is None:
-            return MOST_IMAGES
+            return min(enough, MOST_IMAGES)
         bytes_each = 4 * len(self.stem.patterns) * self.stem.positions.numel()
-        return min(max(TABLE_BYTES // bytes_each, 1), MOST_IMAGES)
+        return min(max(TABLE_BYTES // bytes_each, 1), enough, MOST_IMAGES)
 
-    def _fast_votes(self, images: Images, requested: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """(B, K) argmax of fast logits where requested, and whether it is nearly tied."""
+    def _fast_votes(self, images: Images, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K) argmax of fast logits, and whether it is nearly tied; 0 and False elsewhere.
+
+        `wanted`, (K,) or (B, K) bool on the host, names the votes. Nothing waits for the device.
+        """
         shape = len(images), len(self.ablations)
         votes = torch.zeros(shape, dtype=torch.int64, device=self.device)
         nearly_tied = torch.zeros_like(votes, dtype=torch.bool)
+        asked = wanted.expand(shape)
+        together = self._images_together(-(-int(asked.sum()) // max(len(images), 1)))
         with self._faster():
-            seen = self._seen(images)
-            for rows in self._passes(requested, len(images)):
-                logits = self._pass(seen, rows)
-                image = torch.cat([image for _, image, _ in rows])
-                number = torch.cat([group.numbers[member] for group, _, member in rows])
-                votes[image, number] = logits.argmax(dim=1)
-                nearly_tied[image, number] = _is_close(
-                    logits, TIE_TOLERANCE[self.backend.precision]
-                )
+            for first in range(0, len(images), together):
+                some = slice(first, first + together)
+                if asked[some].any():
+                    self._vote(images[some], asked[some], votes[some], nearly_tied[some])
         return votes, nearly_tied
 
-    def _passes(self, requested: Sequence[Tensor], num_images: int) -> Iterator[list[Rows]]:
+    def _vote(self, images: Images, asked: Tensor, votes: Tensor, nearly_tied: Tensor) -> None:
+        """Fill in votes of images whose sums are in memory together."""
+        seen, logits = self._seen(sent(images, self.device)), []
+        rows: list[Rows] = []
+        for some in self._passes(asked):
+            logits.append(self._pass(seen, some))
+            rows += some
+        image = torch.cat([image for _, image, _ in rows])
+        number = torch.cat([group.numbers[member] for group, _, member in rows])
+        at = sent(torch.stack([image, number]), self.device).unbind()
+        found = torch.cat(logits)
+        votes[at] = found.argmax(dim=1)
+        nearly_tied[at] = _is_close(found, TIE_TOLERANCE[self.backend.precision])
+
+    def _passes(self, asked: Tensor) -> Iterator[list[Rows]]:
         """Passes of at most `micro_batch` rows of one group; packed: also remainders of several."""
         left: list[Rows] = []
-        for group, members in zip(self.plan.groups, requested, strict=True):
-            if not len(members):  # no member of this group is requested
+        for group in self.plan.groups:
+            numbers = asked[:, group.numbers].nonzero(as_tuple=True)  # of image and member
+            if not len(numbers[0]):
                 continue
-            image = torch.arange(num_images, device=self.device).repeat_interleave(len(members))
-            numbers = (image, members.repeat(num_images))
             for some in zip(*(torch.split(n, self.micro_batch) for n in numbers), strict=True):
                 if not self.packed or len(some[0]) == self.micro_batch:
                     yield [(group, *some)]
@@ -226,8 +267,7 @@ class AblationPredictor:
         backend, count = self.backend, sum(len(image) for _, image, _ in rows)
         if backend.fixed_shape:
             rows = [_filled(some, self.micro_batch) for some in rows]
-        dtype, enabled = getattr(torch, backend.precision), backend.precision != "float32"
-        with torch.autocast(self.device.type, dtype=dtype, enabled=enabled):
+        with reduced(backend.precision, self.device.type):
             if isinstance(seen, Tensor):
                 found = [self._image_logits(seen, *some) for some in rows]
             elif self.packed:
@@ -238,16 +278,16 @@ class AblationPredictor:
 
     def _image_logits(self, images: Images, group: Group, image: Tensor, member: Tensor) -> Logits:
         """For any network: ablated images through the whole model."""
-        return self.model.forward_ablated(
-            images[image], self.ablations.masks(group.numbers[member])
-        )
+        image, number = sent(torch.stack([image, group.numbers[member]]), self.device).unbind()
+        return self.model.forward_ablated(images[image], self.ablations.masks(number))
 
     def _cells(self, group: Group, image: Tensor, member: Tensor) -> dict[str, Any]:
         """Arguments of `PartialTokens`, for vision transformers that drop tokens."""
         assert group.cells is not None
         shown = None
         if group.any_alone:
-            shown = self.model.resized_mask(self.ablations.masks(group.numbers[member]))
+            number = sent(group.numbers[member], self.device)
+            shown = self.model.resized_mask(self.ablations.masks(number))
         return {"cells": group.cells.rows(member), "image": image, "visible": shown}
 
     @contextmanager
@@ -255,6 +295,8 @@ class AblationPredictor:
         """Speed up the network according to the backend; a packed one needs nothing."""
         net, backend = self.model.net, self.backend
         with ExitStack() as stack:
+            if backend.precision == "tf32":
+                stack.enter_context(using(switches_of("tf32", in_use())))
             if backend.compiled:
                 stack.enter_context(_compiled_blocks(net))
             elif not self.packed and backend == FAST:
@@ -288,21 +330,6 @@ def column_predictions(
     return ablation_predictions(model, images, ablations, micro_batch=micro_batch)
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raise an error for 16 bits on a processor without 16-bit units: slower than float32.
-
-    torch emulates them about ten times as slowly.
-    """
-    if device.type != "cpu" or precision == "float32":
-        return
-    if precision == "float16" or not (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    ):
-        raise CasemateError(
-            "certify.precision", precision, "is not supported by this processor; use float32"
-        )
-
-
 def _check(
     model: PixelModel, ablations: Ablations, micro_batch: int, backend: VotingBackend
 ) -> torch.device:
@@ -312,14 +339,14 @@ def _check(
         raise ValueError(f"micro_batch must be at least 1, got {micro_batch}")
     if ablations.image_size != (model.spec.image_size,) * 2:
         raise ValueError(f"ablations of {ablations.image_size} do not fit the model's images")
-    check_precision(backend.precision, model.mean.device)
+    check_precision(backend.precision, model.mean.device.type, key="certify.precision")
     return model.mean.device
 
 
 def _filled(rows: Rows, count: int) -> Rows:
     group, image, member = rows
-    padding = torch.zeros(count - len(image), dtype=torch.int64, device=image.device)
-    order = torch.cat([torch.arange(len(image), device=image.device), padding])
+    padding = torch.zeros(count - len(image), dtype=torch.int64)
+    order = torch.cat([torch.arange(len(image)), padding])
     return group, image[order], member[order]
 
 

@@ -37,7 +37,7 @@ RANGES = {
 
 def explain(model: type[BaseModel], values: Any, error: ValidationError) -> list[Problem]:
     """All mistakes that `model` found in plain values."""
-    errors = error.errors(include_url=False)
+    errors = list(_once_for_words(error.errors(include_url=False)))
     places = [found["loc"] for found in errors]
     return [
         problem
@@ -45,6 +45,22 @@ def explain(model: type[BaseModel], values: Any, error: ValidationError) -> list
         if not (found["type"] == "too_short" and _has_entry(places, found["loc"]))
         for problem in _problems(Place(model, values), found)
     ]
+
+
+def _once_for_words(errors: Sequence[Any]) -> Iterator[Any]:
+    """The errors, one for a value that is neither a number nor one of some words.
+
+    pydantic tells one for each and adds its own name of the type to the location.
+    """
+    words = {e["loc"][:-1]: e["ctx"]["expected"] for e in errors if _names_words(e["loc"])}
+    for found in errors:
+        above = found["loc"][:-1]
+        if not _names_words(found["loc"]):
+            yield {**found, "loc": above, "words": words[above]} if above in words else found
+
+
+def _names_words(place: tuple[Any, ...]) -> bool:
+    return bool(place) and str(place[-1]).startswith("literal[")
 
 
 def _has_entry(places: Sequence[tuple[Any, ...]], above: tuple[Any, ...]) -> bool:
@@ -132,6 +148,7 @@ def _in_words(place: "Place", error: Any, cause: Exception | None) -> str:
     """The message of pydantic, or the hint of the settings for values out of range."""
     text = str(cause) if cause else _translated(error)
     text = (error["type"] in RANGES and place.remedy()) or text
+    text += f" or {error['words']}" if "words" in error else ""
     starts = ("is ", "names ", "lists ", "must ", "needs ")
     return text if text.startswith(starts) else f"is wrong: {text}"
 

@@ -18,6 +18,7 @@ from components.certify.l2.deployed import SmoothedClassifier
 from components.certify.l2.noise import check_draws_alone
 from components.core.arithmetic import EXACT, using
 from components.core.errors import CasemateError
+from components.core.precision import switches_of
 from components.denoising.loading import load_denoised, source_of
 from components.models.checkpoint import load_model
 
@@ -76,7 +77,7 @@ class SmoothedModel(PythonModel):  # type: ignore[misc]  # MLflow has no types
         rows = []
         for image in images:
             seed = secrets.randbits(63) if asked["seed"] == FRESH else int(asked["seed"])
-            with using(EXACT):  # as the votes of its certificate
+            with using(switches_of(smoothed.precision, EXACT)):  # as the votes of its certificate
                 if seconds:
                     prediction = smoothed.certify_within(image, seconds=seconds, seed=seed)
                 else:

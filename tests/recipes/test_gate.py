@@ -57,6 +57,14 @@ def refusal(*overrides: str, text: str = BASE, facts: Facts | None = None) -> li
             [certified_by("kind: columns, band: 2, patch_sizes: [1], precision: float16")],
             "certify.p.precision: float16 needs GPUs; set cluster.gpus_per_actor, or use float32",
         ),
+        (
+            [certified_by("kind: gaussian, sigma: 0.25, precision: tf32")],
+            "certify.p.precision: tf32 needs GPUs; set cluster.gpus_per_actor, or use float32",
+        ),
+        (
+            [certified_by("kind: gaussian, sigma: 0.25, micro_batch: many")],
+            "certify.p.micro_batch: 'many' is not a whole number or 'auto'",
+        ),
         ([TWO_CLASSES, DLR, "model.options={}"], "attack.l.attacks.pgd-20-dlr: 2 classes are too"),
         (
             [

@@ -54,6 +54,8 @@ class L2Challenger:
             stop=c.num_predict,
             micro_batch=votes.micro_batch,
             device=votes.device,
+            noise=votes.noise,
+            precision=votes.precision,
         )
         counts = np.bincount(predictions, minlength=self.model.spec.num_classes)
         verdict = predict_counts(counts, alpha=self.failure_prob)  # -1: too close to call

@@ -49,6 +49,7 @@ class SmoothedClassifier:
     num_estimate: int = default_of(GaussianSettings, "num_estimate")
     failure_prob: float = default_of(GaussianSettings, "failure_prob")
     micro_batch: int = default_of(GaussianSettings, "micro_batch")
+    precision: str = "float32"
     device: str | torch.device = "cpu"
 
     def __post_init__(self) -> None:
@@ -122,4 +123,5 @@ class SmoothedClassifier:
             stop=stop,
             micro_batch=self.micro_batch,
             device=self.device,
+            precision=self.precision,
         )

@@ -12,7 +12,9 @@ from components.certify.header import FieldTypes, VotesHeader
 from components.certify.l2.radius import Method
 from components.certify.l2.sequential import SELECT_LEAD, SELECT_STEP, SequentialPlan
 from components.core.errors import CasemateError
+from components.core.noise_streams import NoiseKind, noise_kind
 
+PRECISIONS = ("float32", "tf32", "bfloat16")  # of the classifier that voted
 METHODS: tuple[Method, ...] = ("fixed", "sequential", "randomized")
 L2_FIELDS: FieldTypes = {
     "sigma": (int, float),
@@ -42,6 +44,7 @@ class Drawn:
     names_method: bool  # False: the first version, whose certificates have another layout
     declared: Mapping[str, Any] | None
     denoiser: Mapping[str, Any] | None
+    precision: str
 
     def settings(self) -> dict[str, Any]:
         """Settings of a worker that draws the same votes."""
@@ -61,7 +64,17 @@ def drawn_of(header: VotesHeader) -> Drawn:
         "method" in recorded,
         recorded.get("declared"),
         recorded.get("denoiser"),
+        recorded.get("precision", "float32"),
     )
+
+
+def generator_of(header: VotesHeader) -> NoiseKind:
+    """The generator of the recorded draws."""
+    for method in METHODS:
+        if kind := noise_kind(header.noise_impl, method):
+            return kind
+    remedy = "draws in a way that this version does not know: its votes cannot be repeated"
+    raise CasemateError("noise_impl of the votes", header.noise_impl, remedy)
 
 
 def method_of(header: VotesHeader) -> Method:
@@ -110,6 +123,9 @@ def check_l2_header(header: VotesHeader) -> None:
     declared = header.settings.get("declared")
     if method not in METHODS:
         raise CasemateError("method", method, f"is not one of {', '.join(METHODS)}")
+    if drawn_of(header).precision not in PRECISIONS:
+        known = f"is not one of {', '.join(PRECISIONS)}"
+        raise CasemateError("precision", drawn_of(header).precision, known)
     if (method == "sequential") != (declared is not None):
         raise CasemateError("declared", declared, "must be set iff method is sequential")
     if declared is None:

@@ -27,6 +27,7 @@ from components.certify.l2.evidence import (
     check_l2_header,
     declare,
     drawn_of,
+    generator_of,
     is_sequential,
     method_of,
     plan_of,
@@ -46,16 +47,23 @@ from components.certify.l2.voters import (
     GaussianVoteSettings,
     describe_denoiser,
     draw_units,
+    fastest_draws,
 )
 from components.certify.tasks import Dataset, open_data, spec_of
 from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
+from components.core.arithmetic import using
 from components.core.errors import CasemateError
-from components.core.noise_streams import noise_impl
+from components.core.noise_streams import noise_impl, resolve_noise
+from components.core.precision import check_precision, resolve_precision
 from components.core.settings import plain
 from components.core.threats import UNIT, L2Threat
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import describe_source
+
+# What `auto` may choose: bfloat16 is too far from the classifier that was trained and evaluated, so
+# a recipe must name it.
+FASTEST = ("tf32",)
 
 L2Challenge = ChallengeTask[GaussianVoteSettings, L2ChallengeSettings, GaussianClaimSettings]
 
@@ -85,8 +93,10 @@ class GaussianFamily(
                 sigma=settings.sigma,
                 image_size=open_data(request.dataset).height,
             )
+        fields = request.vote_fields
+        open_ = fields["undecided"]
         votes = GaussianVoteSettings(
-            **request.vote_fields,
+            **fields,
             sigma=settings.sigma,
             num_select=settings.num_select,
             num_estimate=settings.num_estimate,
@@ -94,10 +104,36 @@ class GaussianFamily(
             method=settings.method,
             declared=_declared(settings) if settings.method == "sequential" else None,
             denoiser=behind,
+            noise="numpy" if "noise" in open_ else resolve_noise(settings.noise, request.device),
+            precision="float32" if settings.precision == "auto" else settings.precision,
+            block_size=settings.block_size,
         )
         return GaussianTask(request.dataset, request.model, votes, request.denoiser)
 
+    def must_decide(self, task: GaussianTask) -> bool:
+        return bool(task.votes.undecided) or task.votes.precision != "float32"
+
+    def decide(self, task: GaussianTask) -> dict[str, Any]:
+        votes, found = task.votes, dict[str, Any]()
+        if "precision" in votes.undecided:
+            found["precision"] = resolve_precision("auto", votes.device, fastest=FASTEST)
+        else:
+            check_precision(votes.precision, votes.device, key="certify.precision")
+        if "noise" in votes.undecided:
+            found["noise"] = resolve_noise("auto", votes.device)
+        if "micro_batch" in votes.undecided:
+            chosen = self.decided(task, found)
+            with using(chosen.votes.arithmetic):
+                found["micro_batch"] = fastest_draws(chosen)
+        return found
+
+    def notice(self, task: GaussianTask) -> str | None:
+        if task.votes.precision == "float32":
+            return None
+        return f"votes and certificates are those of the classifier in {task.votes.precision}"
+
     def plan(self, task: GaussianTask, settings: GaussianSettings, header: VotesHeader) -> VotePlan:
+        settings = replace(settings, micro_batch=task.votes.micro_batch)  # it may have been auto
         ledger = DrawLedger(settings, header)
         return VotePlan(draw_units(settings, header.num_items), ledger, ledger.votes)
 
@@ -132,7 +168,7 @@ class GaussianFamily(
         check_new_radii(header, claim)
 
     def noise_impl(self, votes: GaussianVoteSettings) -> str | None:
-        return noise_impl(votes.method)
+        return noise_impl(votes.method, votes.noise)
 
     def streams(self, header: VotesHeader) -> dict[str, int]:
         drawn = drawn_of(header)
@@ -149,7 +185,11 @@ class GaussianFamily(
         check_l2_header(header)
 
     def vote_settings(self, header: VotesHeader) -> GaussianVoteSettings:
-        return GaussianVoteSettings(**recorded_vote_fields(header), **drawn_of(header).settings())
+        return GaussianVoteSettings(
+            **recorded_vote_fields(header),
+            **drawn_of(header).settings(),
+            noise=generator_of(header),
+        )
 
     def repeat_payload(self, index: int, item: ItemVotes) -> list[Block]:
         return [Block(index, stream, 0, len(votes)) for stream, votes in item.streams.items()]
@@ -281,14 +321,19 @@ class GaussianFamily(
         )
 
     def vote_words(self, header: VotesHeader) -> str:
-        return f"noisy copies of the item, sigma {drawn_of(header).sigma:g}"
+        drawn = drawn_of(header)
+        named = "" if drawn.precision == "float32" else f", classified in {drawn.precision}"
+        return f"noisy copies of the item, sigma {drawn.sigma:g}{named}"
 
     def published_settings(
-        self, settings: GaussianSettings, dataset: PreparedDataset
+        self, settings: GaussianSettings, header: VotesHeader, dataset: PreparedDataset
     ) -> dict[str, object]:
-        names = ("sigma", "num_select", "num_estimate", "failure_prob", "micro_batch")
+        names = ("sigma", "num_select", "num_estimate", "failure_prob")
+        precision = drawn_of(header).precision
         return {
             **{name: getattr(settings, name) for name in names},
+            "micro_batch": header.settings["micro_batch"],
+            **({} if precision == "float32" else {"precision": precision}),
             "sampler": plain(settings.sampler),
             "channels": dataset.channels,
             "image_size": dataset.width,

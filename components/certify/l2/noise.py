@@ -1,12 +1,13 @@
 """Predictions under Gaussian noise, a block of draws at a time, the same on every worker.
 
-Draw i of an item depends on (run seed, stream, item id, i) alone, and every forward pass has the
-same number of rows, because logits change in the last bits with the batch shape and a near tie
-could flip a vote.
+Draw i of an item depends on (run seed, stream, item id, i) and the recorded generator alone, and
+every forward pass has the same number of rows, because logits change in the last bits with the
+batch shape and a near tie could flip a vote.
 """
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -14,7 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.core.errors import CasemateError
-from components.core.seeding import standard_normals
+from components.core.noise_streams import NoiseKind
+from components.core.precision import reduced
+from components.core.prefetch import cores_left, made_ahead
+from components.core.seeding import device_normals, standard_normals
+from components.core.transfers import sent
 from components.core.types import Images, Logits, LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 from components.denoising.samplers import draws_of_samples
@@ -24,22 +29,47 @@ from components.models.pixels import PixelModel
 FAR = 4  # standard deviations of noise: pixels of draws are rarely farther outside [0, 1]
 
 
+class Span(TypedDict):
+    """The draws start..stop-1 of an item."""
+
+    run_seed: int
+    stream: str
+    item_id: str
+    start: int
+    stop: int
+
+
 def noisy_draws(
-    image: Tensor, *, sigma: float, run_seed: int, stream: str, item_id: str, start: int, stop: int
+    image: Tensor,
+    *,
+    sigma: float,
+    run_seed: int,
+    stream: str,
+    item_id: str,
+    start: int,
+    stop: int,
+    noise: NoiseKind = "numpy",
+    device: torch.device | str = "cpu",
 ) -> Images:
     """(stop - start, C, H, W) float32: image + sigma * z_i in pixels of [0, 1], not clipped.
 
-    Noise that is clipped here would not be Gaussian; the model itself may clip.
+    Noise that is clipped here would not be Gaussian; the model itself may clip. Generator `philox`
+    works on `device`; `numpy` on the host, in pinned memory where a GPU will fetch it.
     """
     _check_image(image)
     if not 0 <= start < stop:
         raise ValueError(f"need 0 <= start < stop, got {start=}, {stop=}")
-    rows = standard_normals(
-        run_seed, stream, item_id, start=start, stop=stop, shape=tuple(image.shape)
-    )
-    rows *= float32_at_least(sigma)
-    rows += image.numpy()
-    return torch.from_numpy(rows)
+    span = Span(run_seed=run_seed, stream=stream, item_id=item_id, start=start, stop=stop)
+    if noise == "philox":
+        made = device_normals(**span, shape=tuple(image.shape), device=device)
+        return made.mul_(float(float32_at_least(sigma))).add_(sent(image, device))
+    pinned = torch.device(device).type == "cuda"
+    rows = torch.empty(stop - start, *image.shape, pin_memory=pinned)
+    values: NDArray[np.float32] = rows.numpy()
+    standard_normals(**span, shape=tuple(image.shape), out=values)
+    values *= float32_at_least(sigma)
+    values += image.numpy()
+    return rows
 
 
 def predict_block(
@@ -54,23 +84,25 @@ def predict_block(
     stop: int,
     micro_batch: int,
     device: torch.device | str,
+    noise: NoiseKind = "numpy",
+    precision: str = "float32",
 ) -> NDArray[np.uint16]:
     """(stop - start,) predicted classes of these draws; ties go to the lowest class.
 
     Blocks start at multiples of `micro_batch`: then the forward passes, hence the votes, do not
-    depend on how an item's draws are split into blocks. Predictions stay on the device until the
-    block is done, so that the host prepares the noise of a pass while the device computes the
-    previous one.
+    depend on how an item's draws are split into blocks. While the device computes a pass, a thread
+    prepares the noise of the next one; predictions stay on the device until the block is done.
     """
     if micro_batch < 1 or start % micro_batch:
         raise ValueError(f"a block must start at a multiple of {micro_batch=}, got {start=}")
-    address = {"run_seed": run_seed, "stream": stream, "item_id": item_id}
+    address = Span(run_seed=run_seed, stream=stream, item_id=item_id, start=start, stop=stop)
+    kind = torch.device(device).type
     predictions, broken = [], []
     with torch.inference_mode():
-        for low in range(start, stop, micro_batch):
-            span: dict[str, Any] = {**address, "start": low, "stop": min(low + micro_batch, stop)}
-            rows = noisy_draws(image, sigma=sigma, **span)
-            logits = _logits(logits_of, _padded(rows, micro_batch).to(device), span)
+        for span, rows in _passes(image, sigma, address, micro_batch, noise, device):
+            noisy = _padded(sent(rows, device), micro_batch)
+            with reduced(precision, kind):
+                logits = _logits(logits_of, noisy, span, noise).float()
             predictions.append(logits.argmax(dim=1))  # first maximum
             broken.append(~logits.isfinite().all())
         found = torch.cat(predictions)[: stop - start].cpu().numpy()  # drop the padding
@@ -84,13 +116,35 @@ def predict_block(
     return found.astype(np.uint16)
 
 
+def _passes(
+    image: Tensor,
+    sigma: float,
+    address: Span,
+    micro_batch: int,
+    noise: NoiseKind,
+    device: torch.device | str,
+) -> Iterator[tuple[Span, Images]]:
+    """The draws of each forward pass, those of the next one made ahead where a core is free."""
+    spans = [
+        Span(**{**address, "start": low, "stop": min(low + micro_batch, address["stop"])})
+        for low in range(address["start"], address["stop"], micro_batch)
+    ]
+
+    def draw(span: Span) -> tuple[Span, Images]:
+        return span, noisy_draws(image, sigma=sigma, **span, noise=noise, device=device)
+
+    on_host = noise == "numpy"  # a device queues its own noise
+    free = torch.device(device).type != "cpu" or cores_left(torch.get_num_threads())
+    yield from made_ahead(draw, spans, in_thread=on_host and free and len(spans) > 1)
+
+
 def _logits(
-    logits_of: LogitsFn | DenoisedClassifier, noisy: Images, span: dict[str, Any]
+    logits_of: LogitsFn | DenoisedClassifier, noisy: Images, span: Span, noise: NoiseKind
 ) -> Logits:
     """Logits of one pass; a denoiser that samples gets normals of the same draws."""
     if not isinstance(logits_of, DenoisedClassifier):
         return logits_of(noisy)
-    draws = draws_of_samples(**span, shape=tuple(noisy.shape[1:]))
+    draws = draws_of_samples(**span, shape=tuple(noisy.shape[1:]), noise=noise, device=noisy.device)
     return logits_of(noisy, lambda step: _padded(draws(step), len(noisy)))  # type: ignore[no-any-return]
 
 

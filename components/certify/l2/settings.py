@@ -16,12 +16,15 @@ from components.certify.settings import (
     CertificateSettings,
     ChallengeSettings,
     ClaimSettings,
+    MicroBatch,
     TrainedModel,
     Warned,
 )
-from components.core.noise_streams import noise_impl
+from components.core.noise_streams import NoiseChoice, noise_impl
+from components.core.precision import Precision
 from components.core.settings import (
     Count,
+    Later,
     Positive,
     PositivePixels,
     Problem,
@@ -103,8 +106,14 @@ class GaussianSettings(CertificateSettings):
     """Probability of giving up a certifiable radius (sequential)."""
     block_size: Count = 1_000
     """Maximum number of draws per unit of work."""
-    micro_batch: Count = 100
-    """Noisy copies in one forward pass."""
+    micro_batch: MicroBatch = 100
+    """Noisy copies in one forward pass; `auto`: measured by the first worker."""
+    noise: Annotated[NoiseChoice, Later()] = "auto"
+    """Generator of the draws: `numpy` on the host, `philox` on the device of the model; `auto`:
+    numpy on CPUs, philox on GPUs. Recorded with the votes."""
+    precision: Annotated[Precision, Later()] = "float32"
+    """Precision of the classifier that is certified. `auto`: tf32 on GPUs that have it, else
+    float32. Certificates hold for the classifier in this precision and name it."""
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
     challenge: L2ChallengeSettings | None = None
@@ -147,11 +156,16 @@ class GaussianSettings(CertificateSettings):
             sigma=self.sigma, n=self.num_estimate, alpha=self.failure_prob, method=self.method
         )
 
+    def device_problems(self, device: str) -> Iterator[Problem]:
+        if device == "cpu" and self.precision == "tf32":
+            remedy = "needs GPUs; set cluster.gpus_per_actor, or use float32"
+            yield Problem("precision", self.precision, remedy)
+
     def problems(self) -> Iterator[Problem]:
         yield from self._method_problems()
         yield from self._sampler_problems()
         yield from self._radius_problems()
-        if self.block_size % self.micro_batch:
+        if self.micro_batch != "auto" and self.block_size % self.micro_batch:
             remedy = f"is not a multiple of micro_batch {self.micro_batch}"
             yield Problem("block_size", self.block_size, remedy)
         # PREDICT of unanimous draws has the p-value 2 / 2^n (Cohen et al. 2019, sec. 3.2).
@@ -256,7 +270,8 @@ class GaussianSettings(CertificateSettings):
         """Use whole micro-batches and enough draws for the smallest radius; drop larger radii that
         this many draws cannot certify.
         """
-        values["block_size"] -= values["block_size"] % values["micro_batch"]
+        if values["micro_batch"] != "auto":
+            values["block_size"] -= values["block_size"] % values["micro_batch"]
         sigma, alpha, method = values["sigma"], values["failure_prob"], values["method"]
         least = min(values["radii"])
         needed = draws_to_certify(least, sigma=sigma, alpha=alpha, method=method) or 0

@@ -11,9 +11,12 @@ from components.certify.l2.noise import check_draws_alone, float32_at_least, pre
 from components.certify.l2.radius import Method
 from components.certify.l2.sequential import choose_class
 from components.certify.l2.settings import GaussianSettings
+from components.certify.micro_batch import fastest_micro_batch
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
 from components.certify.vote_rows import SCHEMA
-from components.core.noise_streams import noise_stream
+from components.core.arithmetic import EXACT, Arithmetic
+from components.core.noise_streams import NoiseKind, noise_stream
+from components.core.precision import switches_of
 from components.core.types import Array
 from components.core.units import Unit
 from components.data.prepared import ImageSplit
@@ -39,6 +42,9 @@ class GaussianVoteSettings(VoteSettings):
     method: Method
     declared: Mapping[str, Any] | None = None  # for method sequential: when draws end
     denoiser: Mapping[str, Any] | None = None
+    noise: NoiseKind = "numpy"  # recorded as the header's `noise_impl`
+    precision: str = "float32"
+    block_size: int = 0  # draws of a unit, at most; not recorded, votes do not depend on it
 
     def to_dict(self) -> dict[str, object]:
         values = VoteSettings.to_dict(self) | {
@@ -49,8 +55,18 @@ class GaussianVoteSettings(VoteSettings):
             "method": self.method,
         }
         optional = {"declared": self.declared, "denoiser": self.denoiser}
-        return values | {name: dict(v) for name, v in optional.items() if v is not None}
+        values |= {name: dict(v) for name, v in optional.items() if v is not None}
+        return values | ({"precision": self.precision} if self.precision != "float32" else {})
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return switches_of(self.precision, EXACT)
+
+
+# Draws per pass that are tried; for method sequential at most MOST_LOOKS looks, since an item draws
+# at least one pass.
+SIZES = (20, 25, 40, 50, 100, 125, 200, 250, 500, 1000, 2000)
+MOST_LOOKS = 4
 
 GaussianTask = VoteTask[GaussianVoteSettings]
 
@@ -131,6 +147,8 @@ class GaussianVoter:
             stop=b.stop,
             micro_batch=settings.micro_batch,
             device=settings.device,
+            noise=settings.noise,
+            precision=settings.precision,
         )
 
     def _select(self, item: ImageSplit, b: Block) -> Array:
@@ -143,6 +161,20 @@ class GaussianVoter:
             if selection:
                 return found[: selection.n0]
         raise AssertionError("the last look always chooses")
+
+
+def fastest_draws(task: GaussianTask) -> int:
+    """Draws per pass that are classified fastest, among the divisors of the largest block."""
+    voter, votes = GaussianVoter(task), task.votes
+    most = votes.block_size if votes.declared is None else MOST_LOOKS * votes.declared["look_every"]
+    sizes = [n for n in SIZES if votes.block_size % n == 0 and n <= most] or [votes.block_size]
+    item = task.items().span(0, 1)
+
+    def run(size: int) -> object:
+        voter.settings = replace(votes, micro_batch=size)
+        return voter.predictions(item, Block(0, "probe", 0, size))
+
+    return fastest_micro_batch(run, sizes, device=votes.device)
 
 
 def draw_units(settings: GaussianSettings, num_items: int) -> list[Unit]:
@@ -168,5 +200,5 @@ def block_stop(settings: GaussianSettings, start: int) -> int:
     """
     size = settings.block_size
     if settings.method == "sequential":
-        size = min(size, max(settings.micro_batch, start))
+        size = min(size, max(settings.planned_micro_batch, start))
     return min(start + size, settings.num_estimate)

@@ -51,18 +51,23 @@ from components.certify.patch.voters import (
     PairVoter,
     PairVoteSettings,
     choose_backend,
+    fastest_pairs,
+    fastest_rows,
     item_units,
+    rows_to_fill,
     voting_ablations,
     voting_masks,
 )
 from components.certify.tasks import spec_of
 from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
+from components.core.precision import resolve_precision
 from components.core.types import Array
 from components.core.units import WorkFn
 from components.data.ablation import KINDS as ABLATION_KINDS
 from components.models.voting import PLAIN, VotingBackend
 
+FASTEST = ("bfloat16",)  # what `auto` may choose: votes stay those of float32
 TRAINED_SHAPE = {"columns": "column", "rows": "row", "blocks": "block"}  # of the objectives
 
 
@@ -73,16 +78,14 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     claim_class = AblationClaimSettings
     recorded_fields: ClassVar[FieldTypes] = ABLATION_FIELDS
     unsound_words = "delta_rule paper_reference only reproduces published tables"
-    decides: ClassVar[bool] = True
 
     def prepare(
         self, request: VoteRequest[AblationSettings], *, source: Votes | None
     ) -> AblationTask:
         settings = request.settings
         band = _band(request, spec_of(request.model).trained_for)
-        backend = VotingBackend(
-            path="fast", precision=settings.precision, compiled=settings.compiled
-        )
+        precision = "float32" if settings.precision == "auto" else settings.precision
+        backend = VotingBackend(path="fast", precision=precision, compiled=settings.compiled)
         stop = None
         if settings.stop_early:
             stop = EarlyStop(tuple(sorted(set(settings.patch_sizes))), settings.rules)
@@ -94,14 +97,27 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
             backend=backend if source is None else backend_of(source.header),
             stop=stop,
         )
+        if source is not None and "micro_batch" in votes.undecided:
+            own = source.header.settings["micro_batch"]
+            votes = replace(votes, micro_batch=own, undecided=frozenset())
         return AblationTask(request.dataset, request.model, votes, request.denoiser)
 
+    def must_decide(self, task: AblationTask) -> bool:
+        return True
+
     def decide(self, task: AblationTask) -> dict[str, Any]:
-        return {"backend": asdict(choose_backend(task))}
+        votes, backend = task.votes, task.votes.backend
+        if "precision" in votes.undecided:
+            precision = resolve_precision("auto", votes.device, fastest=FASTEST)
+            backend = replace(backend, precision=precision)
+        found: dict[str, Any] = {"backend": asdict(choose_backend(task, backend))}
+        if "micro_batch" in votes.undecided:
+            found["micro_batch"] = fastest_rows(self.decided(task, found))
+        return found
 
     def decided(self, task: AblationTask, decisions: Mapping[str, Any]) -> AblationTask:
         backend = VotingBackend(**decisions["backend"])
-        return replace(task, votes=replace(task.votes, backend=backend))
+        return super().decided(task, {**decisions, "backend": backend})
 
     def notice(self, task: AblationTask) -> str | None:
         if task.votes.backend.path != "plain":
@@ -112,7 +128,8 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         )
 
     def plan(self, task: AblationTask, settings: AblationSettings, header: VotesHeader) -> VotePlan:
-        units = item_units(header.num_items, num_votes=len(voting_ablations(task)))
+        num_votes, rows = len(voting_ablations(task)), rows_to_fill(task, settings)
+        units = item_units(header.num_items, num_votes=num_votes, rows=rows)
         return self.plan_of(units, settings, header)
 
     def worker(self, task: AblationTask) -> WorkFn:
@@ -225,6 +242,9 @@ class DoubleMaskingFamily(
             num_masks=settings.num_masks,
         )
         return PairTask(request.dataset, request.model, votes, request.denoiser)
+
+    def decide(self, task: PairTask) -> dict[str, Any]:
+        return {"micro_batch": fastest_pairs(task)} if task.votes.undecided else {}
 
     def plan(
         self, task: PairTask, settings: DoubleMaskingSettings, header: VotesHeader

@@ -12,6 +12,7 @@ from components.certify.settings import (
     CertificateSettings,
     ChallengeSettings,
     ClaimSettings,
+    MicroBatch,
     TrainedModel,
     Warned,
 )
@@ -57,8 +58,9 @@ class PatchSettings(CertificateSettings):
     """Certify with another token policy than in training."""
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
-    micro_batch: Count = 64
-    """Ablated images in one forward pass."""
+    micro_batch: MicroBatch = 64
+    """Ablated images in one forward pass; `auto`: measured by the first worker, which then also
+    gives units of work enough items to fill a pass."""
     challenge: PatchChallengeSettings | None = None
     """An attack with one patch; a certified item that it breaks fails the stage."""
 
@@ -126,8 +128,9 @@ class AblationSettings(PatchSettings):
     """`paper_reference` reproduces published tables and is not sound."""
     stop_early: bool = False
     """Votes stop when these sizes and rules are decided; other claims cannot be derived."""
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the forward passes. Votes within rounding error are repeated in float32."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "float32"
+    """Precision of the forward passes. Votes within rounding error are repeated in float32, so
+    certificates hold for the float32 classifier. `auto`: bfloat16 on GPUs that have it."""
     compiled: bool = False
     """Use torch.compile; worthwhile in long runs."""
     sweep: SweepSettings | None = None
@@ -164,7 +167,7 @@ class AblationSettings(PatchSettings):
 
     def device_problems(self, device: str) -> Iterator[Problem]:
         # Whether bfloat16 is fast depends on the processor, which only a worker knows.
-        if device == "cpu" and self.precision == "float16":
+        if device == "cpu" and self.precision in ("float16", "tf32"):
             remedy = "needs GPUs; set cluster.gpus_per_actor, or use float32"
             yield Problem("precision", self.precision, remedy)
 
@@ -214,12 +217,13 @@ class AblationSettings(PatchSettings):
             return
         from components.data.ablation import Ablations  # here: needs torch
 
+        rows = self.micro_batch
         for stride in self.strides:
             size = (side, side)
             count = len(Ablations(kind=self.kind, image_size=size, band=1, stride=stride))
-            if self.micro_batch >= count:
+            if rows != "auto" and rows >= count:
                 text = (
-                    f"saves nothing: micro_batch {self.micro_batch} computes all {count} ablations "
+                    f"saves nothing: micro_batch {rows} computes all {count} ablations "
                     f"of stride {stride} at once; lower it or leave stop_early out"
                 )
                 yield Warned("stop_early", text)

@@ -9,11 +9,14 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from components.certify.micro_batch import fastest_micro_batch
 from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import EarlyStop
+from components.certify.patch.settings import AblationSettings
 from components.certify.tasks import VoteFields, VoteSettings, VoteTask, vote_row
 from components.certify.vote_rows import SCHEMA
+from components.core.precision import check_precision
 from components.core.types import Array
 from components.core.units import Unit
 from components.data.ablation import Ablations
@@ -22,10 +25,11 @@ from components.models.logits import check_independent_rows
 from components.models.masked_votes import Masks, dense_chunks, masked_predictions
 from components.models.pixels import PixelModel
 from components.models.tokens import check_droppable
-from components.models.voting import PLAIN, AblationPredictor, VotingBackend, check_precision
+from components.models.voting import MOST_IMAGES, PLAIN, AblationPredictor, VotingBackend
 
 VOTES_PER_UNIT = 1_280  # about a second of work for a small model
 ITEMS_PER_UNIT = 20  # at most
+ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # of a pass, tried where a recipe says auto
 
 
 class PatchVoteFields(VoteFields):
@@ -110,13 +114,53 @@ def load_voting_model(task: VoteTask[PatchVotesT]) -> PixelModel:
     return model
 
 
-def choose_backend(task: AblationTask) -> VotingBackend:
-    """The backend of the settings; plain if the fast one gives different logits."""
+def choose_backend(task: AblationTask, wanted: VotingBackend) -> VotingBackend:
+    """The wanted backend; plain if the fast one gives different logits."""
     votes = task.votes
-    check_precision(votes.backend.precision, torch.device(votes.device))
+    check_precision(wanted.precision, votes.device, key="certify.precision")
     model, ablations = load_voting_model(task), voting_ablations(task)
     predictor = AblationPredictor(model, ablations, micro_batch=votes.micro_batch)
-    return votes.backend if predictor.agrees_with_plain() else PLAIN
+    return wanted if predictor.agrees_with_plain() else PLAIN
+
+
+def fastest_rows(task: AblationTask) -> int:
+    """Ablated images per pass that vote fastest: more of them where each keeps few tokens."""
+    model, ablations, votes = load_voting_model(task), voting_ablations(task), task.votes
+    spec = model.spec
+    images = torch.rand(MOST_IMAGES, spec.channels, *ablations.image_size)
+
+    def run(size: int) -> object:
+        predict = AblationPredictor(model, ablations, micro_batch=size, backend=votes.backend)
+        count = -(-size // len(ablations))
+        order = torch.linspace(0, len(ablations) - 1, min(size, len(ablations))).long().tolist()
+        return predict(images[:count], order if count == 1 else None)
+
+    return fastest_micro_batch(run, _sizes(MOST_IMAGES * len(ablations)), device=votes.device)
+
+
+def fastest_pairs(task: PairTask) -> int:
+    """Masked images per pass that are classified fastest."""
+    voter = PairVoter(task)
+    item, largest = task.items().span(0, 1), max(voter.chunks, key=len)
+
+    def run(size: int) -> object:
+        numbers = largest[torch.arange(size) % len(largest)]
+        return masked_predictions(voter.model, item.pixels(), voter.visible, chunks=[numbers])
+
+    return fastest_micro_batch(run, _sizes(len(voter.visible)), device=task.votes.device)
+
+
+def _sizes(most: int) -> list[int]:
+    """Sizes of passes that are tried; more rows than there are votes fill no pass."""
+    return [size for size in ROWS if size <= most] or [ROWS[0]]
+
+
+def rows_to_fill(task: AblationTask, settings: AblationSettings) -> int:
+    """Votes that a unit of work should have at least: a whole pass where its size was measured.
+
+    Units of a given size stay as they were: unfinished runs have results of them.
+    """
+    return task.votes.micro_batch if settings.micro_batch == "auto" else 0
 
 
 def check_votes_alone(model: PixelModel, masks: Masks, items: Split) -> None:
@@ -226,9 +270,10 @@ class PairVoter:
         return votes[0].numpy().astype(np.uint16)
 
 
-def item_units(num_items: int, *, num_votes: int) -> list[Unit]:
-    """Units of several items each; their size depends on the number of votes alone."""
+def item_units(num_items: int, *, num_votes: int, rows: int = 0) -> list[Unit]:
+    """Units of several items each, with at least `rows` votes where MOST_IMAGES have as many."""
     step = max(1, min(ITEMS_PER_UNIT, VOTES_PER_UNIT // num_votes))
+    step = max(step, min(-(-rows // num_votes), MOST_IMAGES))
     spans = [range(i, min(i + step, num_items)) for i in range(0, num_items, step)]
     return [
         Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s), len(s))

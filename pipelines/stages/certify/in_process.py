@@ -15,7 +15,7 @@ from components.certify.registry import family_of
 from components.certify.tasks import digest_of, open_data
 from components.certify.vote_rows import VOTES_NAME
 from components.certify.votes import check_can_store, write_votes
-from components.core.arithmetic import EXACT, Arithmetic, using
+from components.core.arithmetic import EXACT, Arithmetic, use, using
 from components.core.digests import digest_json
 from components.core.settings import plain
 from components.core.units import WorkFn
@@ -31,6 +31,7 @@ def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
     with like_a_worker():
         task = family.prepare(request, source=None)
         task = family.decided(task, family.decide(task))
+        use(task.votes.arithmetic)
         if notice := family.notice(task):
             progress.say(f"{request.key}: {notice}")
         header = family.header(

@@ -79,11 +79,12 @@ def publish(
     tags: Mapping[str, str],
 ) -> None:
     """Register the smoothed classifier that was certified, where the family has one."""
-    settings = family_of(request.settings.kind).published_settings(request.settings, dataset)
+    family = family_of(request.settings.kind)
+    settings = family.published_settings(request.settings, document.evidence, dataset)
     if settings is None:
         return
     assert not isinstance(request.model, PixelModel)  # stages name models by their folders
-    metrics = family_of(request.settings.kind).metrics(document.summary)
+    metrics = family.metrics(document.summary)
     out.run.register_smoothed(
         name=f"{recipe}-{out.part}-smoothed",
         alias="candidate",

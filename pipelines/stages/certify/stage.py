@@ -89,10 +89,11 @@ def _probed(
     A unit of work: the driver may have no GPU. Kept, so that a resumed step decides nothing anew.
     """
     family, device = family_of(task.votes.kind), task.votes.device
-    if device == "cpu" and not family.decides:
+    if device == "cpu" and not family.must_decide(task):
         out.run.tags({"casemate.device": device})
         return task
     made_with = [out.fingerprint, task.votes.to_dict(), digest_of(task.model), software()]
+    made_with += [sorted(task.votes.undecided)] if task.votes.undecided else []
     parts = out.parts("probe", run_id=digest_json(made_with))
     unit = Unit(f"probe-{parts.run_id[:12]}", "the first worker", None)
     run_units(

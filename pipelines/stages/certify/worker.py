@@ -36,7 +36,7 @@ def make_prober(task: VoteTask[VoteSettings]) -> WorkFn:
 
 def make_voter(task: VoteTask[VoteSettings]) -> WorkFn:
     """The worker that computes the votes of a unit."""
-    use(EXACT)
+    use(task.votes.arithmetic)
     check_device(task.votes.device)
     return family_of(task.votes.kind).worker(task)
 
@@ -45,6 +45,6 @@ def make_challenger(
     challenge: ChallengeTask[VoteSettings, ChallengeSettings, ClaimSettings],
 ) -> WorkFn:
     """The worker that attacks a certified item."""
-    use(EXACT)
+    use(challenge.task.votes.arithmetic)
     check_device(challenge.task.votes.device)
     return family_of(challenge.task.votes.kind).challenger(challenge)

@@ -1,12 +1,16 @@
 """Noise draws and the fixed shape of every forward pass."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 
+from components.certify.l2 import noise
 from components.certify.l2.noise import noisy_draws, predict_block
 from components.core.errors import CasemateError
-from components.core.seeding import standard_normal
+from components.core.seeding import device_normals, standard_normal
+from tests.unit.host_syncs import DEVICE, HostSyncs
 
 ADDRESS = {"run_seed": 3, "stream": "estimate", "item_id": "digit-7"}
 IMAGE = torch.linspace(0, 1, 2 * 4 * 5).reshape(2, 4, 5)
@@ -25,7 +29,7 @@ class Recorder:
         return images.flatten(1) @ self.weight
 
 
-def predict(model, start, stop, micro_batch=4, image=IMAGE):
+def predict(model, start, stop, micro_batch=4, image=IMAGE, device="cpu", **settings):
     return predict_block(
         model,
         image,
@@ -33,7 +37,8 @@ def predict(model, start, stop, micro_batch=4, image=IMAGE):
         start=start,
         stop=stop,
         micro_batch=micro_batch,
-        device="cpu",
+        device=device,
+        **settings,
         **ADDRESS,
     )
 
@@ -54,11 +59,18 @@ def test_draws_are_not_clipped():
     assert noise.std().item() == pytest.approx(0.5, rel=0.05)  # 2000 values: 3 standard errors
 
 
+def unit_normal(kind):
+    if kind == "numpy":
+        return float(standard_normal(3, "estimate", "digit-7", 0, (1, 1, 1))[0, 0, 0])
+    return device_normals(**ADDRESS, start=0, stop=1, shape=(1, 1, 1), device="cpu").item()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "philox"])
 @pytest.mark.parametrize("sigma", [0.7, 0.1, 0.3, 0.25])
-def test_added_noise_is_never_smaller_than_claimed(sigma):
+def test_added_noise_is_never_smaller_than_claimed(sigma, kind):
     blank = torch.zeros(1, 1, 1)
-    added = noisy_draws(blank, sigma=sigma, start=0, stop=1, **ADDRESS).item()
-    unit = float(standard_normal(3, "estimate", "digit-7", 0, (1, 1, 1))[0, 0, 0])
+    added = noisy_draws(blank, sigma=sigma, start=0, stop=1, noise=kind, **ADDRESS).item()
+    unit = unit_normal(kind)
     scale = next(
         s
         for s in (np.float32(sigma), np.nextafter(np.float32(sigma), np.float32(1)))
@@ -78,11 +90,58 @@ def test_every_forward_has_the_same_rows_and_padding_is_discarded():
     assert torch.equal(tail[3], tail[0])
 
 
-def test_cutting_into_blocks_changes_nothing():
-    whole = predict(Recorder(), 0, 22)
-    parts = [predict(Recorder(), low, min(low + 8, 22)) for low in (16, 0, 8)]
+@pytest.mark.parametrize("kind", ["numpy", "philox"])
+def test_cutting_into_blocks_changes_nothing(kind):
+    whole = predict(Recorder(), 0, 22, noise=kind)
+    parts = [predict(Recorder(), low, min(low + 8, 22), noise=kind) for low in (16, 0, 8)]
     assert np.array_equal(np.concatenate([parts[1], parts[2], parts[0]]), whole)
     assert len(set(whole.tolist())) > 1  # otherwise the comparison says nothing
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_noise_made_ahead_is_the_same(monkeypatch, cores):
+    made_by = []
+
+    def watched(*args, **kwargs):
+        made_by.append(threading.current_thread())
+        return noisy_draws(*args, **kwargs)
+
+    monkeypatch.setattr(noise, "noisy_draws", watched)
+    monkeypatch.setattr(noise, "cores_left", lambda used: cores > used)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    model = Recorder()
+    predict(model, 0, 10)
+    own = threading.current_thread()
+    assert [thread is own for thread in made_by] == [cores == 1] * 3
+    for batch, low in zip(model.batches[:2], (0, 4), strict=False):
+        assert torch.equal(batch, noisy_draws(IMAGE, sigma=0.5, start=low, stop=low + 4, **ADDRESS))
+
+
+def test_a_device_is_waited_for_at_the_end_of_a_block_alone(monkeypatch):
+    """Twice in a block, for its predictions and whether they are finite, never in a pass."""
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # the stand-in knows no other
+    expected = predict(Recorder(), 0, 22, noise="philox")
+    with HostSyncs() as syncs:
+        weight = Recorder().weight.to(DEVICE)
+        counts = []
+        for stop in (4, 22):
+            syncs.clear()
+            found = predict(lambda x: x.flatten(1) @ weight, 0, stop, noise="philox", device=DEVICE)
+            counts.append(syncs.count)
+    assert counts == [2, 2], syncs.places
+    assert np.array_equal(found, expected)
+
+
+def test_reduced_precision_classifies_in_it_and_draws_in_float32():
+    seen = []
+
+    def model(x):
+        seen.append((x.dtype, (x.flatten(1) @ Recorder().weight).dtype))
+        return x.flatten(1) @ Recorder().weight
+
+    predict(model, 0, 4, precision="bfloat16")
+    predict(model, 0, 4)
+    assert seen == [(torch.float32, torch.bfloat16), (torch.float32, torch.float32)]
 
 
 def test_ties_go_to_the_lowest_class():

@@ -17,6 +17,7 @@ from components.models.voting import (
     ablation_predictions,
     column_predictions,
 )
+from tests.unit.host_syncs import DEVICE, HostSyncs
 
 CPU = torch.device("cpu")
 
@@ -119,6 +120,54 @@ def test_close_calls_are_decided_by_one_ablation_at_a_time(new_model, images, mo
     assert ablation_predictions(model, images, ablations, micro_batch=8).tolist() == truth
 
 
+@pytest.mark.parametrize("kind", ["columns", "blocks"])
+def test_votes_wait_for_a_device_once_however_many_passes_they_take(
+    new_model, images, monkeypatch, kind
+):
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # the stand-in knows no other
+    ablations, micro_batch = ablations_of(kind, band=5, stride=3), 7
+    model = new_model(token_policy="drop")
+    truth = vote_one_at_a_time(model, images, ablations)
+    counts = []
+    with HostSyncs() as syncs:
+        ask = predictor(model.to(DEVICE), ablations, micro_batch)
+        for some in (images[:1], images, images.repeat(9, 1, 1, 1)):
+            syncs.clear()
+            found = ask(some)
+            counts.append(syncs.count)
+    assert counts[0] == counts[1] == counts[2] <= 2, syncs.places
+    assert found[: len(images)].tolist() == truth
+
+
+def test_reduced_precision_is_decided_in_float32_in_batches(new_model, images, monkeypatch):
+    """Every vote in doubt: passes of many rows decide them, and only close calls go one by one."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setitem(voting.TIE_TOLERANCE, "bfloat16", 10.0)
+    model, ablations = new_model(token_policy="drop"), ablations_of(band=5)
+    ask, alone = predictor(model, ablations, 8, replace(FAST, precision="bfloat16")), []
+    truth, plain = vote_one_at_a_time(model, images, ablations), model.forward_ablated
+    monkeypatch.setattr(model, "forward_ablated", lambda *args: alone.append(1) or plain(*args))
+    votes = ask(images)
+    assert votes.tolist() == truth
+    assert len(alone) < 0.1 * votes.numel()
+    quick = AblationPredictor._fast_votes
+
+    def spoiled(own, *args):  # wrong in bfloat16: nothing of it may stay
+        found, close = quick(own, *args)
+        return ((found + 1) % 5 if own is ask else found), close
+
+    monkeypatch.setattr(AblationPredictor, "_fast_votes", spoiled)
+    assert ask(images).tolist() == truth
+
+
+@pytest.mark.parametrize(
+    ("votes_each", "together"), [(4, 16), (1, 64), (8, 8), (16, 8), (0, 64), (3, 22)]
+)
+def test_images_together_fill_a_pass(new_model, votes_each, together):
+    ask = predictor(new_model(token_policy="drop"), ablations_of(band=5), 64)
+    assert ask._images_together(votes_each) == together
+
+
 def test_what_is_close():
     nan = float("nan")
     logits = torch.tensor([[1.0, 0.0], [1.0, 0.99999], [100.0, 99.999], [nan, 0.0], [2.0, 2.0]])
@@ -208,13 +257,12 @@ def test_compiled_blocks_see_one_shape_per_group(new_model, images, monkeypatch)
     assert predictor(model, ablations, 3, backend).agrees_with_plain()
 
 
-def test_precision_is_refused_where_it_only_costs(monkeypatch):
-    voting.check_precision("float32", CPU)
-    voting.check_precision("bfloat16", torch.device("cuda"))
+def test_precision_is_refused_where_it_only_costs(new_model, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    with pytest.raises(CasemateError, match="is not supported by this processor"):
-        voting.check_precision("bfloat16", CPU)
+    for precision in ("bfloat16", "tf32", "float16"):
+        with pytest.raises(CasemateError, match="is not supported by this processor"):
+            predictor(new_model(), ablations_of(band=5), 4, replace(FAST, precision=precision))
     with pytest.raises(CasemateError, match="not one of float32"):
         replace(FAST, precision="int8")
     with pytest.raises(ValueError, match="plain path is float32"):

@@ -360,6 +360,22 @@ def test_precision_is_recorded_and_repeated(run, finished, model, prepared):
         assert (votes == votes_of(finished["rows"])[item_id]).all()
 
 
+@pytest.mark.parametrize("kind", ["columns", "double_masking"])
+def test_a_measured_micro_batch_is_recorded_and_changes_no_vote(
+    run, finished, model, prepared, kind
+):
+    auto = {"micro_batch": "auto", **({"precision": "auto"} if kind == "columns" else {})}
+    out = run({"kind": kind, **KINDS[kind], **auto})
+    recorded = document_of(out)["evidence"]["settings"]
+    assert recorded["micro_batch"] in voting.ROWS
+    assert recorded.get("way", {}).get("precision", "float32") == "float32"  # on every CPU
+    assert verify(out.path).problems == []
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
+        assert resample(out.path, count=2, model=model / "model", data=prepared) == []
+    for item_id, votes in votes_of(out).items():
+        assert (votes == votes_of(finished[kind])[item_id]).all()
+
+
 def written_votes(folder) -> tuple[dict, list[VoteRow]]:
     """Header and rows of a finished votes file, to be changed and written again."""
     votes = read_votes(folder / "votes.parquet")

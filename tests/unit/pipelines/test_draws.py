@@ -6,15 +6,18 @@ from unittest import mock
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from components.certify.certificate import write_certificate
 from components.certify.header import VotesHeader
+from components.certify.l2 import voters
 from components.certify.l2.claims import certified_radius
 from components.certify.l2.draws import DrawLedger
 from components.certify.l2.evidence import declare, plan_of
 from components.certify.l2.noise import predict_block
 from components.certify.l2.sequential import certify_prefix, choose_class
 from components.certify.l2.voters import block_stop
+from components.certify.registry import family_of
 from components.certify.verify import verify
 from components.certify.vote_rows import VoteRow
 from components.certify.votes import read_votes, write_votes
@@ -307,3 +310,83 @@ def test_the_band_is_a_confidence_sequence():
         bands = [anytime_interval(int(held[t - 1]), t, 0.05) for t in range(5, length + 1, 5)]
         missed += any(not low <= share <= high for low, high in bands)
     assert missed <= 13  # 99.9% quantile of Bin(100, 0.05)
+
+
+def estimates(out):
+    votes = read_votes(out.path / "votes.parquet")
+    return {item.item_id: item.streams["estimate"].tolist() for item in votes.items()}
+
+
+@pytest.mark.parametrize("method", ["fixed", "sequential"])
+def test_draws_of_the_other_generator_are_recorded_and_repeated(
+    run, fixed, model, prepared, tmp_path_factory, method
+):
+    section = (SECTION if method == "fixed" else SEQUENTIAL) | {"noise": "philox"}
+    place, killed = tmp_path_factory.mktemp("philox"), InProcess()
+    killed.stop_after = 7
+    with pytest.raises(KeyboardInterrupt):
+        run(section, executor=killed, place=place)
+    out = run(section, place=place)
+    assert document(out)["evidence"]["noise_impl"] == noise_impl(method, "philox")
+    assert verify(out.path).problems == []
+    assert same_bytes(out, run(section))
+    assert estimates(out) != estimates(fixed)
+    places = {"model": model / "model", "data": prepared}
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
+        assert resample(out.path, count=3, **places) == []
+
+
+def test_draws_cannot_pass_for_those_of_the_other_generator(fixed, model, prepared, tmp_path):
+    votes = read_votes(fixed.path / "votes.parquet")
+    header = votes.header.to_dict() | {"noise_impl": noise_impl("fixed", "philox")}
+    write_votes(tmp_path / "votes.parquet", votes.rows(), header)
+    places = {"model": model / "model", "data": prepared}
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
+        assert any("votes differ" in found for found in resample(tmp_path, count=6, **places))
+        header["noise_impl"] = "dice"
+        write_votes(tmp_path / "votes.parquet", votes.rows(), header)
+        with pytest.raises(CasemateError, match="noise_impl of the votes: dice draws in a way"):
+            resample(tmp_path, count=1, **places)
+
+
+def test_a_reduced_classifier_is_certified_by_name_and_repeated(run, model, prepared, capsys):
+    section, places = SECTION | {"precision": "bfloat16"}, {"model": model / "model"}
+    units = mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=False)
+    with units, pytest.raises(CasemateError, match=r"certify.precision: bfloat16 is not supported"):
+        run(section)
+    with (
+        mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", return_value=True),
+        mock.patch.object(PreparedDataset, "on_demand", first_items),
+    ):
+        out = run(section)
+        assert resample(out.path, count=2, data=prepared, **places) == []
+    header = read_votes(out.path / "votes.parquet").header
+    assert header.settings["precision"] == "bfloat16"
+    assert family_of("gaussian").vote_words(header).endswith("classified in bfloat16")
+    assert "those of the classifier in bfloat16" in capsys.readouterr().err
+    assert out.run.registered[0]["settings"]["precision"] == "bfloat16"
+    assert verify(out.path).problems == []
+
+
+def the_last_that_runs(run, sizes, *, device):
+    assert len(run(sizes[-1])) == sizes[-1]
+    return sizes[-1]
+
+
+def test_a_measured_micro_batch_is_recorded_and_kept(run, model, prepared, tmp_path_factory):
+    section, place = SECTION | {"micro_batch": "auto"}, tmp_path_factory.mktemp("auto")
+    killed = InProcess()
+    killed.stop_after = 3  # the measurement is the first unit
+    with (
+        mock.patch.object(voters, "fastest_micro_batch", side_effect=the_last_that_runs),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run(section, executor=killed, place=place)
+    with mock.patch.object(voters, "fastest_micro_batch", side_effect=AssertionError("again")):
+        out = run(section, place=place)
+    assert document(out)["evidence"]["settings"]["micro_batch"] == 40  # 20 and 40 divide 80
+    assert out.run.registered[0]["settings"]["micro_batch"] == 40
+    assert same_bytes(out, run(SECTION | {"micro_batch": 40}))
+    places = {"model": model / "model", "data": prepared}
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
+        assert resample(out.path, count=2, **places) == []
