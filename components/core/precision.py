@@ -7,21 +7,19 @@
 | `bfloat16` | factors of 8 bits (autocast) | the same, and processors with bfloat16 units |
 | `float16` | factors of 11 bits (autocast) | GPUs |
 
-Another precision is another function: results record the one that was used, never `auto`. Light to
-import: recipes name precisions and are read without torch.
+Another precision is another function: results record the one that was used, never `auto`. Recipes
+name one by `Precision` of `core/settings.py`.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
 
+import torch
+
+from components.core.arithmetic import Arithmetic
 from components.core.errors import CasemateError
 
-if TYPE_CHECKING:
-    from components.core.arithmetic import Arithmetic
-
-Precision = Literal["auto", "float32", "tf32", "bfloat16"]
 REDUCED = ("bfloat16", "float16")  # by autocast
 TENSOR_CORES = (8, 0)  # compute capability of the first GPUs with tf32 and bfloat16
 
@@ -41,8 +39,6 @@ def resolve_precision(asked: str, device: str, *, fastest: Sequence[str]) -> str
 
 def is_fast(precision: str, device: str) -> bool:
     """Whether this process computes in `precision` on `device` without emulation."""
-    import torch
-
     if precision == "float32":
         return True
     if device == "cpu":
@@ -60,7 +56,7 @@ def check_precision(precision: str, device: str, *, key: str) -> None:
         raise CasemateError(key, precision, f"is not supported by this {what}; use float32")
 
 
-def switches_of(precision: str, base: "Arithmetic") -> "Arithmetic":
+def switches_of(precision: str, base: Arithmetic) -> Arithmetic:
     """The switches of float32 arithmetic: `base`, with TF32 on where the precision is tf32."""
     if precision != "tf32":
         return base
@@ -73,8 +69,6 @@ def reduced(precision: str, device: str) -> Iterator[None]:
 
     Weights stay float32. TF32 is a switch of the process, see `switches_of`.
     """
-    import torch
-
     is_reduced = precision in REDUCED
     if not is_reduced and not torch.amp.is_autocast_available(device):
         yield

@@ -107,6 +107,7 @@ MAX_SIDE = 4096  # pixels: four times this side, and no accelerator holds the ac
 Count = Annotated[int, Ge(1)]
 Side = Annotated[int, Ge(1), Le(MAX_SIDE), Hint(f"is outside 1 to {MAX_SIDE} pixels")]
 NonNegative = Annotated[float, Ge(0)]
+Precision = Literal["auto", "float32", "tf32", "bfloat16"]  # of passes, see `core/precision.py`
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]
 Budget = Annotated[float, Gt(0), Fractional()]  # l-inf: at most 1; an l2 norm may be larger

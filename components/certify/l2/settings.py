@@ -21,12 +21,12 @@ from components.certify.settings import (
     Warned,
 )
 from components.core.noise_streams import NoiseChoice, noise_impl
-from components.core.precision import Precision
 from components.core.settings import (
     Count,
     Later,
     Positive,
     PositivePixels,
+    Precision,
     Problem,
     Settings,
     default_of,
