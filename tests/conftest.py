@@ -4,6 +4,7 @@ import atexit
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -38,10 +39,32 @@ for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI"):  # of the user's own
     os.environ.pop(name, None)
 
 
+KEPT = pytest.StashKey[bool]()
+
+
+def pytest_runtest_setup(item):
+    """Workers that earlier tests kept end before a test that has not asked for them."""
+    asked, stash = getattr(item, "fixturenames", ()), item.session.stash
+    if "kept_workers" in asked:
+        stash[KEPT] = True
+    elif "ray_session" in asked and stash.get(KEPT, False):
+        from pipelines.runtime.shards import release_workers
+
+        release_workers()
+        stash[KEPT] = False
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _remove_ray_home():
     yield
     shutil.rmtree(RAY_HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _close_browser():
+    yield
+    if browser := sys.modules.get("tests.e2e.browser"):
+        browser.close_browser()
 
 
 @pytest.fixture(autouse=True)
@@ -68,18 +91,20 @@ def ray_session():
     from pipelines.runtime.cluster import connect
 
     connect(ClusterSection(num_cpus=2, object_store_mb=256), address=None)
-    yield
+    # Ray Data would start its actors again for the next flow.
+    with mock.patch("pipelines.flow.execute.end_idle_actors"):
+        yield
     ray.shutdown()
 
 
 @pytest.fixture
 def kept_workers(ray_session):
-    """Actors stay from one flow to the next: for flows that neither prepare data nor train."""
-    from pipelines.runtime.shards import release_workers
+    """Workers stay from one flow to the next, also to one of the next test that asks for this.
 
-    with mock.patch("pipelines.flow.execute.release_workers"):
+    They hold the CPUs: for tests that use Ray by flows only, which end workers where they must.
+    """
+    with mock.patch("pipelines.flow.execute.give_cpus_back"):
         yield
-    release_workers()
 
 
 @pytest.fixture(scope="session")

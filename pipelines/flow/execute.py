@@ -107,11 +107,16 @@ def _run_all(runner: "_Runner", todo: Sequence[PlannedStep]) -> None:
             _leave(error)
         raise
     finally:
-        release_workers()  # a Ray that outlives this flow gets its CPUs back
+        give_cpus_back()
     if in_job() and not all(step.finished for step in runner.steps.values()):
         runner.parent.outbox.drain()  # the job of another stage ends the flow's run
     else:
         runner.parent.complete()
+
+
+def give_cpus_back() -> None:
+    """A Ray that outlives this flow gets back what its workers held."""
+    release_workers()
 
 
 def complete_flow(

@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from playwright.sync_api import Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, ViewportSize, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = [
@@ -57,6 +59,31 @@ def find_chromium() -> str | None:
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+_THREAD = ThreadPoolExecutor(1)  # owns the browser: playwright keeps an event loop in its thread
+_OPENED: list[tuple[Playwright, Browser]] = []
+
+
+def _browser() -> Browser:
+    """One browser for all visits of this process: it takes two seconds of processor to start."""
+    if not _OPENED:
+        playwright = sync_playwright().start()
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
+        _OPENED.append((playwright, browser))
+    return _OPENED[0][1]
+
+
+def close_browser() -> None:
+    """End the browser of this process if there is one."""
+
+    def close() -> None:
+        while _OPENED:
+            playwright, browser = _OPENED.pop()
+            browser.close()
+            playwright.stop()
+
+    _THREAD.submit(close).result()
+
+
 def visit(
     page_file: Path,
     *,
@@ -69,12 +96,10 @@ def visit(
     errors: list[str] = []
     requests: list[str] = []
     address = page_file.resolve().as_uri()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
+
+    def look() -> dict[str, Any]:
+        page = _browser().new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
         try:
-            page = browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme=scheme
-            )
             page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.on("request", lambda request: requests.append(request.url))
@@ -82,9 +107,11 @@ def visit(
             if screenshot:
                 page.screenshot(path=screenshot, full_page=True)
             page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-            facts = page.evaluate(MEASURE)
+            return page.evaluate(MEASURE)
         finally:
-            browser.close()
+            page.close()
+
+    facts = _THREAD.submit(look).result()
     foreign = [url for url in requests if url != address and not url.startswith("data:")]
     return Visit(
         tuple(errors), tuple(foreign), facts["scrollWidth"], facts["innerWidth"],

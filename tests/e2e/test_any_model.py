@@ -63,7 +63,7 @@ def done(*arguments):
 
 
 @pytest.mark.ray
-def test_an_exported_program_is_attacked_and_evaluated(ray_session, home, data, tmp_path):
+def test_an_exported_program_is_attacked_and_evaluated(kept_workers, home, data, tmp_path):
     on_data = ("--data", data, "--storage", tmp_path, "--num-items", 24)  # all
     budget = ("--eps", 0.2, "--attacks", "fgsm,pgd-5", "--set", "attack.linf.sanity=null")
     attacked = done("attack", "--model", home / "net.pt2", *on_data, *budget)
@@ -88,7 +88,7 @@ def test_an_exported_program_is_attacked_and_evaluated(ray_session, home, data, 
 
 
 @pytest.mark.ray
-def test_code_of_ones_own_is_certified(ray_session, home, data, tmp_path):
+def test_code_of_ones_own_is_certified(kept_workers, home, data, tmp_path):
     made = done(
         *("certify", "--model", f"python:{home / 'digit_net.py'}:build", "--data", data),
         *("--weights", home / "weights.pt", "--storage", tmp_path, "--num-items", 4),
@@ -105,7 +105,7 @@ def test_code_of_ones_own_is_certified(ray_session, home, data, tmp_path):
 
 
 @pytest.mark.ray
-def test_a_repository_of_the_hub_is_analyzed(ray_session, hub, data, tmp_path):
+def test_a_repository_of_the_hub_is_analyzed(kept_workers, hub, data, tmp_path):
     config = timm_config()
     torch.manual_seed(0)
     net = timm.create_model(config["architecture"], num_classes=CLASSES, **config["model_args"])
@@ -118,7 +118,7 @@ def test_a_repository_of_the_hub_is_analyzed(ray_session, hub, data, tmp_path):
 
 
 @pytest.mark.ray
-def test_a_folder_is_certified_as_it_was_trained(ray_session, finished_flow, data, tmp_path):
+def test_a_folder_is_certified_as_it_was_trained(kept_workers, finished_flow, data, tmp_path):
     folder = step_folder(finished_flow, "train.columns")
     made = done("certify", "--model", folder, "--data", data, "--patch-sizes", 1,
                 "--storage", tmp_path, "--num-items", 4)  # fmt: skip

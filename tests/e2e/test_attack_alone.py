@@ -20,7 +20,7 @@ def places(finished_flow):
 
 @pytest.mark.ray
 def test_a_given_model_is_attacked_as_in_its_own_recipe(
-    ray_session, places, finished_flow, tmp_path
+    kept_workers, places, finished_flow, tmp_path
 ):
     """Same model, items, seed and list: the same rows, though nothing was trained or prepared."""
     model, data = places
@@ -42,7 +42,7 @@ def test_a_given_model_is_attacked_as_in_its_own_recipe(
 
 
 @pytest.mark.ray
-def test_a_source_is_prepared_to_fit_the_model(ray_session, places, tmp_path):
+def test_a_source_is_prepared_to_fit_the_model(kept_workers, places, tmp_path):
     model, _ = places
     said = call("attack", "--model", model, "--data", "digits", "--eps", "8/255", "--num-items", 10,
                 "--attacks", "fgsm", "--set", "attack.linf.sanity=null",

@@ -392,7 +392,7 @@ def test_a_truncated_part_is_named_and_its_remedy_works(
         assert ours == (step_folder(finished_flow, "certify.patch") / name).read_bytes()
 
 
-def test_votes_of_another_model_are_refused(ray_session, certificate, trained, tmp_path):
+def test_votes_of_another_model_are_refused(kept_workers, certificate, trained, tmp_path):
     settings = {**TINY["certify"]["l2"], "model": "columns", "challenge": None}
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify={"other": settings}, attack={})
     made = call("certify", recipe, "--storage", trained, "--json")

@@ -73,7 +73,7 @@ def test_workers_and_a_kill_change_no_byte(kept_workers, cli, places, finished_f
 
 
 @pytest.mark.ray
-def test_published_datasets_are_read_where_they_lie(ray_session, places, tmp_path):
+def test_published_datasets_are_read_where_they_lie(kept_workers, places, tmp_path):
     sets = write_imagenet_sets(tmp_path)
     stored = {"source": "imagenet_v2", "path": str(sets["v2"]), "options": {"subset": True}}
     recipe = write_recipe(

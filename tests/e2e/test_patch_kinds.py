@@ -146,7 +146,7 @@ def test_the_report_has_the_sweep_and_says_what_is_not_sound(flow):
         ("certify.rows.token_policy=mask", "is not the training policy of model columns (drop)"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_vote(ray_session, trained, tmp_path, change, said):
+def test_what_cannot_be_is_refused_before_any_vote(kept_workers, trained, tmp_path, change, said):
     recipe = tiny_recipe(tmp_path / "tiny.yaml", certify=SECTIONS, attack={})
     seed = "certify.rows.num_items=7"  # so that nothing finished is skipped
     before = set(trained.glob("tiny/certify.*/votes.parquet"))
@@ -158,7 +158,7 @@ def test_what_cannot_be_is_refused_before_any_vote(ray_session, trained, tmp_pat
     assert set(trained.glob("tiny/certify.*/votes.parquet")) == before
 
 
-def test_one_fallen_certificate_fails_the_flow_loudly(ray_session, trained, tmp_path, monkeypatch):
+def test_one_fallen_certificate_fails_the_flow_loudly(kept_workers, trained, tmp_path, monkeypatch):
     """Everything is called certified; the attack on the workers is the real one."""
     honest = patch_certificate.certify
 
