@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
+from tests import mlflow_stores
 from tests.e2e.cli import WHOLE, Cli, write_recipe
 from tests.object_store import rclone_root, s3_root, s3_server
 
@@ -70,6 +71,7 @@ def _close_browser():
 @pytest.fixture(autouse=True)
 def _no_store_of_another_test():
     """`mlflow.set_tracking_uri` leaves its store in the environment, where flows would find it."""
+    mlflow_stores.copy_tables()
     yield
     os.environ.pop("MLFLOW_TRACKING_URI", None)
 
