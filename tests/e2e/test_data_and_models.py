@@ -49,10 +49,8 @@ def test_data_lists_sources_and_shows_one():
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_data_counts_a_prepared_dataset(tmp_path):
-    recipe = tiny_recipe(tmp_path / "tiny.yaml")
-    assert call("prepare", recipe, "--storage", tmp_path / "s").code == 0
-    held = call("data", step_folder(tmp_path / "s", "prepare"), "--json").json
+def test_data_counts_a_prepared_dataset(finished_flow):
+    held = call("data", step_folder(finished_flow, "prepare"), "--json").json
     counts = held["splits"]["train"]["class_counts"]
     assert sum(counts.values()) == held["splits"]["train"]["num_items"] == 1000
     assert 0.2 < held["splits"]["train"]["channel_mean"][0] < 0.4
