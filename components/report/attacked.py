@@ -15,7 +15,7 @@ from components.report.content import (
     LegendEntry,
     Table,
 )
-from components.report.results import AttackedModel, AttackResult
+from components.report.records import AttackedModel, AttackResult
 from components.report.wording import long_threat, pixels, settings_text, short_threat
 
 LINES: tuple[tuple[str, Literal["line", "dash"]], ...] = (

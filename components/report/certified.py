@@ -9,7 +9,7 @@ from components.certify.family import AnyFamily
 from components.certify.registry import FAMILIES
 from components.core.statistics import accuracy, exact_accuracy
 from components.report.content import Accuracy, Cell, Chapter, Column, Fact, LegendEntry, Table
-from components.report.results import CertifyResult
+from components.report.records import CertifyResult
 from components.report.run_results import Results
 
 

@@ -18,7 +18,7 @@ from components.report.content import (
     LegendEntry,
     Table,
 )
-from components.report.results import AttackResult, CertifyResult, TrainResult, TuneResult
+from components.report.records import AttackResult, CertifyResult, TrainResult, TuneResult
 from components.report.run_results import Results
 from components.report.wording import TIMES, long_threat, settings_text, short_threat
 

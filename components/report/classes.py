@@ -17,7 +17,7 @@ from components.report.content import (
     Table,
 )
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
-from components.report.results import AttackResult, ItemOutcomes
+from components.report.records import AttackResult, ItemOutcomes
 
 MAX_CLASSES = 20  # of a matrix; more would not be legible, the table of confusions has all
 MAX_MODELS = 4  # with matrices

@@ -7,7 +7,7 @@ import numpy as np
 
 from components.report.content import Gallery, Picture, Strip
 from components.report.pictures import amplification, perturbation, png_uri
-from components.report.results import AttackedModel, AttackResult, Examples
+from components.report.records import AttackedModel, AttackResult, Examples
 from components.report.wording import TIMES, pixels, short_threat
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from components.report.certified import primary_budget, proven_column, share
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.patch_figures import Series, sweep_curves
-from components.report.results import CertifyResult
+from components.report.records import CertifyResult
 from components.report.sweeps import ModelOf, Sweep, swept_values
 from components.report.wording import patch_with_area
 

@@ -37,7 +37,8 @@ from components.report.galleries import outcome
 from components.report.patch_figures import patch_curve
 from components.report.patch_sweeps import patch_sizes, sweep_charts, sweep_table
 from components.report.pictures import HIDDEN_TINT, png_uri, spread_starts
-from components.report.results import CertifyResult, read_item_votes
+from components.report.records import CertifyResult
+from components.report.results import read_item_votes
 from components.report.run_results import Results
 from components.report.sweeps import own_charts
 from components.report.wording import side

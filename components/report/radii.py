@@ -29,7 +29,7 @@ from components.report.certified import (
     wrong_sentence,
 )
 from components.report.content import Accuracy, Cell, Chapter, Chart, Column, LegendEntry, Table
-from components.report.results import CertifyResult
+from components.report.records import CertifyResult
 from components.report.run_results import Results
 from components.report.sweeps import ModelOf
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from components.report.results import AttackResult, CertifyResult, TrainResult, TuneResult
+from components.report.records import AttackResult, CertifyResult, TrainResult, TuneResult
 from components.report.sweeps import Sweep, find_sweeps
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from components.core.digests import canonical_json
-from components.report.results import CertifyResult
+from components.report.records import CertifyResult
 
 ModelOf = Callable[[CertifyResult], str]
 

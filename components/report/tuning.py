@@ -15,7 +15,7 @@ from components.report.content import (
     Table,
 )
 from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
-from components.report.results import AddedStep, TunedTrial, TuneResult
+from components.report.records import AddedStep, TunedTrial, TuneResult
 from components.report.wording import settings_text
 
 NAMES = {"val_robust_accuracy": "robust accuracy", "val_accuracy": "accuracy"}

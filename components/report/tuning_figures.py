@@ -8,7 +8,7 @@ from typing import Any
 from components.report.content import Accuracy, ResultKind
 from components.report.figures import new_figure, percent_axis, to_svg
 from components.report.palette import COLOURS, INK, MEASURED, MUTED, PAPER
-from components.report.results import TunedTrial
+from components.report.records import TunedTrial
 from components.report.wording import settings_text
 
 DASHES = (0, (4, 2))

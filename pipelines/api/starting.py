@@ -13,7 +13,7 @@ from pipelines.api.outputs import OUT, output_file
 if TYPE_CHECKING:
     from components.data.inspection import Inspected
     from components.models.spec import ModelSpec
-    from pipelines.recipe.starting import Start
+    from pipelines.recipe.starting.facts import Start
 
 DEFAULT_TASK, DEFAULT_DATA = "train", "digits"
 WITH_MODEL = ("attack", "certify")
@@ -54,7 +54,7 @@ def init(
     """
     from components.data.inspection import inspect, oddities
     from components.data.sources.recognition import recognise
-    from pipelines.recipe.starting import doubts
+    from pipelines.recipe.starting.facts import doubts
 
     _check_arguments(task, model, look)
     target = None if out is None else _target(out, force=force)  # before minutes of reading
@@ -76,7 +76,7 @@ def _at_most(look: int | None) -> dict[str, int]:
 
 
 def _check_arguments(task: str, model: str | Path | None, look: int | None) -> None:
-    from pipelines.recipe.starting import TASKS
+    from pipelines.recipe.starting.facts import TASKS
 
     if task not in TASKS:
         raise CasemateError("--task", task, f"is unknown; choose {', '.join(TASKS)}")
@@ -98,7 +98,7 @@ def _target(out: str | Path, *, force: bool) -> Path:
 
 
 def _begun(task: str, inspected: "Inspected", model: str | Path | None) -> "Start":
-    from pipelines.recipe.starting import start, start_from_model
+    from pipelines.recipe.starting.facts import start, start_from_model
 
     if model is None:
         return start(task, inspected)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ def _checked_text(begun: "Start", name: str, target: Path, notices: tuple[str, .
     from pipelines.recipe.gpus import local_gpus
     from pipelines.recipe.lint import warnings_of
     from pipelines.recipe.load import loads
-    from pipelines.recipe.starting import sections
+    from pipelines.recipe.starting.sections import sections
 
     keys = sections(begun, name=name, gpus=local_gpus() > 0)
     text = commented_yaml(keys, head=_head(begun, target, notices))

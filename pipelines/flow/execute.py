@@ -48,7 +48,8 @@ from pipelines.runtime.tracking_uri import (
 from pipelines.stages.registry import DATASET, STAGES
 
 if TYPE_CHECKING:
-    from pipelines.runtime.tracking import StepRun, Tracker
+    from pipelines.runtime.step_run import StepRun
+    from pipelines.runtime.tracking import Tracker
 
 TRACKING = "tracking"  # lock: one process at a time makes the store and a flow's run
 

@@ -19,7 +19,7 @@ from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.registry import DATASET, STAGES, Headline, Stage
 
 if TYPE_CHECKING:
-    from pipelines.runtime.tracking import StepRun
+    from pipelines.runtime.step_run import StepRun
 
 REPORT, CARDS = "report", "cards"  # step, and the folder in it that has the model cards
 PROVEN = "certified "  # how the headline of a certificate begins: its share is rounded down

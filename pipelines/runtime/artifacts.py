@@ -22,7 +22,7 @@ from pipelines.runtime.store import Ref
 from pipelines.runtime.stored_folder import StoredFolder, link_or_copy
 
 if TYPE_CHECKING:  # workers import this module: spare them mlflow
-    from pipelines.runtime.tracking import StepRun
+    from pipelines.runtime.step_run import StepRun
 
 
 def manifest_of(folder: Folder) -> Manifest | None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from components.certify.registry import FAMILIES, family_of
 from components.core.errors import CasemateError, first_line
 from components.evaluate.metrics import NULL, MetricRow
 from components.report import attacked, chapters
@@ -19,6 +18,7 @@ from components.report.card.evidence import (
     read_evidence,
 )
 from components.report.card.figures import Figure
+from components.report.card.headlines import headlines
 from components.report.certified import recount_agrees
 from components.report.content import (
     AttackVerdict,
@@ -31,12 +31,10 @@ from components.report.content import (
 )
 from components.report.evaluation.chapters import Evaluation
 from components.report.evaluation.chapters import chapters as evaluation_chapters
-from components.report.results import CertifyResult, TrainResult
+from components.report.records import CertifyResult, TrainResult
 from components.report.run_results import Dataset, Results
 from components.report.wording import TIMES
 
-TARGETS = {"patch": 0.02, "l2": 0.5}  # headline budgets: share of the image, radius
-HEADLINE_SHIFTS = {"ImageNet-R": "imagenet-r", "ImageNet-A": "imagenet-a"}
 NOT_RECORDED = "not recorded"
 PLAIN_SUITES = (
     *(figures.CORRUPTIONS, figures.SHIFTS, figures.SHAPE),
@@ -85,7 +83,7 @@ def build_card(
     return Card(
         subject,
         tuple(_identity(subject, evidence)),
-        tuple(_strip(every)),
+        tuple(headlines(every)),
         tuple(_checks(evidence, found)),
         tuple(v for attack in evidence.attacks for v in attacked.verdicts(attack)),
         tuple(_remarks(evidence, every, found)),
@@ -135,97 +133,6 @@ def _identity(subject: Subject, evidence: Evidence) -> Iterator[Fact]:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:.3g} million" if count >= 1e5 else f"{count:,}"
-
-
-# -- the headline strip
-
-
-def _strip(every: Sequence[Figure]) -> Iterator[Figure]:
-    """Clean, certified, attacked, shifted; what was never run says so."""
-    yield _clean(every)
-    for name, target in _targets().items():
-        yield _certified(every, name, target)
-    yield from _attacked(every)
-    yield from _corrupted(every)
-    yield from _shifted(every)
-    yield _first(every, figures.SHAPE, "Shape bias", "Shape bias")
-
-
-def _targets() -> dict[str, float | None]:
-    """Headline budgets of all certificate families; patches first, as in the papers."""
-    names = dict.fromkeys(family_of(kind).threat_name for kind in FAMILIES)
-    return {name: TARGETS.get(name) for name in (*TARGETS, *names) if name in names}
-
-
-def _clean(every: Sequence[Figure]) -> Figure:
-    own = [f for f in every if f.suite == figures.CLEAN and f.share is not None]
-    if not own:
-        return _refused_or_missing(every, figures.CLEAN, figures.CLEAN)
-    return max(own, key=lambda f: (f.num_items or 0, f.source.startswith("evaluate")))
-
-
-def _certified(every: Sequence[Figure], name: str, target: float | None) -> Figure:
-    """The claim at the smallest budget that reaches the target, else at the largest."""
-    suite, title = f"Certificates, {name}", f"Certified {name}"
-    own = [f for f in every if f.suite == suite and f.kind == "proven" and f.is_headline]
-    if not own:
-        unsound = [f for f in every if f.suite == suite and f.state == "not sound"]
-        return unsound[0] if unsound else _refused_or_missing(every, suite, title)
-    reached = [f for f in own if target is None or _size(f) >= target - 1e-9]
-    size = min(map(_size, reached)) if reached else max(map(_size, own))
-    rivals = [f for f in own if _size(f) == size]
-    best = max(rivals, key=lambda f: f.share.value if f.share else 0.0)
-    if len(rivals) == 1:
-        return best
-    return replace(best, note=f"the highest of {len(rivals)} certificates, chosen on these items")
-
-
-def _size(figure: Figure) -> float:
-    """The share of the image of a patch, or the radius."""
-    return figure.area if figure.area is not None else figure.budget or 0.0
-
-
-def _attacked(every: Sequence[Figure]) -> Iterator[Figure]:
-    """The lowest robust accuracy under every threat; AutoAttack says so if it was not run."""
-    own = [f for f in every if f.suite.startswith("Attacks") and f.share is not None]
-    if not any(map(figures.is_autoattack, own)):
-        yield figures.missing("Attacks", "AutoAttack")
-    threats: dict[str, list[Figure]] = {}
-    for figure in own:
-        threats.setdefault(figure.detail, []).append(figure)
-    for group in threats.values():
-        lowest = min(group, key=lambda f: (f.share.value if f.share else 1.0, f.source))
-        title, _, members = lowest.title.partition(": ")
-        detail = ": ".join(filter(None, (lowest.detail, members)))
-        yield replace(lowest, title=title, detail=detail)
-    yield from [f for f in every if f.suite.startswith("Attacks") and f.state == "not verified"]
-
-
-def _corrupted(every: Sequence[Figure]) -> Iterator[Figure]:
-    own = [f for f in every if f.suite == figures.CORRUPTIONS]
-    means = [f for f in own if f.title in figures.MEANS]
-    filled = [f for f in means if f.state == "verified"]
-    yield (filled or means)[-1] if means else _refused_or_missing(every, figures.CORRUPTIONS)
-    scores = [f for f in own if f.title == figures.SCORES["mce"]]
-    yield scores[0] if scores else figures.missing(figures.CORRUPTIONS, "mCE")
-
-
-def _shifted(every: Sequence[Figure]) -> Iterator[Figure]:
-    own = [f for f in every if f.suite == figures.SHIFTS and "unmasked" not in f.detail]
-    for title, name in HEADLINE_SHIFTS.items():
-        if not any(f.title.lower() == name for f in own):
-            yield figures.missing(figures.SHIFTS, title)
-    yield from own
-
-
-def _first(every: Sequence[Figure], suite: str, shown: str, title: str) -> Figure:
-    own = [f for f in every if f.suite == suite and f.title == shown]
-    return own[0] if own else _refused_or_missing(every, suite, title)
-
-
-def _refused_or_missing(every: Sequence[Figure], suite: str, title: str = "") -> Figure:
-    refused = [f for f in every if f.suite == suite and f.state == "not verified"]
-    return refused[0] if refused else figures.missing(suite, title)
 
 
 # -- trust

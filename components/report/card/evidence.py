@@ -13,7 +13,7 @@ from components.report.analysis.chapters import Analyses, Study, read_analyses
 from components.report.card import figures
 from components.report.card.figures import Figure
 from components.report.content import Fact
-from components.report.results import AttackResult, CertifyResult, TrainResult
+from components.report.records import AttackResult, CertifyResult, TrainResult
 
 STAGES = ("attack", "certify", "evaluate", "analyze")  # whose results a card shows
 

@@ -15,7 +15,7 @@ from components.evaluate.metrics import MetricRow
 from components.report.certified import describe_votes, share
 from components.report.content import Accuracy, ResultKind
 from components.report.evaluation import rows as look
-from components.report.results import AttackedModel, AttackResult, CertifyResult
+from components.report.records import AttackedModel, AttackResult, CertifyResult
 from components.report.wording import pixels, short_threat
 
 State = Literal[

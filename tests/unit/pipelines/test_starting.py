@@ -12,7 +12,7 @@ from components.data.sources.recognition import recognise
 from components.models.checkpoint import save_model
 from pipelines import api
 from pipelines.recipe.commented import Said, commented_yaml
-from pipelines.recipe.starting import TASKS
+from pipelines.recipe.starting.facts import TASKS
 from tests import image_folders as folders
 
 

@@ -13,7 +13,8 @@ from components.core.errors import CasemateError
 from components.core.statistics import clopper_pearson_interval
 from components.report import tuning, tuning_figures
 from components.report.content import Accuracy
-from components.report.results import AddedStep, TunedTrial, TuneResult, read_tune
+from components.report.records import AddedStep, TunedTrial, TuneResult
+from components.report.results import read_tune
 
 FGSM, PGD = {"kind": "fgsm", "eps": "4/255"}, {"kind": "pgd", "eps": "4/255", "num_steps": 2}
 SPACE = {
