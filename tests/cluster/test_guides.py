@@ -25,8 +25,7 @@ from tests.pages import FENCE, needs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 GUIDES = ROOT / "notebooks" / "guides"
-FIRST = [GUIDES / "first-run.md", GUIDES / "my-model.md"]  # make what the others read
-PAGES = [*FIRST, ROOT / "README.md", *sorted(set(GUIDES.glob("*.md")) - set(FIRST))]
+PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 MAKE = re.compile(r"^make (?!ui).*$", re.MULTILINE)  # `make demo` is `casemate run demo`
 GOES_ON = "# until Ctrl-C\n"  # first line of a block of servers
 CASEMATE = f"""#!/bin/bash
@@ -52,6 +51,7 @@ def checkout(tmp_path_factory):
     (folder / "bin" / "casemate").chmod(0o755)
     for name in ("images", "my-images"):
         image_folders.flat(folder / name)
+    shell("casemate run demo", folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
