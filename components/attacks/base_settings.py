@@ -55,6 +55,10 @@ class AttackSettings(Settings):
         """The attacks to run, in order: an ensemble has several."""
         return (self,)
 
+    def most_evaluations(self, num_classes: int) -> int:
+        """The most forward passes of an item, the clean one included; 0: not known before."""
+        return 0
+
     @classmethod
     def has_short_form(cls) -> bool:
         """Whether the kind alone describes an attack: every setting has a default."""
@@ -81,6 +85,9 @@ class GradientSettings(AttackSettings):
     num_steps: Count
     num_restarts: int = 1  # of attacks without this setting
     random_start: bool = True  # of attacks without this setting
+
+    def most_evaluations(self, num_classes: int) -> int:
+        return 1 + self.num_restarts * (self.num_steps + 1)
 
     def step_size_at(self, eps: float) -> float:
         """The step size of an attack with this budget."""

@@ -30,6 +30,7 @@ from components.attacks.losses import LossFn, cross_entropy, dlr, kl_divergence,
 from components.attacks.projections import Ball, ball_around, bounds_of_pixels
 from components.attacks.settings import FgsmSettings, GamaSettings, MimSettings, PgdSettings
 from components.attacks.starts import random_corner, random_point, restart_stream
+from components.core.evaluations import EVALUATIONS
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
 from components.models.logits import check_logits
@@ -52,6 +53,7 @@ def in_fixed_batches(logits_of: LogitsFn, *, size: int) -> LogitsFn:
 
     def fixed(x: Images) -> Logits:
         num_items = x.shape[0]
+        EVALUATIONS.add(num_items)
         if num_items == size:
             return logits_of(x)
         padding = x[:1].expand(-num_items % size, *x.shape[1:])

@@ -30,6 +30,10 @@ class ListedAttack:
         """Attention scaling around the attack, if any."""
         return self.settings.scaling
 
+    def most_evaluations(self, num_classes: int) -> int:
+        """The most forward passes of an item; 0 with scaling, which runs it many times."""
+        return 0 if self.scaling else self.settings.most_evaluations(num_classes)
+
 
 def make_attack(settings: AttackSettings, *, norm: str, eps: float) -> Attack:
     """The attack that these settings describe, with its budget."""

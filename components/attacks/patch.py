@@ -19,6 +19,7 @@ from torch import Tensor
 
 from components.attacks.gradients import check_finite
 from components.attacks.losses import margin
+from components.core.evaluations import EVALUATIONS
 from components.models.masked_votes import Masks, group_by_tokens, spans
 from components.models.pixels import PixelModel
 
@@ -239,6 +240,7 @@ class _Search:
     def _logits(self, pixels: Tensor, position: Position, chunk: Tensor) -> Tensor:
         patched = _paste(self.image, pixels, position)
         self.num_evaluations += len(chunk)
+        EVALUATIONS.add(len(chunk))
         visible = self.masks[chunk].to(patched.device)
         return self.model.forward_ablated(patched.expand(len(chunk), -1, -1, -1), visible)
 

@@ -165,6 +165,9 @@ class ApgdSettings(AttackSettings):
     eot_iter: Count = 1
     """Number of gradients summed at each point, for randomized models."""
 
+    def most_evaluations(self, num_classes: int) -> int:
+        return 1 + self.num_restarts * (self.num_steps * self.eot_iter + 1)
+
     @property
     def min_classes(self) -> int:
         return 3 if self.kind == "apgd-dlr" else 2  # DLR ranks three logits
@@ -180,6 +183,9 @@ class ApgdTargetedSettings(AttackSettings):
     """Most likely wrong classes that are targeted."""
     num_steps: Count = 100
     """Steps for each target class."""
+
+    def most_evaluations(self, num_classes: int) -> int:
+        return 1 + min(self.num_targets, num_classes - 1) * (self.num_steps + 1)
 
     @property
     def min_classes(self) -> int:
@@ -203,6 +209,9 @@ class FabSettings(AttackSettings):
     beta: Share = 0.9
     """The share of a successful change that the next step starts from."""
 
+    def most_evaluations(self, num_classes: int) -> int:
+        return 1 + self.num_restarts * (2 * self.num_steps + 1)
+
 
 @ATTACKS.register("components.attacks.fab:FabTargeted")
 @settings
@@ -212,6 +221,10 @@ class FabTargetedSettings(FabSettings):
     kind: Literal["fab-t"] = "fab-t"  # type: ignore[assignment]
     num_targets: Count = 9
     """Most likely wrong classes that are targeted."""
+
+    def most_evaluations(self, num_classes: int) -> int:
+        targets = min(self.num_targets, num_classes - 1)
+        return 1 + targets * self.num_restarts * (2 * self.num_steps + 1)
 
 
 @ATTACKS.register("components.attacks.square:Square")
@@ -226,6 +239,9 @@ class SquareSettings(AttackSettings):
     """Queries of each item."""
     p_init: Annotated[float, Gt(0), Le(1)] = 0.8
     """Share of the pixels that the first squares cover."""
+
+    def most_evaluations(self, num_classes: int) -> int:
+        return 2 + self.num_queries  # the clean image and a start
 
 
 @ATTACKS.register("components.attacks.spatial:SpatialGrid")
@@ -245,6 +261,9 @@ class SpatialSettings(AttackSettings):
     """Degrees."""
     num_angles: Count = 31
     """Rotations between the largest ones, both included."""
+
+    def most_evaluations(self, num_classes: int) -> int:
+        return 1 + self.num_shifts**2 * self.num_angles
 
     def problems(self) -> Iterator[Problem]:
         for name in ("max_shift", "max_angle"):
@@ -291,6 +310,9 @@ class AutoAttackSettings(AttackSettings):
     @property
     def min_classes(self) -> int:
         return max(member.min_classes for member in self.members())
+
+    def most_evaluations(self, num_classes: int) -> int:
+        return sum(member.most_evaluations(num_classes) for member in self.members())
 
     def members(self) -> tuple[AttackSettings, ...]:
         given = {"num_steps": self.num_steps, "num_queries": self.num_queries}

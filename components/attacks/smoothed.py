@@ -12,6 +12,7 @@ import torch
 
 from components.attacks.gradients import check_finite, l2_direction
 from components.attacks.projections import project_l2
+from components.core.evaluations import EVALUATIONS
 from components.core.types import LogitsFn
 
 
@@ -55,6 +56,7 @@ def _soft_vote_gradient(
     """Gradient of J at `x` (1, C, H, W); logsumexp is stable where probabilities underflow."""
     with torch.enable_grad():
         leaf = x.detach().clone().requires_grad_()
+        EVALUATIONS.add(len(noise))
         log_prob = logits_of(leaf + noise).log_softmax(dim=1)[:, label]
         loss = math.log(len(noise)) - log_prob.logsumexp(dim=0)
         (gradient,) = torch.autograd.grad(loss, leaf)

@@ -22,7 +22,8 @@ class Unit:
     name: str
     about: str
     payload: Any
-    num_items: int = 1  # that it computes; progress counts them
+    num_items: float = 1  # that it computes; progress counts them
+    num_evaluations: int = 0  # of models, at most; 0: not known before
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,11 @@ class ProgressBar(Protocol):
 class UnitSource(Protocol):
     """Receives briefs of results and may add units; which ones must not change the outcome."""
 
-    counts: str  # what the progress bar counts; its total
-    total: int
+    counts: str  # what the progress bar counts
+
+    @property
+    def total(self) -> float:
+        """How much of it there is."""
 
     @property
     def brief(self) -> BriefFn | None:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from components.core.evaluations import EVALUATIONS
 from components.core.transfers import sent
 from components.core.types import Images
 from components.models.logits import check_logits
@@ -71,6 +72,7 @@ def masked_predictions(
         for chunk, place in zip(chunks, places, strict=True):
             shown = sent(visible[chunk], device)
             logits = model.forward_ablated(image.expand(len(chunk), -1, -1, -1), shown)
+            EVALUATIONS.add(len(chunk))
             votes[row, place] = logits.argmax(dim=1)
             finite[row] &= logits.isfinite().all()
     found = finite.cpu()[:, None]  # the device is waited for once, not after every pass

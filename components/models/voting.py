@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from components.core.arithmetic import in_use, using
 from components.core.errors import CasemateError
+from components.core.evaluations import EVALUATIONS
 from components.core.precision import check_precision, reduced, switches_of
 from components.core.transfers import sent
 from components.core.types import Images, Logits
@@ -232,6 +233,7 @@ class AblationPredictor:
         rows: list[Rows] = []
         for some in self._passes(asked):
             logits.append(self._pass(seen, some))
+            EVALUATIONS.add(len(logits[-1]))
             rows += some
         image = torch.cat([image for _, image, _ in rows])
         number = torch.cat([group.numbers[member] for group, _, member in rows])

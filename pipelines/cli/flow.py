@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,10 +58,15 @@ def _train(
 
 
 def _loaded(chosen: Chosen) -> "Recipe":
+    with reading(chosen.recipe):
+        return api.load_recipe(chosen.recipe, overrides=chosen.set_ or [], smoke=chosen.smoke)
+
+
+def reading(recipe: str) -> AbstractContextManager[None]:
+    """Show at once that a recipe is read: what it names takes seconds to import."""
     from pipelines.runtime.progress import busy
 
-    with busy(f"{chosen.recipe}: reading and checking the recipe"):
-        return api.load_recipe(chosen.recipe, overrides=chosen.set_ or [], smoke=chosen.smoke)
+    return busy(f"{recipe}: reading and checking the recipe")
 
 
 def _run(chosen: Chosen, *, address: str | None, as_json: bool, until: str | None) -> None:

@@ -15,7 +15,7 @@ from components.core.settings import Problem
 from components.models.places.registry import ModelFacts
 from pipelines.api import load_recipe
 from pipelines.api.given_models import GivenModel, given_model
-from pipelines.cli.flow import run_and_show
+from pipelines.cli.flow import reading, run_and_show
 from pipelines.cli.options import (
     AddressOpt,
     ChannelsOpt,
@@ -85,6 +85,8 @@ def model_command(
         as_json: JsonOpt = False,
         **own: Any,
     ) -> None:
+        from pipelines.runtime.progress import busy
+
         overrides = set_ or []
         where: dict[str, Any] = {
             "storage": storage,
@@ -100,7 +102,8 @@ def model_command(
         needed = {key: given[key] for key in ("model", "data", *required)}
         if recipe is not None:
             _refuse_beside_recipe({**needed, **given})
-            loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
+            with reading(recipe):
+                loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
             run_and_show(loaded, until=stage, **where)
             return
         _check_needed(stage, needed)
@@ -111,6 +114,7 @@ def model_command(
         source = {"source": data, "path": data_path, "fit": fit or "pad"}
         section = section_of(overrides, **own)
         with (
+            busy(f"{model}: loading the model"),
             _opened(model, facts, source, prepared) as opened,
             _options_named(stage, {*given}, overrides, data_is_folder=prepared is not None),
         ):

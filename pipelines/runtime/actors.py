@@ -19,8 +19,9 @@ from components.core.errors import last_line
 from components.core.units import BriefFn, WorkFn
 from pipelines.runtime import cluster as ray_place
 from pipelines.runtime import crew
-from pipelines.runtime.leases import Lease, Outcome, work_off
+from pipelines.runtime.leases import Lease, Outcome, Pulse, work_off
 from pipelines.runtime.parts import Plan, PlanWriter
+from pipelines.runtime.pulses import Listener, telling
 
 if TYPE_CHECKING:  # workers import this module and need no recipe
     from pipelines.recipe.schema.place import ClusterSection
@@ -68,18 +69,25 @@ class ShardWorker:
         return crew.Place(node, f"{address} ({socket.gethostname()})", devices)
 
     def run(
-        self, job: Job, names: Sequence[str], ordinals: Sequence[int] | None, payloads: list[Any]
+        self,
+        job: Job,
+        names: Sequence[str],
+        ordinals: Sequence[int] | None,
+        payloads: list[Any],
+        key: str,
     ) -> Reply:
-        """The outcome of a lease, whose results are stored in one object."""
-        outcome = work_off(
-            lambda: self._work_of(job),
-            payloads,
-            write=lambda tables, briefs: job.writer.write(
-                names[: len(tables)], ordinals and ordinals[: len(tables)], tables, briefs
-            ),
-            brief=job.brief,
-        )
-        return _reply(outcome)
+        """The outcome of a lease, whose results are stored in one object; its pulse is at `key`."""
+        with telling(key) as teller:
+            outcome = work_off(
+                lambda: self._work_of(job),
+                payloads,
+                write=lambda tables, briefs: job.writer.write(
+                    names[: len(tables)], ordinals and ordinals[: len(tables)], tables, briefs
+                ),
+                brief=job.brief,
+                begin=teller.begin,
+            )
+        return _reply(replace(outcome, evaluations=teller.pulse().evaluations))
 
     def _work_of(self, job: Job) -> WorkFn:
         if job.name != self.job or self.work is None:
@@ -165,6 +173,7 @@ class ActorCrew:
         self.job = ray.put(job)
         self.busy: dict[Any, tuple[crew.Worker, Lease]] = {}
         self.counted, self.fitting = float("-inf"), dict[str, int]()
+        self.listener = Listener()
         pool.probe_all()
         self.kept = {number for number, _ in pool.pending.values()}  # of an earlier call
 
@@ -214,8 +223,12 @@ class ActorCrew:
         names = [unit.name for unit in lease.units]
         payloads = [unit.payload for unit in lease.units]
         call = self.pool.ready[worker.number].run
-        reference = call.remote(self.job, names, self.plan.ordinals_of(names), payloads)
+        ordinals, key = self.plan.ordinals_of(names), self.listener.key(lease.number)
+        reference = call.remote(self.job, names, ordinals, payloads, key)
         self.busy[reference] = worker, lease
+
+    def pulses(self) -> Mapping[int, Pulse]:
+        return self.listener.pulses([lease.number for _, lease in self.busy.values()])
 
     def needs(self) -> str:
         return ray_place.describe_need(self.resources)
@@ -236,6 +249,7 @@ class ActorCrew:
         try:
             return crew.Returned(worker, lease, _outcome(ray.get(reference)))
         except RayActorError as error:
+            self.listener.forget(lease.number)
             return crew.Lost(worker, lease, error, announced=error.preempted)
         except RayTaskError as error:
             cause = getattr(error, "cause", None) or error

@@ -28,6 +28,8 @@ class Shown(Protocol):
     unit: str
     done: float
     total: float
+    under_way: float
+    evaluations: int
     phase: str
     note: str
     rate: float | None
@@ -58,9 +60,15 @@ def note_of(stage: Shown) -> str:
         wait if known and stage.waiting_seconds >= 1 else "",
         f"{stage.failures} failed, tried again" if stage.failures else "",
         f"{stage.workers}/{stage.workers_wanted} workers" if known else "",
+        evaluations(stage),
         stage.note,
     ]
     return "; ".join(filter(None, parts))
+
+
+def evaluations(stage: Shown) -> str:
+    """Model evaluations, which move while long units do not end."""
+    return f"{stage.evaluations:,} evaluations" if stage.evaluations else ""
 
 
 def number(value: float) -> str:
@@ -100,6 +108,6 @@ def _line(stage: Shown, width: int, *, name: int) -> RenderableType:
     for columns in (COUNT, RATE, LEFT):
         line.add_column(width=columns, no_wrap=True, justify="right", overflow="ellipsis")
     count = f"{number(stage.done)}/{number(stage.total)} {stage.unit}"
-    bar = ProgressBar(total=max(stage.total, 1e-9), completed=stage.done)
+    bar = ProgressBar(total=max(stage.total, 1e-9), completed=stage.done + stage.under_way)
     line.add_row(Text(stage.step), bar, count, rate_of(stage.rate), time_left(stage.eta_seconds))
     return line

@@ -4,12 +4,12 @@
 the real ones.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from components.core.units import Unit
-from pipelines.runtime.leases import Lease, Outcome
+from pipelines.runtime.leases import Lease, Outcome, Pulse
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class State:
     wanted: int = 0
     failures: int = 0
     waiting_seconds: float = 0.0
+    under_way: float = 0.0  # items that are computed and not yet returned
+    evaluations: int = 0  # of models, also of what is under way
 
 
 class Crew(Protocol):
@@ -96,6 +98,9 @@ class Crew(Protocol):
 
     def wait(self, seconds: float) -> Sequence[Event]:
         """What happened; returns at the first event, or after so many seconds."""
+
+    def pulses(self) -> Mapping[int, Pulse]:
+        """How far leases are, by their number; short ones are missing."""
 
     def needs(self) -> str:
         """What the pending workers wait for, in words."""

@@ -32,7 +32,7 @@ from pipelines.runtime.crew import (
     State,
     Worker,
 )
-from pipelines.runtime.leases import IN_FLIGHT, Lease, Outcome, Queue
+from pipelines.runtime.leases import IN_FLIGHT, Lease, Outcome, Queue, under_way
 
 MAX_FAILED_STARTS = 5
 PATIENCE_SECONDS = 60.0  # in which a place gets a new worker
@@ -57,6 +57,7 @@ class Dispatch:
         self.workers: dict[int, Worker] = {}  # that are ready
         self.held: dict[int, list[Lease]] = {}  # also of dismissed workers, until their calls end
         self.num_held = 0  # units
+        self.evaluated = 0  # model evaluations of leases that have ended
         self.blamed: dict[int, Lease] = {}  # the lease that a dead worker was busy with
         self.idle: deque[Worker] = deque()  # one entry per free slot
         self.blame = Blame()
@@ -108,6 +109,7 @@ class Dispatch:
     def _returned(self, worker: Worker, lease: Lease, outcome: Outcome) -> None:
         """Keep what is finished, blame the unit that raised, give the rest out again."""
         self._release(worker, lease)
+        self.evaluated += outcome.evaluations
         units, rest = lease.units[: outcome.num_done], lease.units[outcome.num_done :]
         if units:
             self.todo.measured(len(units), outcome.seconds)
@@ -274,7 +276,16 @@ class Dispatch:
             self.last_ready = self.looked
         state.waiting_seconds = self.looked - self.last_ready
         self._tell_waiting()
+        self._add_pulses()
         self.desk.look(state)
+
+    def _add_pulses(self) -> None:
+        """What workers tell about leases that they have not returned."""
+        pulses, held = self.crew.pulses(), [lease for own in self.held.values() for lease in own]
+        told = [(lease, pulses[lease.number]) for lease in held if lease.number in pulses]
+        self.state.under_way = sum(under_way(lease, pulse) for lease, pulse in told)
+        now = sum(pulse.evaluations for _, pulse in told)
+        self.state.evaluations = max(self.state.evaluations, self.evaluated + now)
 
     def _staff(self) -> None:
         capacity = self.crew.capacity()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -32,6 +32,23 @@ class Lease:
     units: tuple[Unit, ...]
 
 
+class Pulse(NamedTuple):
+    """How far a worker is with a lease."""
+
+    num_done: int  # units
+    at_hand: int  # model evaluations in the unit after them
+    evaluations: int  # in the whole lease
+
+
+def under_way(lease: Lease, pulse: Pulse) -> float:
+    """Items of a lease that are computed and not yet returned; of the unit at hand a share."""
+    items = sum(unit.num_items for unit in lease.units[: pulse.num_done])
+    for unit in lease.units[pulse.num_done : pulse.num_done + 1]:
+        if unit.num_evaluations:
+            items += unit.num_items * min(1.0, pulse.at_hand / unit.num_evaluations)
+    return items
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of a lease: its first units are finished; `error` is that of the next one."""
@@ -42,6 +59,7 @@ class Outcome:
     num_bytes: int = 0  # of that object
     briefs: Sequence[Any] | None = None  # None: none are needed
     error: BaseException | None = None
+    evaluations: int = 0  # of models
 
 
 class Queue:
@@ -104,10 +122,12 @@ def work_off(
     *,
     write: Callable[[Sequence[pa.Table], Sequence[Any] | None], tuple[str, int]],
     brief: BriefFn | None,
+    begin: Callable[[int], None] = lambda num_done: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Compute the units of a lease until its time is up, and `write` what is finished.
 
+    Before each unit `begin` is called with the number of finished ones.
     An error of `make` or of `write` belongs to the first unit: nothing is finished then.
     """
     tables: list[pa.Table] = []
@@ -118,6 +138,7 @@ def work_off(
         work = make()
         began = clock()
         for payload in payloads:
+            begin(len(tables))
             try:
                 table = work(payload)
                 note = brief(table) if brief else None

@@ -9,9 +9,9 @@ whose workers belong to Ray. Figures of the stage may follow after a semicolon. 
 comes once a minute, also when nothing was finished in between.
 
 `unfinished/progress.json` in the folder of a step holds the same, replaced as a whole every few
-seconds: step, phase, done, total, unit, rate (per second), eta_seconds, failures, workers,
-workers_wanted, waiting_seconds, note, updated (seconds since 1970); null where unknown. It is
-removed with the other scratch files when the step is finished.
+seconds: step, phase, done, under_way, evaluations (of models), total, unit, rate (per second),
+eta_seconds, failures, workers, workers_wanted, waiting_seconds, note, updated (seconds since 1970);
+null where unknown. It is removed with the other scratch files when the step is finished.
 """
 
 import json
@@ -57,6 +57,8 @@ class Status:
     unit: str
     done: float
     total: float
+    under_way: float = 0.0  # computed by workers that have not returned it
+    evaluations: int = 0  # of models in this start; 0: not counted
     phase: str = ""  # of a stage with several, e.g. one per attack
     rate: float | None = None  # units per second
     eta_seconds: float | None = None
@@ -73,7 +75,7 @@ class Status:
         rate = "?" if self.rate is None else f"{self.rate:.2f}"
         eta = "?" if self.eta_seconds is None else f"{self.eta_seconds:.0f}"
         workers = "-" if self.workers is None else f"{self.workers}/{self.workers_wanted}"
-        note = "; ".join(filter(None, [self.phase, self.note]))
+        note = "; ".join(filter(None, [self.phase, bars.evaluations(self), self.note]))
         done = f"{bars.number(self.done)}/{bars.number(self.total)} {self.unit}"
         return (
             f"progress {self.step}: {done}, "
@@ -141,13 +143,14 @@ class Bar:
         status, seen = self.status, self._seen
         if not seen:
             return
-        seen.append((now, status.done))
+        reached = status.done + status.under_way
+        seen.append((now, reached))
         while len(seen) > 2 and now - seen[1][0] > RATE_SECONDS:
             seen.popleft()
         began, first = seen[0]
-        if status.done > first and now > began:
-            status.rate = (status.done - first) / (now - began)
-            status.eta_seconds = max(0.0, status.total - status.done) / status.rate
+        if reached > first and now > began:
+            status.rate = (reached - first) / (now - began)
+            status.eta_seconds = max(0.0, status.total - reached) / status.rate
 
     def _record(self) -> None:
         if self._watch:

@@ -91,7 +91,7 @@ class _Counted:
     brief = None
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        self.total, self.done = sum(unit.num_items for unit in units), 0
+        self.total, self.done = sum(unit.num_items for unit in units), 0.0
 
     def keep(self, unit: Unit, brief: Any) -> None:
         self.done += unit.num_items
@@ -157,6 +157,8 @@ class _Desk:
         briefs = outcome.briefs if outcome.briefs is not None else [None] * len(units)
         for unit, brief in zip(units, briefs, strict=True):
             self.source.keep(unit, brief)
+        returned = sum(unit.num_items for unit in units)
+        self.bar.status.under_way = max(0.0, self.bar.status.under_way - returned)
         self.source.show(self.bar)
 
     def tell(self, text: str) -> None:
@@ -166,6 +168,7 @@ class _Desk:
         status = self.bar.status
         status.workers, status.workers_wanted = state.ready, state.wanted
         status.failures, status.waiting_seconds = state.failures, state.waiting_seconds
+        status.under_way, status.evaluations = state.under_way, state.evaluations
         if time.monotonic() - self.asked >= SO_FAR_SECONDS and not self.silent:
             self.asked = time.monotonic()
             self._ask()

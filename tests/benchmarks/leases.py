@@ -13,7 +13,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from pipelines.runtime.actors import ActorCrew, ActorPool, ShardWorker
 from pipelines.runtime.cluster import ray_cluster
 from pipelines.runtime.crew import Event, Place, Ready, Returned, State, Worker
 from pipelines.runtime.dispatch import Dispatch
-from pipelines.runtime.leases import Lease, Outcome
+from pipelines.runtime.leases import Lease, Outcome, Pulse
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.store import Store
 from tests.benchmarks.table import promise
@@ -127,6 +127,9 @@ class Simulated:
 
     def dismiss(self, worker: Worker, *, hold: bool = False) -> None:
         raise AssertionError("no worker fails here")
+
+    def pulses(self) -> Mapping[int, Pulse]:
+        return {}
 
     def needs(self) -> str:
         return ""

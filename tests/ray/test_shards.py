@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from components.core.errors import CasemateError
+from components.core.evaluations import EVALUATIONS
 from pipelines.recipe.schema.place import ClusterSection
+from pipelines.runtime import shards
 from pipelines.runtime.cluster import LEFT_BY_RAY_DATA, end_idle_actors
 from pipelines.runtime.parts import PartStore
 from pipelines.runtime.shards import ShardFailedError, Unit, release_workers, run_units
@@ -146,6 +148,39 @@ def test_actors_that_ray_data_leaves_can_be_ended_and_come_back(ray_session):
         assert left()
         end_idle_actors()
         assert not left()
+
+
+def make_long(folder):
+    """One unit that evaluates images until somebody has seen it."""
+
+    def work(number):
+        while not (Path(folder) / "seen").exists():
+            EVALUATIONS.add(10)
+            time.sleep(0.05)
+        return pa.table({"number": [number]})
+
+    return work
+
+
+def test_a_long_unit_shows_its_evaluations_before_it_ends(ray_session, tmp_path, monkeypatch):
+    seen = []
+
+    def look(self, state):
+        if state.evaluations and not seen:
+            seen.append((state.evaluations, state.under_way))
+            (tmp_path / "seen").write_text("")
+
+    monkeypatch.setattr(shards._Desk, "look", look)
+    run_units(
+        [Unit("u", "item 0", 0, num_items=4, num_evaluations=10_000)],
+        make=make_long,
+        config=str(tmp_path),
+        parts=stored(tmp_path),
+        cluster=ClusterSection(num_actors=1),
+        label=f"long-{tmp_path}",
+    )
+    ((evaluations, under_way),) = seen
+    assert 0 < under_way == 4 * min(1, evaluations / 10_000)
 
 
 def test_a_second_start_computes_only_what_is_missing(ray_session, tmp_path):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.core.errors import CasemateError
+from components.core.evaluations import EVALUATIONS
 from components.core.noise_streams import NoiseKind
 from components.core.precision import reduced
 from components.core.prefetch import cores_left, made_ahead
@@ -103,6 +104,7 @@ def predict_block(
             noisy = _padded(sent(rows, device), micro_batch)
             with reduced(precision, kind):
                 logits = _logits(logits_of, noisy, span, noise).float()
+            EVALUATIONS.add(len(rows))
             predictions.append(logits.argmax(dim=1))  # first maximum
             broken.append(~logits.isfinite().all())
         found = torch.cat(predictions)[: stop - start].cpu().numpy()  # drop the padding

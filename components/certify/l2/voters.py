@@ -80,6 +80,11 @@ class Block:
     start: int
     stop: int
 
+    @property
+    def size(self) -> int:
+        """Number of draws."""
+        return self.stop - self.start
+
 
 def describe_denoiser(
     source: str, *, sampler: Mapping[str, object], sigma: float, image_size: int
@@ -190,7 +195,10 @@ def draw_unit(settings: GaussianSettings, item: int, start: int) -> Unit:
     blocks = [Block(item, "estimate", start, block_stop(settings, start))]
     if start == 0:
         blocks.insert(0, Block(item, "select", 0, settings.num_select))
-    return Unit(f"item-{item:08d}-draw-{start:09d}", f"test item {item}", tuple(blocks))
+    num_draws = sum(block.size for block in blocks)
+    share = 0.0 if settings.method == "sequential" else blocks[-1].size / settings.num_estimate
+    name = f"item-{item:08d}-draw-{start:09d}"
+    return Unit(name, f"test item {item}", tuple(blocks), share, num_draws)
 
 
 def block_stop(settings: GaussianSettings, start: int) -> int:

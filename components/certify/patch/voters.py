@@ -276,6 +276,12 @@ def item_units(num_items: int, *, num_votes: int, rows: int = 0) -> list[Unit]:
     step = max(step, min(-(-rows // num_votes), MOST_IMAGES))
     spans = [range(i, min(i + step, num_items)) for i in range(0, num_items, step)]
     return [
-        Unit(f"items-{s.start:08d}", f"test items {s.start}..{s.stop - 1}", tuple(s), len(s))
+        Unit(
+            f"items-{s.start:08d}",
+            f"test items {s.start}..{s.stop - 1}",
+            tuple(s),
+            len(s),
+            num_votes * len(s),
+        )
         for s in spans
     ]

@@ -63,8 +63,8 @@ class RoundLedger:
     counts = "items"
     brief = staticmethod(predictions_of)
 
-    def __init__(self, total: int, rounds: Mapping[str, _ModelRound]) -> None:
-        self.total, self.done, self.images = total, 0, 0
+    def __init__(self, total: float, rounds: Mapping[str, _ModelRound]) -> None:
+        self.total, self.done, self.images = total, 0.0, 0
         self.rounds = rounds  # by the name of the metric
         self.own = {unit.name: key for key, own in rounds.items() for unit in own.units}
 

@@ -44,6 +44,7 @@ class UnitRunner:
     """Runs the units of one step that are missing, and reads their results."""
 
     config: AttackConfig
+    num_classes: int
     parts: PartStore
     cluster: ClusterSection
     out: StageDir
@@ -82,7 +83,10 @@ def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     num_items = min(section.num_items or dataset.splits["test"], dataset.splits["test"])
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     check_class_count([attack.settings for attack in listed], num_classes=len(dataset.classes))
-    works = [ModelUnits.of(section, model, listed, num_items) for model in section.models]
+    works = [
+        ModelUnits.of(section, model, listed, num_items, num_classes=runner.num_classes)
+        for model in section.models
+    ]
     units = [unit for work in works for unit in work.units()]
     clean = RoundLedger.clean(units, {work.model: work.clean for work in works})
     runner.run(units, clean, phase="clean")
@@ -107,13 +111,18 @@ class ModelUnits:
 
     @staticmethod
     def of(
-        section: AttackSection, model: str, listed: Sequence[ListedAttack], num_items: int
+        section: AttackSection,
+        model: str,
+        listed: Sequence[ListedAttack],
+        num_items: int,
+        *,
+        num_classes: int,
     ) -> "ModelUnits":
         return ModelUnits(
             model,
             audit=plan.audit_units(section, model, num_items),
             scales=plan.scale_units(model, listed),
-            curves=plan.curve_units(section, model, num_items),
+            curves=plan.curve_units(section, model, num_items, num_classes=num_classes),
             clean=plan.clean_units(model, num_items),
         )
 
@@ -151,7 +160,7 @@ def _runner(
     made_with = [header["digest"] for header in headers.values()]
     identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
     parts = out.parts("parts", run_id=identity)
-    return UnitRunner(config, parts, recipe.cluster, out)
+    return UnitRunner(config, len(dataset.classes), parts, recipe.cluster, out)
 
 
 def _round(
@@ -168,7 +177,14 @@ def _round(
         unit = work.scales.get(listed.name)
         found = runner.table([unit])["scales"].to_pylist() if unit else []
         scales[work] = tuple(tuple(row) for row in found)
-        units[work] = plan.attack_units(name, work.model, listed, model.robust_items, scales[work])
+        units[work] = plan.attack_units(
+            name,
+            work.model,
+            listed,
+            model.robust_items,
+            scales[work],
+            num_classes=runner.num_classes,
+        )
     ledger = RoundLedger.attack([(models[work], own) for work, own in units.items()])
     runner.run((unit for own in units.values() for unit in own), ledger, phase=listed.name)
     for work, model in models.items():

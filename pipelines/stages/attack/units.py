@@ -34,20 +34,30 @@ def clean_units(model: str, num_items: int) -> list[Unit]:
 
 
 def attack_units(
-    name: str, model: str, listed: ListedAttack, items: Sequence[int], scales: tuple[Scales, ...]
+    name: str,
+    model: str,
+    listed: ListedAttack,
+    items: Sequence[int],
+    scales: tuple[Scales, ...],
+    *,
+    num_classes: int,
 ) -> list[Unit]:
+    most = listed.most_evaluations(num_classes)
     return [
         Unit(
             f"{name}-{model}-{i:06d}",
             f"{listed.name} on {_about(model, chunk)}",
             AttackTask(model, listed, chunk, scales),
             len(chunk),
+            most * len(chunk),
         )
         for i, chunk in enumerate(_chunks(items))
     ]
 
 
-def curve_units(section: AttackSection, model: str, num_items: int) -> CurveUnits:
+def curve_units(
+    section: AttackSection, model: str, num_items: int, *, num_classes: int
+) -> CurveUnits:
     """The units of every point of both curves."""
     if section.curves is None:
         return {}
@@ -58,7 +68,9 @@ def curve_units(section: AttackSection, model: str, num_items: int) -> CurveUnit
     units = {}
     for (key, value), (eps, steps) in points.items():
         (listed,) = attack_list([PgdSettings(num_steps=steps)], norm=section.norm, eps=eps)
-        units[key, value] = attack_units(f"curve-{key}-{value!r}", model, listed, items, ())
+        units[key, value] = attack_units(
+            f"curve-{key}-{value!r}", model, listed, items, (), num_classes=num_classes
+        )
     return units
 
 

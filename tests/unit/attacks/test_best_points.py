@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from components.attacks.apgd import Apgd
 from components.attacks.cascade import run_cascade
-from components.attacks.gradient import Fgsm, Pgd, probability_margin
+from components.attacks.gradient import Fgsm, Pgd, in_fixed_batches, probability_margin
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Attack, AttackResult, Items, Search
 from components.attacks.listing import attack_list, make_attack, scaled_attack
@@ -21,6 +21,7 @@ from components.attacks.losses import cross_entropy, dlr, margin
 from components.attacks.scales import global_scales
 from components.attacks.settings import ATTACKS, AasSettings, ApgdSettings
 from components.attacks.user import user_attack
+from components.core.evaluations import EVALUATIONS
 from components.core.user_code import UserEntry, pinned, reading, settings_class
 from tests.unit.networks import scattered
 
@@ -97,7 +98,18 @@ def assert_best_points(
 def test_every_registered_attack_returns_its_best_points(net, items, kind, norm):
     attack, eps = make_attack(small(kind), norm=norm, eps=BUDGETS[norm]), BUDGETS[norm]
     loss_of = OWN_LOSSES.get(kind, margin)
-    assert_best_points(attack(net, items), net, items, norm=norm, eps=eps, loss_of=loss_of)
+    result = attack(net, items)
+    assert_best_points(result, net, items, norm=norm, eps=eps, loss_of=loss_of)
+    # Progress inside a unit is the share of the evaluations that it may take.
+    most, robust = attack.most_evaluations(NUM_CLASSES), result.adversarial_prediction == items.y
+    assert result.num_evaluations.max() <= most
+    assert result.num_evaluations[robust].min() >= 0.6 * most
+
+
+def test_evaluations_are_counted_where_the_model_is_called(net, items):
+    before = EVALUATIONS.total
+    result = Apgd(norm="linf", eps=0.01, num_steps=3)(in_fixed_batches(net, size=6), items)
+    assert EVALUATIONS.total - before == result.num_evaluations.sum()
 
 
 @pytest.mark.parametrize("surrogate", ["network", "gradient"])

@@ -15,7 +15,7 @@ from components.core.units import Unit
 from pipelines.runtime.blame import HOPELESS, MAX_TRIES, ShardFailedError
 from pipelines.runtime.crew import Lost, NotStarted, Place, Ready, Returned, Worker
 from pipelines.runtime.dispatch import Dispatch
-from pipelines.runtime.leases import LEASE_SECONDS, STOP_SECONDS, Lease, Outcome
+from pipelines.runtime.leases import LEASE_SECONDS, STOP_SECONDS, Lease, Outcome, Pulse
 
 START, WORK = 3.0, 1.0  # seconds of a start and of a unit
 FAIL = 0.01  # a broken device fails at once
@@ -69,6 +69,11 @@ class SimulatedCluster:
 
     def nodes(self):
         return {p.node for i, p in enumerate(self.slots) if self.joins.get(i, 0) <= self.now}
+
+    def pulses(self):
+        """Every worker has evaluated 100 images of the first unit of its first lease."""
+        first = [leases[0] for leases in self.queues.values() if leases]
+        return {lease.number: Pulse(0, at_hand=100, evaluations=100) for lease in first}
 
     def needs(self):
         return "each needs 1 CPU"
@@ -200,6 +205,7 @@ class Desk:
     kept: Counter = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
     most_ready: int = 0
+    pulses: list[tuple[float, int]] = field(default_factory=list)  # items under way, evaluations
 
     def more(self, room, *, ahead):
         return ()
@@ -211,6 +217,7 @@ class Desk:
     def look(self, state):
         self.most_ready = max(self.most_ready, state.ready)
         assert state.ready <= max(state.wanted, state.ready)
+        self.pulses.append((state.under_way, state.evaluations))
 
     def tell(self, text):
         self.told.append(text)
@@ -352,6 +359,18 @@ def test_leases_take_half_a_minute_and_workers_end_together():
     assert sorted(own_units) == list(range(number))
     for _, lease, _ in cluster.leases:  # a run of the plan: its key says which units it has
         assert lease.units[-1].payload - lease.units[0].payload + 1 == len(lease.units)
+
+
+def test_what_busy_workers_tell_is_shown_before_they_return():
+    units = [Unit(f"u{i}", "", i, num_items=8, num_evaluations=400) for i in range(2)]
+    cluster = SimulatedCluster(cpus(2, 1), long={0: 30.0, 1: 60.0})
+    desk, dispatch, error = run(cluster, units)
+    assert error is None
+    assert (4.0, 200) in desk.pulses  # both: a quarter of 8 items each
+    assert (2.0, 200) in desk.pulses  # the second alone
+    counts = [evaluations for _, evaluations in desk.pulses]
+    assert counts == sorted(counts)
+    assert dispatch.state.under_way <= 2.0
 
 
 def test_few_units_go_to_all_workers():

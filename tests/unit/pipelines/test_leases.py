@@ -5,7 +5,16 @@ import pytest
 
 from components.core.units import Unit
 from pipelines.runtime import leases
-from pipelines.runtime.leases import LEASE_SECONDS, LEASE_UNITS, STOP_SECONDS, Queue, work_off
+from pipelines.runtime.leases import (
+    LEASE_SECONDS,
+    LEASE_UNITS,
+    STOP_SECONDS,
+    Lease,
+    Pulse,
+    Queue,
+    under_way,
+    work_off,
+)
 
 
 class Clock:
@@ -45,6 +54,23 @@ def test_a_lease_is_one_object_with_its_briefs():
     assert outcome.briefs == written.briefs == [[1], [4], [9]]
     assert outcome.error is None
     assert work_off(lambda: square, [1], write=written, brief=None).briefs is None
+
+
+def test_a_lease_under_way_counts_finished_units_and_a_share_of_the_next():
+    units = [Unit(f"u{i}", "", i, num_items=10, num_evaluations=200) for i in range(3)]
+    units[2] = Unit("u2", "", 2, num_items=10)  # how long it takes is not known
+    lease = Lease(0, tuple(units))
+    assert under_way(lease, Pulse(0, at_hand=0, evaluations=0)) == 0
+    assert under_way(lease, Pulse(1, at_hand=50, evaluations=150)) == 12.5
+    assert under_way(lease, Pulse(1, at_hand=999, evaluations=1)) == 20  # never more than the unit
+    assert under_way(lease, Pulse(2, at_hand=999, evaluations=1)) == 20
+    assert under_way(lease, Pulse(3, at_hand=0, evaluations=1)) == 30
+
+
+def test_the_beginning_of_every_unit_is_told():
+    told = []
+    work_off(lambda: square, [1, 2, 3], write=Written(), brief=None, begin=told.append)
+    assert told == [0, 1, 2]
 
 
 def test_a_worker_stops_between_two_units_when_its_time_is_up():
