@@ -92,10 +92,12 @@ def _values(
         doubts = [f"{s.model}: {s.doubt}" for s in found if s is not None and s.doubt]
         cells = [Missing() if share is None else _accuracy(share) for share in found]
         rows.append((figure, *cells, "; ".join(doubts)))
-    columns = (Column("Figure"), *(Column(label, kind) for label in labels), Column("Note", "note"))
+    columns = [Column("Figure"), *(Column(label, kind) for label in labels), Column("Note", "note")]
+    if not any(row[-1] for row in rows):  # an empty column makes a narrow page scroll
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = TITLES[kind]
     folded = len(rows) > MOST_OPEN
-    return Table(name or f"figures.{kind}", columns, tuple(rows), title=title, folded=folded)
+    return Table(name or f"figures.{kind}", tuple(columns), tuple(rows), title=title, folded=folded)
 
 
 def _accuracy(share: Share) -> Accuracy:
