@@ -312,7 +312,7 @@ class AutoAttackSettings(AttackSettings):
         return max(member.min_classes for member in self.members())
 
     def most_evaluations(self, num_classes: int) -> int:
-        return sum(member.most_evaluations(num_classes) for member in self.members())
+        return 1 + sum(member.most_evaluations(num_classes) for member in self.members())
 
     def members(self) -> tuple[AttackSettings, ...]:
         given = {"num_steps": self.num_steps, "num_queries": self.num_queries}

@@ -39,4 +39,5 @@ def take(report: Path, picture: Path) -> None:
 if __name__ == "__main__":
     flow = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "runs" / "demo"
     take(report_in(flow), PICTURE)
-    print(f"screenshot: {PICTURE.relative_to(ROOT)}, {PICTURE.stat().st_size:,} bytes")
+    size = PICTURE.stat().st_size
+    sys.stdout.write(f"screenshot: {PICTURE.relative_to(ROOT)}, {size:,} bytes\n")
