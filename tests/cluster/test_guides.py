@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 GUIDES = ROOT / "notebooks" / "guides"
 PAGES = [ROOT / "README.md", *sorted(GUIDES.glob("*.md"))]
 MAKE = re.compile(r"^make (?!ui).*$", re.MULTILINE)  # `make demo` is `casemate run demo`
+MAKE_READS = ("Makefile", "pyproject.toml", "requirements.lock", ".boot")
 GOES_ON = "# until Ctrl-C\n"  # first line of a block of servers
 CASEMATE = f"""#!/bin/bash
 case "$*" in *--smoke*|*--help*) small="";; *) small=--smoke;; esac
@@ -44,7 +45,7 @@ esac
 def checkout(tmp_path_factory):
     """A folder with the programs of this checkout on its path, and images of a user."""
     folder = tmp_path_factory.mktemp("guides")
-    for name in ("pyproject.toml", "Makefile", ".venv", "notebooks", "components", "pipelines"):
+    for name in (*MAKE_READS, ".venv", "notebooks", "components", "pipelines"):
         (folder / name).symlink_to(ROOT / name)
     (folder / "bin").mkdir()
     (folder / "bin" / "casemate").write_text(CASEMATE)

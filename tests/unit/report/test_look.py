@@ -49,7 +49,7 @@ def test_a_chart_tells_its_values_to_pointer_and_keyboard(open_page, report):
     chart.locator(".value").first.hover()
     tip = seen.locator(".tip")
     tip.wait_for(state="visible")
-    assert tip.inner_text() == "main, clean: 92.50% (79.6 to 98.5), n = 40"
+    assert tip.inner_text() == "main, clean: 92.50% (80.1 to 97.5), n = 40"
     seen.mouse.move(2, 2)
     tip.wait_for(state="hidden")
     chart.focus()
@@ -75,7 +75,7 @@ def test_without_scripts_the_page_is_complete(open_page, report):
     seen = open_page(report, width=1280, scripts=False)
     assert seen.locator(".filter").count() == seen.locator(".tip").count() == 0
     title = seen.locator("svg.chart .value > title").first
-    assert title.text_content() == "main, clean: 92.50% (79.6 to 98.5), n = 40"
+    assert title.text_content() == "main, clean: 92.50% (80.1 to 97.5), n = 40"
     seen.locator("details.fold summary").first.click()
     assert seen.locator("details.fold[open] li").first.is_visible()
 
