@@ -194,9 +194,9 @@ def _table(board: Record, *, is_alone: bool) -> Table:
         (Column("Ties with", "note"), [_named(e["ties"]) for e in entries]),
         (Column("Reasons", "note", "for doubt"), [_reasons(e) for e in entries]),
         (Column("Votes"), [e["defence"] for e in entries]),
-        (Column("Architecture"), [e["architecture"] for e in entries]),
+        (Column("Architecture", "note"), [e["architecture"] for e in entries]),
         (Column("Model digest"), [e["model_digest"][:12] for e in entries]),
-        (Column("Results"), [", ".join(e["results"]) for e in entries]),
+        (Column("Results", "note"), [", ".join(e["results"]) for e in entries]),
     ]
     for column, cells in further:
         if any(cells):

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 
 from components.report.leaderboard import leaderboard_page
-from tests.e2e.browser import ARGUMENTS, check_page, find_chromium, visit
+from tests.e2e.browser import ARGUMENTS, LAYOUT, check_page, find_chromium, visit
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None, reason="no chromium, chromium-browser or google-chrome on this machine"
@@ -23,7 +23,11 @@ def entry(label: str, rank: int | None, count: int, **changes: object) -> dict:
         **{"label": label, "rank": rank, "rank_at_best": rank, "rank_at_worst": rank, "ties": []},
         **{"verdict": "reliable", "footnote": "", "kind": "attacked", "num_items": 200},
         **{"accuracy": {"value": share, "low": share * 0.9, "high": min(1, share * 1.1)}},
-        **{"clean_acc": f"{100 - share:.2f}", "defence": "", "architecture": "xcit_small"},
+        **{
+            "clean_acc": f"{100 - share:.2f}",
+            "defence": "",
+            "architecture": "vit_small_patch16_224.augreg_in21k",
+        },
         **{"model_digest": f"{count:064}", "results": [f"{label}/attack.linf-0123456789ab"]},
     }
     return fields | changes
@@ -93,6 +97,15 @@ def column(page: Page, section: str, number: int) -> list[str]:
 def test_the_page_fits_and_asks_for_nothing(page_file, width, scheme):
     seen = visit(page_file, width=width, height=900, scheme=scheme)
     check_page(seen, num_charts=0)
+
+
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_no_column_of_a_board_is_cut_off_on_a_desk(page_file, width):
+    """With ties, reasons, long names and every other column that a board may have."""
+    with opened(page_file, width=width) as page:
+        assert page.evaluate(LAYOUT)["cut"] == []
+        last = page.locator("#board-00000001 th:last-child:visible").first.bounding_box()
+        assert last["x"] + last["width"] <= width
 
 
 def test_columns_sort_as_numbers_and_empty_ranks_stay_last(page_file):
