@@ -70,7 +70,7 @@ def _tracked(uri: str) -> tuple[list[FoundResult], list[LeftOut]]:
             rest.append(LeftOut(place, f"cannot be read ({first_line(error)})"))
             continue
         if not step.storage:
-            why = "its run does not tell its storage; name that with --storage"
+            why = "its run does not tell its storage; rank that with --storage alone"
             rest.append(LeftOut(f"{step.flow}/{step.folder}", why))
         elif not own:
             rest.append(LeftOut(place, "is not finished; run its recipe again"))

@@ -40,9 +40,11 @@ from pipelines.runtime.step_locks import in_turn
 from pipelines.runtime.storage import SCRATCH, Storage
 from pipelines.runtime.tracking_uri import (
     FOLDER_TAG,
+    STORAGE_TAG,
     begin_flow,
     end_flow,
     flow_outbox,
+    is_server,
     tracking_uri,
 )
 from pipelines.stages.registry import DATASET, STAGES
@@ -252,6 +254,11 @@ class _Runner:
             lanes = min(lanes, int(total_gpus() // gpus))
         return max(1, lanes)
 
+    def _storage_tag(self, planned: PlannedStep) -> dict[str, str]:
+        """Where the files are: artifacts that a server keeps do not lead there."""
+        root = planned.place.storage.root
+        return {STORAGE_TAG: root} if is_server(self.tracker.uri) else {}
+
     def run_step(self, planned: PlannedStep) -> None:
         """One step from its inputs to its manifest."""
         step, began = planned.step, time.monotonic()
@@ -266,7 +273,7 @@ class _Runner:
         progress.started(step.name)
         try:
             run.params(told.step_parameters(stage, step.identity))
-            run.tags({FOLDER_TAG: planned.place.name})
+            run.tags({FOLDER_TAG: planned.place.name, **self._storage_tag(planned)})
             run.origin(origin_tags(self.recipe.name, self.recipe.source))
             if DATASET in inputs:
                 told.tell_dataset(run, self.recipe, inputs[DATASET], context=stage.context)

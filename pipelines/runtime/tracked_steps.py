@@ -16,6 +16,7 @@ from pipelines.runtime.tracking_uri import (
     FOLDER_TAG,
     RECIPE_TAG,
     SQLITE,
+    STORAGE_TAG,
     check_driver,
     check_port,
     credentials_in_environment,
@@ -123,8 +124,11 @@ def _steps(client: "MlflowClient", run_id: str, uri: str) -> list[TrackedStep]:
 
 
 def _storage(run: "Run", uri: str) -> str:
-    """The storage above the artifacts of a run; beside the database, if both were copied."""
+    """The storage above the artifacts of a run; beside the database, if both were copied.
+
+    A run whose artifacts go through a server names its storage.
+    """
     before, artifacts, _ = place_now(str(run.info.artifact_uri), uri).partition(f"/{ARTIFACTS}/")
     if not artifacts:
-        return ""
+        return run.data.tags.get(STORAGE_TAG, "")
     return unquote(urlsplit(before).path) if before.startswith("file:") else before

@@ -25,6 +25,7 @@ SQLITE, FILES = "sqlite:///", "file"  # schemes
 TRAINING_VIEW, LOCAL_UI = "/#/experiments?workflowType=machine_learning", "http://127.0.0.1:5000"
 OPEN = ".open"  # file beside an outbox: the run of its flow is not complete
 RECIPE_TAG, FOLDER_TAG = "casemate.recipe", "casemate.folder"  # of flows, and of steps
+STORAGE_TAG = "casemate.storage"  # of steps whose artifacts a server keeps elsewhere
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DRIVERS = {  # dialect and driver as SQLAlchemy names them: module, what to install
     "postgresql": ("psycopg", "pip install 'casemate[postgres]'"),

@@ -21,7 +21,7 @@ from pipelines.recipe.schema.place import TrackingSection
 from pipelines.runtime.storage import Storage
 from pipelines.runtime.tracking import Tracker
 from tests.cluster.servers import PASSWORD
-from tests.e2e.cli import TINY, Cli, step_folder, write_recipe
+from tests.e2e.cli import TINY, Cli, call, step_folder, write_recipe
 
 pytestmark = pytest.mark.cluster
 MODELS = ("main", "standard", "columns", "noisy")
@@ -78,6 +78,17 @@ def test_every_step_is_a_finished_run_with_its_dataset(runs, demo):
         manifest = json.loads((step_folder(demo, step) / "manifest.json").read_text())
         assert manifest["mlflow_run_id"] == run.info.run_id
         assert len(run.inputs.dataset_inputs) == 1
+
+
+def test_results_are_found_through_the_server_that_keeps_the_artifacts(mlflow_server, runs, demo):
+    """Runs name the storage of their steps: the addresses of proxied artifacts do not."""
+    assert runs[0].info.artifact_uri.startswith("mlflow-artifacts:")
+    said = call("leaderboard", "--tracking", mlflow_server.uri, "--json")
+    assert said.code == 0, said.err
+    assert {e["label"] for b in said.json["boards"] for e in b["entries"]} >= {"demo/main"}
+    card = call("card", f"mlflow:{runs[1]['train.main'].info.run_id}", "--json",
+                "--tracking", mlflow_server.uri)  # fmt: skip
+    assert card.code == 0, card.err
 
 
 def test_epochs_and_machine_load_are_logged_once(client, runs, demo):

@@ -396,9 +396,14 @@ def test_the_runs_of_a_tracking_store(storage, tmp_path, monkeypatch):
     assert f"{step('tied')}: run {stale} is not its run: it ran again since" in line
     current = track("other", "tracked", attack)
     many(storage, "tracked", (180, 90), 8, run_id=current)
+    served = track("server", "served", attack, **{"casemate.storage": storage.root})
+    many(storage, "served", (180, 90), 9, run_id=served)
     said = call("leaderboard", "--tracking", uri, "--json")
     assert said.code == 0, said.err
-    assert {e["label"] for b in said.json["boards"] for e in b["entries"]} == {"tracked/main"}
+    assert {e["label"] for b in said.json["boards"] for e in b["entries"]} == {
+        "served/main",
+        "tracked/main",
+    }
     (why,) = why_left_out(said.json, step("best"))
     assert why == f"run {ran_again} is not its run: it ran again since"
     (why,) = why_left_out(said.json, step("missing"))
