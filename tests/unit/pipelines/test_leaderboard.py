@@ -409,7 +409,7 @@ def test_the_runs_of_a_tracking_store(storage, tmp_path, monkeypatch):
     (why,) = why_left_out(said.json, step("missing"))
     assert why.startswith("cannot be read (")
     (why,) = why_left_out(said.json, step("far"))
-    assert why == "its run does not tell its storage; name that with --storage"
+    assert why == "its run does not tell its storage; rank that with --storage alone"
     assert len(said.json["left_out"]) == 4
 
 
