@@ -58,7 +58,12 @@ def init(
 
     _check_arguments(task, model, look)
     target = None if out is None else _target(out, force=force)  # before minutes of reading
-    inspected = inspect(recognise(str(data or DEFAULT_DATA)), **_at_most(look))
+    try:
+        inspected = inspect(recognise(str(data or DEFAULT_DATA)), **_at_most(look))
+    except CasemateError as error:
+        if error.key != "data.path":  # of recipes
+            raise
+        raise CasemateError("--data", error.value, error.remedy) from error
     begun = _begun(task, inspected, model)
     name = _name(task, inspected, target)
     target = target or _target(f"{name}.yaml", force=force)

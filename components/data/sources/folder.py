@@ -48,7 +48,10 @@ class FolderSource(NamedSplits):
         if not files:
             raise no_images(folder)
         if all(path.parent != folder for path in files):  # a split, or a group of classes
-            remedy = "is not a class: it holds folders of images, but no image of its own"
+            remedy = (
+                "is not a class: it holds folders of images, but no image of its own; if they are "
+                "the classes, name this folder"
+            )
             raise CasemateError("data.path", folder, remedy)
         names = [below(path, self.root).as_posix() for path in files]
         return [

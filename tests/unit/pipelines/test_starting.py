@@ -201,6 +201,16 @@ def test_test_images_alone_are_for_given_models(tmp_path, folder):
 # -- refusals
 
 
+def test_class_folders_beside_other_folders_are_told(tmp_path):
+    root = folders.class_folders(tmp_path / "d" / "photos", {"a": 3, "b": 3}, height=8, width=8)
+    folders.save(tmp_path / "d" / "drafts" / "one.png", folders.pixels(0, 0, 8, 8))
+    with pytest.raises(CasemateError) as error:
+        api.init("train", data=tmp_path / "d", out=tmp_path / "mine.yaml")
+    said = str(error.value)
+    assert said.startswith(f"--data: {root} is not a class: it holds folders of images")
+    assert said.endswith("name this folder")
+
+
 @pytest.mark.parametrize("inner", ["photos", "archive/photos", "photos/train"])
 def test_a_folder_around_the_class_folders_is_told(inner, tmp_path):
     folders.class_folders(tmp_path / "d" / inner, {"a": 3, "b": 3}, height=8, width=8)
