@@ -130,5 +130,5 @@ def _storage(run: "Run", uri: str) -> str:
     """
     before, artifacts, _ = place_now(str(run.info.artifact_uri), uri).partition(f"/{ARTIFACTS}/")
     if not artifacts:
-        return run.data.tags.get(STORAGE_TAG, "")
+        return str(run.data.tags.get(STORAGE_TAG, ""))
     return unquote(urlsplit(before).path) if before.startswith("file:") else before
