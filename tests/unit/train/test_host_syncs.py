@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from components.train.epoch import EpochPlan, _gradients
+from components.train.objectives.base_settings import AwpSettings
 from components.train.objectives.make import make_objective
 from components.train.objectives.settings import (
-    AwpSettings,
     FgsmTrainingSettings,
     GaussianTrainingSettings,
     MartSettings,
