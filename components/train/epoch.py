@@ -17,6 +17,7 @@ from components.models.pixels import PixelModel
 from components.train.feed import BatchPlan, Feed, Feeding, Share, TrainingSet, Worker
 from components.train.objectives.base import Batch, LossOut, Objective
 from components.train.optim import Updater, autocast_passes, make_optimizer, without_sync
+from components.train.passes import precision_on
 from components.train.settings import TrainSettings
 from components.train.tally import Tally
 
@@ -48,8 +49,8 @@ class EpochPlan:
     def updater(self, model: PixelModel) -> Updater:
         """The updater that turns this model's gradients into steps."""
         optimizer = make_optimizer(model, self.train)
-        clip_norm, precision = self.train.clip_norm, self.train.precision
-        return Updater(optimizer, model, clip_norm=clip_norm, precision=precision)
+        precision = precision_on(self.train, model.mean.device.type)
+        return Updater(optimizer, model, clip_norm=self.train.clip_norm, precision=precision)
 
     def rate_at(self, epoch: int, step: int, *, steps_per_epoch: int) -> float:
         """Learning rate of a step of an epoch."""
@@ -151,6 +152,7 @@ def train_epoch(
     """
     num_steps = plan.batches(data).num_batches
     count, lr, sums = 0, 0.0, Tally()
+    precision = precision_on(plan.train, bare.mean.device.type)
     batches = epoch_batches(
         data,
         bare,
@@ -167,7 +169,7 @@ def train_epoch(
             lr = plan.rate_at(epoch, batch.step, steps_per_epoch=num_steps)
             address = (plan.seed, "layers", epoch, batch.step, worker.rank)  # dropout, depth
             torch.manual_seed(generator_for(*address).initial_seed())
-            with autocast_passes(bare, plan.train.precision):
+            with autocast_passes(bare, precision):
                 micro_batch = plan.train.micro_batch
                 tally = _gradients(wrapped, bare, objective, updater, batch, micro_batch)
             updater.step(lr)

@@ -12,8 +12,7 @@ from components.core.settings import values_of
 from components.models.pixels import PixelModel
 from components.train.settings import TrainSettings
 
-PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
+REDUCED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
@@ -25,6 +24,8 @@ def make_optimizer(model: PixelModel, train: TrainSettings) -> torch.optim.Optim
     """The optimiser of a model; biases, norms, class token and position do not decay."""
     options = values_of(train.optimizer)
     make: Any = OPTIMIZERS[options.pop("kind")]
+    if model.mean.device.type == "cuda":
+        options["fused"] = True  # one kernel for all weights
     optimizer: torch.optim.Optimizer = make(
         _decay_groups(model, train.weight_decay), lr=train.peak_rate, **options
     )
@@ -61,7 +62,7 @@ class Updater:
     ) -> None:
         self.optimizer, self.model, self.clip_norm = optimizer, model, clip_norm
         device = next(model.parameters()).device.type
-        self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+        self.scaler = torch.amp.GradScaler(device, enabled=precision == "float16")
 
     @property
     def learning_rate(self) -> float:
@@ -99,11 +100,11 @@ def autocast_passes(model: nn.Module, precision: str) -> Iterator[None]:
     keeps the signs of its gradients, fp16 would not (its softmax saturates), so it stays float32.
     Casts are not cached between passes, because the weights may have changed.
     """
-    if precision == "float32":
+    if precision not in REDUCED:
         yield
         return
     patched: Any = model
-    plain, dtype = model.forward, PRECISIONS[precision]
+    plain, dtype = model.forward, REDUCED[precision]
 
     def forward(*args: Any) -> Tensor:
         device = next(model.parameters()).device.type

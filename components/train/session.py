@@ -21,6 +21,7 @@ from components.train.averaging import weight_average
 from components.train.epoch import EpochPlan, StepDone, epoch_batches, train_epoch
 from components.train.feed import Feeding, TrainingSet, Worker
 from components.train.objectives.base import Objective
+from components.train.passes import prepare_passes
 from components.train.selection import Selection
 from components.train.sharding import (
     check_shardable,
@@ -82,6 +83,7 @@ class Session:
         self.selection, self.checkpoint_steps = Selection(settings), checkpoint_steps
         objective.prepare(model)
         self.average = weight_average(model, settings.average)
+        self.passes = prepare_passes(model, settings)
         self.wrapped = wrap(model)
         if is_sharded(model):
             check_shardable(model, objective)

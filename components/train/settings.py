@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Lt
 from components.core.settings import (
     ByKind,
     Count,
+    Later,
     Name,
     NonNegative,
     Positive,
@@ -188,8 +189,13 @@ class TrainSettings(Settings):
     """None: gradients are not clipped."""
     average: AverageSettings | None = None
     """Average of the weights, validated and kept instead of them."""
-    precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Of the forward and backward passes."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "bf16", "fp16"] = "float32"
+    """Of the passes; auto: on GPUs the fastest of bfloat16 and tf32, on CPUs float32. bf16: the same
+    as bfloat16."""
+    compiled: Annotated[bool, Later()] = False
+    """Compile networks with torch.compile: faster steps after a minute; a failure is told."""
+    recompute: Annotated[bool, Later()] = False
+    """Recompute activations in the backward pass (gradient checkpointing): less memory, slower."""
     micro_batch: Count | None = None
     """Items of a worker per pass; None: its share of the batch."""
     augment: AugmentSettings = AugmentSettings()

@@ -25,6 +25,7 @@ from pipelines.recipe.check_networks import (
     check_attention,
     check_denoisers,
     check_networks,
+    check_recomputing,
     check_sharding,
     check_starting_weights,
     check_studies,
@@ -322,7 +323,7 @@ IMAGES: list[Check] = [
     *(evaluation.check_images, analysis.check_images),
 ]
 NETWORKS: list[Check] = [
-    *(check_denoisers, check_user_networks, check_networks),
+    *(check_denoisers, check_user_networks, check_networks, check_recomputing),
     *(check_attention, check_starting_weights, check_sharding, check_studies),
 ]
 PREPARED: list[Check] = [_prepared]

@@ -110,6 +110,17 @@ def check_networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
                 _check_network(section, facts)
 
 
+def check_recomputing(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Networks without a switch for gradient checkpointing, if the recipe asks for it."""
+    if facts.side is None or recipe.train is None or not recipe.train.recompute:
+        return
+    from components.train.passes import recompute_activations
+
+    for _, section in trained_sections(recipe):
+        with problems.at(""):
+            recompute_activations(_network(section, facts))
+
+
 def check_user_networks(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """Networks of the user's that do not work on these images."""
     if any(is_reference(section.architecture) for _, section in trained_sections(recipe)):

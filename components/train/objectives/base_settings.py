@@ -189,6 +189,9 @@ class AdversarialSettings(TrainingObjectiveSettings):
         if self.awp and train.micro_batch is not None:
             remedy = "cannot be combined with awp, whose step belongs to the whole batch"
             yield Problem("micro_batch", train.micro_batch, remedy)
+        if self.aas and train.compiled:
+            remedy = "cannot be combined with aas: compiled code does not apply its scales"
+            yield Problem("compiled", "true", remedy)
         if self.awp and train.precision == "fp16":
             yield Problem("precision", "fp16", "loses the gradients that awp follows; use bf16")
 

@@ -36,7 +36,7 @@ class LiveLog:
         rows = state["rows"]
         if (device := state.get("device", "")) != self.device:
             self.device = device
-            self.out.run.tags({"casemate.device": self.device})
+            self._tell_passes(state["passes"])
         for row in rows[self.num_logged :]:
             values = {f"train/{k}": v for k, v in row.items() if k != "epoch"}
             self.out.run.metrics(values, step=row["epoch"])
@@ -44,6 +44,13 @@ class LiveLog:
         self._log_machine()
         bar.status.images_per_second = state["running"].get("images_per_second")
         bar.at(len(rows) + state["fraction"], progress_line(rows, state["running"]))
+
+    def _tell_passes(self, passes: Mapping[str, Any]) -> None:
+        names = ("precision", "compiled", "channels_last", "recomputed")
+        tags = {f"casemate.{name}": str(passes[name]).lower() for name in names}
+        self.out.run.tags({"casemate.device": self.device, **tags})
+        if why := passes["why_eager"]:
+            progress.say(f"{self.out.step}: goes on without compiled passes: {why}")
 
     def _log_machine(self) -> None:
         """Log the samples of rank 0's machine that are new."""

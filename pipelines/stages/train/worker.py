@@ -70,6 +70,7 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
     from components.data.prepared import PreparedDataset
     from components.models.checkpoint import save_model
     from components.train.feed import Feeding, Worker
+    from components.train.passes import arithmetic_on
     from components.train.session import TrainingStoppedError
     from components.train.sharding import shard
     from pipelines.recipe import load as recipes
@@ -78,10 +79,11 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
 
     job = config[JOB]
     torch.set_num_threads(job.num_threads)
-    arithmetic.use(arithmetic.TRAINING)
     kind = worker_device()
     device = get_device() if kind == "cuda" else torch.device(kind)
     recipe = recipes.parse(job.recipe, source="recipe")
+    assert recipe.train is not None
+    arithmetic.use(arithmetic_on(recipe.train, kind))
     context = ray.train.get_context()
     worker = Worker(context.get_world_rank(), context.get_world_size())
     checkpoint = ray.train.get_checkpoint()
@@ -144,7 +146,11 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
     if live:
         with outputs(job) as folder:
             save_model(folder / "model", final, recipe_digest=job.recipe_digest)
-            history = {"rows": session.history, "selected_epoch": session.selected_epoch}
+            history = {
+                "rows": session.history,
+                "selected_epoch": session.selected_epoch,
+                "passes": session.passes.to_dict(),
+            }
             write_text(folder / "history.json", json.dumps(history))
 
 
@@ -196,7 +202,7 @@ class LiveFile:
         speed = round(images / (self.last - began), 1) if images else None
         state = {"rows": session.history, "fraction": session.progress, "pid": os.getpid()}
         running = session.running() | {"images_per_second": speed}
-        state |= {"running": running, "device": self.device}
+        state |= {"running": running, "device": self.device, "passes": session.passes.to_dict()}
         write_text(self.notes.path(LIVE), json.dumps(state), sync=False)
         self.machine.sample()
         self.notes.send(LIVE, MACHINE)

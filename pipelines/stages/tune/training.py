@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from components.core import arithmetic
@@ -17,9 +17,11 @@ from components.data.prepared import PreparedDataset
 from components.models.pixels import PixelModel
 from components.train.feed import Feeding, Worker
 from components.train.objectives.base import Batch
+from components.train.passes import arithmetic_on
 from components.train.session import Row, Session, TrainingStoppedError
 from components.train.sharding import shard
-from components.train.validation import AttackPredictions
+from components.train.tally import Total
+from components.train.validation import BATCH, AttackPredictions
 from pipelines.recipe import load as recipes
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 from pipelines.recipe.trials import Values, trial_recipe, tuned
@@ -34,20 +36,27 @@ LOGGED = ("loss", "train_accuracy", "val_accuracy", "val_robust_accuracy", "lr",
 
 
 class RecordedAttack:
-    """An attack that records which items of the last pass were robust, as a string of 0 and 1.
+    """An attack that records which items of a pass were robust.
 
     Trials attack the same items, so their differences can be judged item by item.
     """
 
     def __init__(self, attack: AttackPredictions) -> None:
-        self.attack, self.robust = attack, ""
+        self.attack = attack
+        self._found: dict[int, Tensor] = {}  # by batch, of this worker's share
 
     def predictions(self, model: PixelModel, batch: Batch) -> Labels:
-        """Classes of the attacked images. Batches of a pass come in order, from step 0."""
+        """Classes of the attacked images."""
         found = self.attack.predictions(model, batch)
-        verdicts = "".join("01"[right] for right in (found == batch.labels).tolist())
-        self.robust = (self.robust if batch.step else "") + verdicts
+        self._found[batch.step] = found == batch.labels
         return found
+
+    def robust(self, num_items: int, total: Total) -> str:
+        """A 0 or 1 for every item of the pass on all workers, which all must call it."""
+        verdicts = torch.zeros(num_items, dtype=torch.float64)
+        for step, right in self._found.items():
+            verdicts[step * BATCH : step * BATCH + len(right)] = right.double().cpu()
+        return "".join("01"[round(right)] for right in total(verdicts).tolist())
 
 
 class Point(TypedDict):
@@ -96,11 +105,11 @@ class TrialTraining:
         worker: Worker = Worker(),  # noqa: B008 - frozen
     ) -> None:
         torch.set_num_threads(job["num_threads"])
-        arithmetic.use(arithmetic.TRAINING)
         base = recipes.parse(job["recipe"], source="recipe")
         section, dataset = tuned(base), PreparedDataset.open(folder_at(job["dataset"]))
         recipe, kind = trial_recipe(base, values), worker_device()
         assert recipe.train is not None
+        arithmetic.use(arithmetic_on(recipe.train, kind))
         device = torch.device(kind)
         self.metric, self.device = section.metric, device_name(kind)
         self.total = partial(all_reduce, device=device)
@@ -136,8 +145,10 @@ class TrialTraining:
             row = self.session.run_epoch(total=self.total)
         except TrainingStoppedError as error:  # a result, too: a restart would stop again
             return {EPOCHS: self.session.next_epoch, SCORE: 0.0, STOPPED: str(error)}
-        if self.recorded and self.session.selected_epoch == self.session.next_epoch - 1:
-            self.lineage.robust = self.recorded.robust
+        if self.recorded:
+            robust = self.recorded.robust(len(self.session.attacked), self.total)
+            if self.session.selected_epoch == self.session.next_epoch - 1:
+                self.lineage.robust = robust
         return self._report(row)
 
     def state(self) -> bytes:

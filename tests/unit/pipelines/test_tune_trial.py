@@ -179,16 +179,27 @@ def test_training_that_cannot_go_on_is_a_result(run):
     assert rows == [{"epochs": 0, "score": 0.0, "stopped": str(stopped)}]
 
 
-def test_a_recording_starts_anew_with_every_pass(prepared):
-    data = PreparedDataset.open(prepared).load("val", limit=6)
+def test_a_recording_has_the_shares_of_all_workers(prepared, monkeypatch):
+    monkeypatch.setattr(tune_training, "BATCH", 2)
+    data = PreparedDataset.open(prepared).load("val", limit=5)
     labels = data.labels
     wrong = SimpleNamespace(predictions=lambda model, batch: batch.labels ^ 1)
     right = SimpleNamespace(predictions=lambda model, batch: batch.labels)
-    recorded = tune_training.RecordedAttack(right)
-    for step, rows in enumerate(([0, 1], [2, 3], [4, 5])):
-        ids = tuple(data.item_ids[i] for i in rows)
-        recorded.attack = wrong if step == 1 else right
-        recorded.predictions(None, Batch(data.pixels(rows), labels[rows], ids, 0, 0, step))
-    assert recorded.robust == "110011"
-    recorded.predictions(None, Batch(data.pixels([0]), labels[[0]], data.item_ids[:1], 0, 0, 0))
-    assert recorded.robust == "1"
+
+    def share(steps: list[int], broken: int) -> tune_training.RecordedAttack:
+        recorded = tune_training.RecordedAttack(right)
+        for step in steps:
+            rows = [row for row in (2 * step, 2 * step + 1) if row < 5]
+            ids = tuple(data.item_ids[i] for i in rows)
+            recorded.attack = wrong if step == broken else right
+            recorded.predictions(None, Batch(data.pixels(rows), labels[rows], ids, 0, 0, step))
+        return recorded
+
+    assert share([0, 1, 2], broken=1).robust(5, lambda own: own) == "11001"
+    sums = []
+    share([1], broken=1).robust(5, lambda own: sums.append(own) or own)
+    assert share([0, 2], broken=1).robust(5, lambda own: own + sums[0]) == "11001"
+    recorded = share([0, 1, 2], broken=1)
+    recorded.attack = wrong  # the next epoch
+    recorded.predictions(None, Batch(data.pixels([4]), labels[[4]], data.item_ids[4:5], 0, 0, 2))
+    assert recorded.robust(5, lambda own: own) == "11000"

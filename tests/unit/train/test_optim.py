@@ -160,10 +160,10 @@ class Dtypes(nn.Module):
     ("precision", "attacking", "inside"),
     [
         ("float32", False, torch.float32),
-        ("bf16", False, torch.bfloat16),
-        ("bf16", True, torch.bfloat16),
-        ("fp16", False, torch.float16),
-        ("fp16", True, torch.float32),  # never half precision for an attack
+        ("bfloat16", False, torch.bfloat16),
+        ("bfloat16", True, torch.bfloat16),
+        ("float16", False, torch.float16),
+        ("float16", True, torch.float32),  # never half precision for an attack
     ],
 )
 def test_logits_come_back_in_full_precision(precision, attacking, inside):
@@ -175,7 +175,7 @@ def test_logits_come_back_in_full_precision(precision, attacking, inside):
 
 def test_weights_that_move_between_passes_are_not_cached():
     model = Dtypes()
-    with autocast_passes(model, "bf16"):
+    with autocast_passes(model, "bfloat16"):
         before = model(torch.ones(1, 2))
         with torch.no_grad():
             model.layer.weight.add_(1)
@@ -186,7 +186,7 @@ def test_a_step_that_overflows_is_left_out_and_halves_the_scale(toy_spec):
     model = initial_model(toy_spec, seed=0)
     before = model.net.head.weight.detach().clone()
     optimizer = make_optimizer(model, TrainSettings())
-    updater = Updater(optimizer, model, clip_norm=1.0, precision="fp16")
+    updater = Updater(optimizer, model, clip_norm=1.0, precision="float16")
     scale = updater.scaler.get_scale()
     updater.backward(model.net.head.weight.sum() * float("inf"))
     updater.step(0.1)
