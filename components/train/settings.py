@@ -190,8 +190,8 @@ class TrainSettings(Settings):
     average: AverageSettings | None = None
     """Average of the weights, validated and kept instead of them."""
     precision: Literal["auto", "float32", "tf32", "bfloat16", "bf16", "fp16"] = "float32"
-    """Of the passes; auto: on GPUs the fastest of bfloat16 and tf32, on CPUs float32. bf16: the same
-    as bfloat16."""
+    """Of the passes; auto: the fastest of bfloat16 and tf32 on GPUs, float32 on CPUs; bf16 is
+    bfloat16."""
     compiled: Annotated[bool, Later()] = False
     """Compile networks with torch.compile: faster steps after a minute; a failure is told."""
     recompute: Annotated[bool, Later()] = False
