@@ -3,7 +3,7 @@
 Croce & Hein 2020, "Reliable evaluation of adversarial robustness with an ensemble of diverse
 parameter-free attacks", Algorithm 1; the constants and the details that the text leaves open
 are those of its published code, from which all published numbers come. `ascent` is one run from
-one start; `Apgd` restarts it, `ApgdTargeted` runs it for one wrong class after the other.
+one start; `Apgd` restarts it, `ApgdTargeted` runs it for every wrong class.
 
 Symbols: x^(k) = the point after k steps, f = its loss, eta = the step size of a row, N = the number
 of steps, w = a window: the steps between two reviews of eta.
@@ -17,15 +17,22 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from components.attacks.gradients import input_gradient, is_zero
-from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
+from components.attacks.copies import copied, copies_at_once, join
+from components.attacks.gradients import unchecked_gradient
+from components.attacks.interface import (
+    ActiveRows,
+    AttackResult,
+    BudgetedAttack,
+    Items,
+    Search,
+    put_rows,
+)
 from components.attacks.losses import LossFn, cross_entropy, dlr, margin, targeted_dlr
 from components.attacks.projections import Ball, ball_around
 from components.attacks.settings import ApgdSettings, ApgdTargetedSettings
 from components.attacks.starts import random_point, restart_stream
 from components.core.settings import settings
 from components.core.types import Images, Labels, Logits, LogitsFn
-from components.models.logits import check_logits
 
 MOMENTUM = 0.75  # alpha: weight of the new step; the rest is the previous one
 LOSSES: dict[str, LossFn] = {"apgd-ce": cross_entropy, "apgd-dlr": dlr}
@@ -44,13 +51,16 @@ class Apgd(BudgetedAttack, ApgdSettings):
         loss_of = LOSSES[self.kind]
         search.visit_clean(loss_of(search.clean_logits, items.y))
         for restart in range(self.num_restarts if self.eps > 0 else 0):
+            rows = search.robust_rows
+            if len(rows) == 0:
+                break
             ascent(
                 logits_of,
                 search,
                 self,
                 norm=self.norm,
                 eps=self.eps,
-                stream=restart_stream(self.kind, restart),
+                start=_start(self, items.take(rows), restart),
                 loss_for=lambda rows: loss_of,
                 score_of=loss_of,
             )
@@ -62,7 +72,8 @@ class ApgdTargeted(BudgetedAttack, ApgdTargetedSettings):
     """APGD-T: one run of the targeted ratio per rival class, likeliest at the clean image first.
 
     There are min(`num_targets`, K - 1) rivals. Any wrong class is a success, not only the target.
-    Losses of different targets do not compare: the best point is that of the highest margin.
+    Losses of different targets do not compare: the best point is that of the highest margin. The
+    first target, which breaks most, runs alone, the others together (`copies.py`).
     """
 
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
@@ -70,18 +81,31 @@ class ApgdTargeted(BudgetedAttack, ApgdTargetedSettings):
         rivals = rank_rivals(search.clean_logits, items.y)[:, : self.num_targets]
         targeted_dlr(search.clean_logits, items.y, rivals[:, 0])  # too few classes: no step
         search.visit_clean(search.clean_margins)
-        for number, targets in enumerate(rivals.unbind(dim=1) if self.eps > 0 else ()):
+        number, num_runs = 0, rivals.shape[1] if self.eps > 0 else 0
+        while number < num_runs and len(rows := search.robust_rows) > 0:
+            most = num_runs - number if number > 0 else 1
+            count = copies_at_once(len(rows), items.x.shape[1:], most=most)
+            numbers = range(number, number + count)
+            copies = copied(search, rows, count)
             ascent(
                 logits_of,
-                search,
+                copies,
                 ApgdSettings(num_steps=self.num_steps),
                 norm=self.norm,
                 eps=self.eps,
-                stream=restart_stream(self.kind, number),
-                loss_for=partial(_targeted_loss, targets),
+                start=torch.cat([_start(self, items.take(rows), n) for n in numbers]),
+                loss_for=partial(_targeted_loss, torch.cat([rivals[rows, n] for n in numbers])),
                 score_of=margin,
             )
+            join(search, rows, copies)
+            number += count
         return search.result()
+
+
+def _start(attack: Apgd | ApgdTargeted, items: Items, number: int) -> Images:
+    """The start of one run, still to be projected."""
+    stream = restart_stream(attack.kind, number)
+    return _surface_point(items, attack.norm, attack.eps, stream)
 
 
 def rank_rivals(logits: Logits, y: Labels) -> Labels:
@@ -114,42 +138,38 @@ def ascent(
     *,
     norm: str,
     eps: float,
-    stream: str,
+    start: Images,
     loss_for: Callable[[Tensor], LossFn],
     score_of: LossFn,
 ) -> None:
-    """One run of Algorithm 1 on the robust rows of `search`, which records the results.
+    """One run of Algorithm 1 on the robust rows of `search`, from the projection of `start`.
 
     `loss_for` returns the loss of these rows of the batch, `score_of` ranks the points of a row. A
-    broken row is removed; the others keep their whole state, so their step sizes are not affected.
+    broken row leaves; the others keep their whole state, so their step sizes are not affected.
     """
-    rows = search.robust_rows
-    if len(rows) == 0:
-        return
-    ball = ball_around(search.items.x, norm=norm, eps=eps)
-    start = ball.project(_surface_point(search.items.take(rows), norm, eps, stream), rows)
-    state = _initial_state(rows, search.items.y[rows], start, eps=eps)
-    windows = review_windows(schedule.num_steps)
+    active = search.active()
+    ball = ball_around(search.items.x[active.rows], norm=norm, eps=eps)
+    state = _initial_state(ball.project(start), eps=eps)
+    loss_of, windows = loss_for(active.rows), review_windows(schedule.num_steps)
     for step in range(schedule.num_steps):
-        loss_of = loss_for(state.rows)
-        logits = _evaluate(logits_of, search, state, loss_of=loss_of, eot_iter=schedule.eot_iter)
-        robust = search.visit(state.rows, state.point, logits, score_of(logits, state.y))
-        state = state.take(robust)
-        if len(state.rows) == 0:
-            return
+        logits = _evaluate(logits_of, active, state, loss_of=loss_of, eot_iter=schedule.eot_iter)
+        active.visit(state.point, logits, score_of(logits, active.y))
+        if active.is_due(step) and (kept := active.leave()) is not None:
+            if len(active) == 0:
+                return
+            state, ball, loss_of = state.take(kept), ball.take(kept), loss_for(active.rows)
         if step in windows:
             state.review(windows[step], rho=schedule.rho)
         state.advance(ball, share=1.0 if step == 0 else MOMENTUM)
-    logits = check_logits(logits_of(state.point), search.items.ids(state.rows))
-    search.visit(state.rows, state.point, logits, score_of(logits, state.y))
+    logits = logits_of(state.point)
+    active.visit(state.point, logits, score_of(logits, active.y))
+    active.finish()
 
 
 @dataclass(slots=True)
 class _AscentState:
-    """The state of the rows that are still robust; every tensor has one entry per row."""
+    """The state of the rows that are computed; every tensor has one entry per row."""
 
-    rows: Tensor  # int64 positions in the batch
-    y: Labels
     point: Images
     previous: Images  # the previous point
     gradient: Images
@@ -162,11 +182,9 @@ class _AscentState:
     reviewed_loss: Tensor  # the best loss at the last review of eta
     halved: Tensor  # bool: whether that review halved eta
 
-    def take(self, keep: Tensor) -> "_AscentState":
-        """The rows under the bool mask `keep`."""
-        if bool(keep.all()):
-            return self
-        return _AscentState(*(getattr(self, field.name)[keep] for field in fields(self)))
+    def take(self, kept: Tensor) -> "_AscentState":
+        """The rows at these int64 places."""
+        return _AscentState(*(getattr(self, field.name)[kept] for field in fields(self)))
 
     def record(self, losses: Tensor, gradient: Images) -> None:
         """Record loss and gradient at the point.
@@ -177,8 +195,8 @@ class _AscentState:
         self.num_raises += losses > self.loss
         better = losses > self.best_loss
         self.best_loss = losses.where(better, self.best_loss)
-        self.best_point[better] = self.point[better]
-        self.best_gradient[better] = gradient[better]
+        put_rows(self.best_point, better, self.point)
+        put_rows(self.best_gradient, better, gradient)
         self.loss, self.gradient = losses, gradient
 
     def review(self, window: int, *, rho: float) -> None:
@@ -198,22 +216,22 @@ class _AscentState:
 
     def advance(self, ball: Ball, *, share: float) -> None:
         """x^(k+1) = P(x + share * (z - x) + (1 - share) * (x - x^(k-1))), z = P(x + eta * s)."""
-        x, eta = self.point, _per_row(self.step_size, self.point)
-        z = ball.project(x + eta * ball.direction(self.gradient), self.rows)
-        moved = x + share * (z - x) + (1 - share) * (x - self.previous)
-        self.previous, self.point = x, ball.project(moved, self.rows)
+        x = self.point
+        z = ball.direction(self.gradient).mul_(_per_row(self.step_size, x)).add_(x)
+        moved = ball.project(z).sub_(x).mul_(share).add_(x)
+        if share < 1:
+            moved.add_((x - self.previous).mul_(1 - share))
+        self.previous, self.point = x, ball.project(moved)
 
 
-def _initial_state(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _AscentState:
+def _initial_state(start: Images, *, eps: float) -> _AscentState:
     """The state before the start is evaluated: eta = 2 eps.
 
     Any loss exceeds a best loss of -inf, so condition 2 cannot hold at the first review; no loss
     exceeds a last loss of inf, so the start itself does not count as progress.
     """
-    lowest = start.new_full((len(rows),), -math.inf)
+    lowest = start.new_full((len(start),), -math.inf)
     return _AscentState(
-        rows=rows,
-        y=y,
         point=start,
         previous=start,
         gradient=torch.zeros_like(start),
@@ -222,33 +240,28 @@ def _initial_state(rows: Tensor, y: Labels, start: Images, *, eps: float) -> _As
         best_loss=lowest,
         loss=-lowest,
         step_size=torch.full_like(lowest, 2 * eps),
-        num_raises=torch.zeros_like(rows),
+        num_raises=torch.zeros_like(lowest, dtype=torch.int64),
         reviewed_loss=lowest,
-        halved=torch.zeros_like(rows, dtype=torch.bool),
+        halved=torch.zeros_like(lowest, dtype=torch.bool),
     )
 
 
 def _evaluate(
-    logits_of: LogitsFn, search: Search, state: _AscentState, *, loss_of: LossFn, eot_iter: int
+    logits_of: LogitsFn, active: ActiveRows, state: _AscentState, *, loss_of: LossFn, eot_iter: int
 ) -> Logits:
     """Record loss and gradient at the point; returns the logits of the last pass.
 
     Gradients are summed over the passes (expectation over transformation, Athalye et al. 2018):
     steps follow the direction alone, which the mean would not change.
     """
-    gradient = torch.zeros_like(state.point)
+    gradient = None
     for _ in range(eot_iter):
-        seen = input_gradient(
-            logits_of,
-            state.point,
-            state.y,
-            loss_of=loss_of,
-            item_ids=search.items.ids(state.rows),
-        )
-        search.count_gradients(state.rows, is_zero(seen.gradient))
-        gradient += seen.gradient
+        seen = unchecked_gradient(logits_of, state.point, active.y, loss_of=loss_of)
+        active.count_gradients(seen.gradient)
+        gradient = seen.gradient if gradient is None else gradient + seen.gradient
+    assert gradient is not None
     state.record(seen.losses, gradient)
-    search.num_evaluations[state.rows] += eot_iter - 1  # the visit counts the last pass
+    active.num_evaluations += (eot_iter - 1) * active.robust  # the visit counts the last pass
     return seen.logits
 
 

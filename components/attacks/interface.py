@@ -28,11 +28,15 @@ import torch
 from torch import Tensor
 
 from components.attacks.base_settings import AttackSettings, Norm
+from components.attacks.gradients import UNUSABLE
 from components.attacks.losses import margin
+from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.settings import NonNegative, Problem
 from components.core.types import Images, Labels, Logits, LogitsFn
-from components.models.logits import check_logits
+from components.models.logits import NOT_FINITE, check_logits
+
+STEPS_BETWEEN_LOOKS = 10  # of a loop on a GPU, which would wait for a host that looks at each step
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +166,17 @@ class BudgetedAttack(AttackSettings):
 class Search:
     """Results of one attack on a batch so far, starting with the clean forward pass."""
 
-    def __init__(self, logits_of: LogitsFn, items: Items) -> None:
-        with torch.no_grad():
-            logits = check_logits(logits_of(items.x), items.item_ids)
+    def __init__(
+        self, logits_of: LogitsFn, items: Items, *, clean_logits: Logits | None = None
+    ) -> None:
+        """`clean_logits` are known from an earlier pass, which this search then does not count."""
         self.items = items
+        self.num_evaluations = torch.zeros_like(items.y)
+        logits = clean_logits
+        if logits is None:
+            with torch.no_grad():
+                logits = check_logits(logits_of(items.x), items.item_ids)
+            self.num_evaluations += 1
         self.clean_prediction = logits.argmax(dim=1)  # first maximum = lowest class
         self.clean_logits = logits
         self.x_adv = items.x.clone()
@@ -173,7 +184,6 @@ class Search:
         self.scores = torch.full_like(logits[:, 0], -math.inf)  # of the best point so far
         self.clean_margins = margin(logits, items.y)
         self.margins = self.clean_margins.clone()  # of the best point so far
-        self.num_evaluations = torch.ones_like(items.y)
         self.num_gradients = torch.zeros_like(items.y)
         self.num_zero_gradients = torch.zeros_like(items.y)
 
@@ -183,6 +193,10 @@ class Search:
         included: only these are attacked further.
         """
         return (self.prediction == self.items.y).nonzero().squeeze(1)
+
+    def active(self) -> "ActiveRows":
+        """The robust rows, for a loop."""
+        return ActiveRows(self, self.robust_rows)
 
     def visit_clean(self, scores: Tensor) -> None:
         """Make the clean images candidates for the best point, with these scores (B,).
@@ -225,3 +239,118 @@ class Search:
             num_zero_gradients=self.num_zero_gradients,
             margins=self.margins,
         )
+
+
+class ActiveRows:
+    """The rows that one loop of an attack computes, packed, with the best point of each so far.
+
+    `visit` and `count_gradients` do not wait for the device. `leave` does: it raises the faults
+    noted, logits and gradients that are not finite, and takes the broken rows out. Where it is
+    not due at each step, broken rows are computed along; their points and counts do not change.
+    """
+
+    PACKED = (
+        *("rows", "y", "x_adv", "scores", "margins", "prediction", "robust"),
+        *("num_evaluations", "num_gradients", "num_zero_gradients"),
+    )
+
+    def __init__(self, search: Search, rows: Tensor) -> None:
+        self.search, self.rows = search, rows
+        self.y, self.x_adv = search.items.y[rows], search.x_adv[rows]
+        self.scores, self.margins = search.scores[rows], search.margins[rows]
+        self.prediction = search.prediction[rows]
+        self.robust = torch.ones_like(rows, dtype=torch.bool)
+        self.num_evaluations = torch.zeros_like(rows)
+        self.num_gradients = torch.zeros_like(rows)
+        self.num_zero_gradients = torch.zeros_like(rows)
+        self._finite_logits = self.robust.clone()
+        self._finite_gradients = self.robust.clone()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def visit(
+        self,
+        x_adv: Images,
+        logits: Logits,
+        scores: Tensor,
+        *,
+        allowed: Tensor | None = None,
+        num_evaluations: Tensor | int = 1,
+    ) -> None:
+        """Record a forward pass of all rows, as `Search.visit` does.
+
+        `allowed` (bool) marks the points that may be kept; `num_evaluations` is what the pass cost.
+        """
+        prediction = logits.argmax(dim=1)
+        candidates = self.robust if allowed is None else self.robust & allowed
+        broken = candidates & (prediction != self.y)
+        better = broken | (candidates & (scores > self.scores))
+        put_rows(self.x_adv, better, x_adv)
+        self.scores = scores.where(better, self.scores)
+        self.margins = margin(logits, self.y).where(better, self.margins)
+        self.prediction = prediction.where(broken, self.prediction)
+        self.num_evaluations += num_evaluations * self.robust
+        self.note_finite(logits.isfinite().all(dim=1))
+        self.robust = self.robust & ~broken
+
+    def note_finite(self, finite: Tensor) -> None:
+        """(B,) bool: whether the logits of a pass were finite."""
+        self._finite_logits &= finite | ~self.robust
+
+    def count_gradients(self, gradient: Images) -> None:
+        """Count one gradient of each row, before the visit of its point."""
+        largest = gradient.abs().flatten(1).amax(dim=1)
+        self.num_gradients += self.robust
+        self.num_zero_gradients += self.robust & (largest == 0)
+        self._finite_gradients &= largest.isfinite() | ~self.robust
+
+    def is_due(self, step: int) -> bool:
+        """Whether to call `leave` after this step: on a CPU always, for it saves work there."""
+        return self.rows.device.type == "cpu" or (step + 1) % STEPS_BETWEEN_LOOKS == 0
+
+    def leave(self, done: Tensor | None = None) -> Tensor | None:
+        """Take the broken rows out, and those that are `done` (bool).
+
+        Returns the int64 places of the rows that stay, ascending; None if all do.
+        """
+        staying = self.robust if done is None else self.robust & ~done
+        if bool((staying & self._finite_logits & self._finite_gradients).all()):
+            return None
+        self._check_finite()
+        kept = staying.nonzero().squeeze(1)
+        self._write((~staying).nonzero().squeeze(1))
+        for name in (*self.PACKED, "_finite_logits", "_finite_gradients"):
+            setattr(self, name, getattr(self, name)[kept])
+        return kept
+
+    def finish(self) -> None:
+        """Take all rows out."""
+        self._check_finite()
+        self._write(torch.arange(len(self.rows), device=self.rows.device))
+
+    def _write(self, places: Tensor) -> None:
+        search, rows = self.search, self.rows[places]
+        for name in ("x_adv", "scores", "margins", "prediction"):
+            getattr(search, name)[rows] = getattr(self, name)[places]
+        for name in ("num_evaluations", "num_gradients", "num_zero_gradients"):
+            getattr(search, name)[rows] += getattr(self, name)[places]
+
+    def _check_finite(self) -> None:
+        for finite, logits in ((self._finite_logits, True), (self._finite_gradients, False)):
+            if bool(finite.all()):
+                continue
+            name = f"item {self.search.items.item_ids[int(self.rows[finite.int().argmin()])]!r}"
+            if logits:
+                raise CasemateError("model", name, NOT_FINITE)
+            raise FloatingPointError(f"the model's input gradient at {name} {UNUSABLE}")
+
+
+def put_rows(target: Tensor, mask: Tensor, source: Tensor) -> None:
+    """target[mask] = source[mask] for a (B,) bool mask, in place, without waiting for a GPU."""
+    if target.device.type == "cpu":  # usually few rows
+        rows = mask.nonzero().squeeze(1)
+        target.index_copy_(0, rows, source.index_select(0, rows))
+    else:
+        wide = mask.view(-1, *[1] * (target.dim() - 1))
+        target.copy_(torch.where(wide, source, target))

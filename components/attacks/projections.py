@@ -9,6 +9,7 @@ Symbols: x = `center`, the clean images (B, C, H, W) in [0, 1]; z = the points t
 """
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -78,9 +79,13 @@ def project_l2(z: Images, *, center: Images, eps: float) -> Images:
 
 
 class Ball(Protocol):
-    """The allowed points of a batch of items; `rows` select items."""
+    """The allowed points of a batch of items."""
 
-    def project(self, z: Images, rows: Tensor) -> Images:
+    def take(self, rows: Tensor) -> "Ball":
+        """The balls of these int64 rows."""
+        ...
+
+    def project(self, z: Images) -> Images:
         """The points of the items' balls and of the pixel range nearest to `z`."""
         ...
 
@@ -89,28 +94,35 @@ class Ball(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class LinfBall:
     """{z in [0, 1]: max |z - x| <= eps} around each image; steps follow the sign."""
 
-    def __init__(self, x: Images, *, eps: float) -> None:
-        self.low, self.high = linf_bounds(x, eps=eps)
+    low: Images
+    high: Images
 
-    def project(self, z: Images, rows: Tensor) -> Images:
-        return z.clamp(self.low[rows], self.high[rows])
+    def take(self, rows: Tensor) -> "LinfBall":
+        return LinfBall(self.low[rows], self.high[rows])
+
+    def project(self, z: Images) -> Images:
+        return z.clamp(self.low, self.high)
 
     def direction(self, gradient: Images) -> Images:
         return gradient.sign()
 
 
+@dataclass(frozen=True, slots=True)
 class L2Ball:
     """{z in [0, 1]: |z - x|_2 <= eps} around each image; steps follow the normalised gradient."""
 
-    def __init__(self, x: Images, *, eps: float) -> None:
-        _check(x, eps)
-        self.x, self.eps = x, eps
+    x: Images
+    eps: float
 
-    def project(self, z: Images, rows: Tensor) -> Images:
-        return _project_l2(z, self.x[rows], self.eps)
+    def take(self, rows: Tensor) -> "L2Ball":
+        return L2Ball(self.x[rows], self.eps)
+
+    def project(self, z: Images) -> Images:
+        return _project_l2(z, self.x, self.eps)
 
     def direction(self, gradient: Images) -> Images:
         return l2_direction(gradient)
@@ -118,8 +130,10 @@ class L2Ball:
 
 def ball_around(x: Images, *, norm: str, eps: float) -> Ball:
     """The ball of `norm`, `linf` or `l2`."""
-    balls: dict[str, type[LinfBall] | type[L2Ball]] = {"linf": LinfBall, "l2": L2Ball}
-    return balls[norm](x, eps=eps)
+    if norm == "linf":
+        return LinfBall(*linf_bounds(x, eps=eps))
+    _check(x, eps)
+    return L2Ball(x, eps)
 
 
 def _project_l2(z: Images, center: Images, eps: float) -> Images:

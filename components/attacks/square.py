@@ -5,35 +5,47 @@ AutoAttack (Croce & Hein 2020). Two differences: positions and signs belong to r
 shared by a batch, so a row's result does not depend on its batch; and positions are inclusive,
 so squares reach the last row and column, which the released code never touches.
 
-Small squares often propose a point that the row has already queried, e.g. its current point. Its
-margin did not exceed the best one then, and the best one never decreases: the query counts, but the
-model (assumed to be deterministic) is not evaluated again. Rows go through their queries
-independently, so that every forward pass has new points only.
+A row's draws belong to its query numbers, and few proposals are kept. So several queries ahead are
+proposed from the present best point and judged in one pass; the first that improves is kept, and
+the later ones are proposed again from there. That is the search query by query: the points and the
+number of queries do not depend on how many are made ahead, but for the rounding of the model's own
+products. `num_evaluations` counts the queries of that search, also those about points that it has
+asked about before, and not the passes that were made ahead in vain. The model is assumed to be
+deterministic.
 
 Symbols: s = side of a square, p = share of the pixels it covers, nu = x_best - x, eta = the pattern
-of an l2 square, `gains` and `gives` = the window that gains budget and the one that loses it.
+of an l2 square, `gains` and `gives` = the window that gains budget and the one that loses it, k =
+the queries of a row in one pass.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from components.attacks.interface import AttackResult, BudgetedAttack, Items, Search
+from components.attacks.interface import (
+    ActiveRows,
+    AttackResult,
+    BudgetedAttack,
+    Items,
+    Search,
+    put_rows,
+)
 from components.attacks.losses import margin
-from components.attacks.projections import linf_bounds, project_l2
+from components.attacks.projections import L2Ball, linf_bounds
 from components.attacks.settings import SquareSettings
 from components.core.settings import settings
 from components.core.types import Images, LogitsFn
-from components.models.logits import check_logits
 
 # p is halved when the query number passes each of these (released AutoAttack, not rescaled)
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 QUERIES_PER_DRAW = 100  # rows draw for this many queries at once: seeding costs more than drawing
+MOST_AHEAD = 32
+ROWS, PIXELS = 184, 600_000  # of all proposals in a pass: the fastest on a CPU, with CIFAR images
+DEVICE_ROWS, DEVICE_PIXELS = 1024, 2**26  # the same elsewhere (not measured)
 TINY = 1e-12
 
 
@@ -45,10 +57,7 @@ class Square(BudgetedAttack, SquareSettings):
     def __call__(self, logits_of: LogitsFn, items: Items) -> AttackResult:
         search = Search(logits_of, items)
         if self.eps > 0 and len(search.robust_rows) > 0:
-            random_search = _RandomSearch(logits_of, search, self)
-            random_search.start()
-            while len(points := random_search.new_points()) > 0:
-                random_search.query(points)
+            _RandomSearch(logits_of, search.active(), self).run()
         search.visit_clean(search.clean_margins)  # last: the search starts from random squares
         return search.result()
 
@@ -76,14 +85,17 @@ class _Squares(Protocol):
 
     def start(self, items: Items) -> Images: ...
 
-    def keys(self, points: Images) -> Tensor | None:
-        """(B,) int64, equal for equal points of a row; None if points never repeat."""
+    def propose(self, draws: Tensor, shares: Tensor) -> Images:
+        """(B * k, C, H, W): k proposals of each row from its best point; `draws` are (B, k, D),
+        `shares` (B, k) places in the table of shares.
+        """
         ...
 
-    def propose(self, best: Images, draws: Tensor, *, share: float) -> Images: ...
+    def accept(self, which: Tensor, improved: Tensor) -> Images:
+        """The best points after proposal number `which` (B,) of the rows that `improved` (bool)."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
 class _LinfSquares:
     """Algorithm 2: every pixel sits on one of its two bounds, and squares move whole channels.
 
@@ -91,55 +103,69 @@ class _LinfSquares:
     the lower one, so the bounds are assigned directly.
     """
 
-    low: Images
-    high: Images
-    key_weights: Tensor  # (C, H, W) random int64
+    def __init__(self, low: Images, high: Images, sides: Tensor, is_high: Tensor) -> None:
+        self.low, self.high, self.sides = low, high, sides
+        self.is_high = is_high  # (B, C, H, W) bool: the bound of each pixel of the best points
+        self.proposed = is_high[:, None]
 
     @classmethod
-    def around(cls, x: Images, *, eps: float) -> "_LinfSquares":
-        generator = torch.Generator().manual_seed(0)
-        weights = torch.randint(-(2**63), 2**63 - 1, x.shape[1:], generator=generator)
-        return cls(*linf_bounds(x, eps=eps), weights.to(x.device))
+    def around(cls, x: Images, *, eps: float, shares: Sequence[float]) -> "_LinfSquares":
+        sides = torch.tensor([square_side(share, x.shape) for share in shares], device=x.device)
+        return cls(*linf_bounds(x, eps=eps), sides, torch.zeros_like(x, dtype=torch.bool))
 
     @property
     def num_draws(self) -> int:
         return 2 + self.low.shape[1]
 
     def take(self, kept: Tensor) -> "_LinfSquares":
-        return _LinfSquares(self.low[kept], self.high[kept], self.key_weights)
+        return _LinfSquares(self.low[kept], self.high[kept], self.sides, self.is_high[kept])
 
     def start(self, items: Items) -> Images:
         """Vertical stripes: one sign for every row, channel and column."""
         _, channels, _, width = items.x.shape
-        return self._extreme(items.uniform("square/start", (channels, 1, width)))
+        stripes = items.uniform("square/start", (channels, 1, width)) >= 0.5
+        self.is_high = stripes.expand(self.low.shape).clone()
+        return torch.where(self.is_high, self.high, self.low)
 
-    def keys(self, points: Images) -> Tensor:
-        """Random sums over the pixels that are high, modulo 2^64: two of 5,000 different points
-        have the same key with a probability below 1e-12.
-        """
-        return torch.where(points == self.high, self.key_weights, 0).flatten(1).sum(dim=1)
+    def propose(self, draws: Tensor, shares: Tensor) -> Images:
+        window = _Window(draws[..., :2], self.low.shape, side=self.sides[shares])
+        signs = (draws[..., 2:] >= 0.5)[..., None, None]
+        self.proposed = torch.where(window.mask, signs, self.is_high[:, None])
+        return torch.where(self.proposed, self.high[:, None], self.low[:, None]).flatten(0, 1)
 
-    def propose(self, best: Images, draws: Tensor, *, share: float) -> Images:
-        window = _Window(draws[:, :2], best.shape, side=square_side(share, best.shape))
-        return torch.where(window.mask, self._extreme(draws[:, 2:, None, None]), best)
-
-    def _extreme(self, uniform: Tensor) -> Images:
-        return torch.where(uniform < 0.5, self.low, self.high)
+    def accept(self, which: Tensor, improved: Tensor) -> Images:
+        rows = torch.arange(len(which), device=which.device)
+        put_rows(self.is_high, improved, self.proposed[rows, which])
+        return torch.where(self.is_high, self.high, self.low)
 
 
-@dataclass(frozen=True, slots=True)
 class _L2Squares:
     """Algorithm 3: budget is moved from one window to another, and unused budget is added."""
 
-    x: Images
-    eps: float
+    def __init__(
+        self, x: Images, eps: float, best: Images, sides: Tensor, patterns: Tensor
+    ) -> None:
+        self.x, self.eps, self.best, self.proposed = x, eps, best, best[:, None]
+        self.sides = sides  # (S,) by place in the table of shares
+        self.patterns = patterns  # (S, 2, s, s): eta of that side and transposed, zeros around it
+
+    @classmethod
+    def around(cls, x: Images, *, eps: float, shares: Sequence[float]) -> "_L2Squares":
+        # at least 3 and odd, as released: then eta has a centre on both of its halves
+        sides = [min(max(square_side(share, x.shape), 3) | 1, *x.shape[-2:]) for share in shares]
+        patterns = torch.zeros(len(sides), 2, max(sides), max(sides))
+        for both, side in zip(patterns, sides, strict=True):
+            pattern = eta(side).float()
+            both[:, :side, :side] = torch.stack([pattern, pattern.T])
+        table = torch.tensor(sides, device=x.device)
+        return cls(x, eps, x.clone(), table, patterns.to(x.device))
 
     @property
     def num_draws(self) -> int:
         return 5 + self.x.shape[1]
 
     def take(self, kept: Tensor) -> "_L2Squares":
-        return _L2Squares(self.x[kept], self.eps)
+        return _L2Squares(self.x[kept], self.eps, self.best[kept], self.sides, self.patterns)
 
     def start(self, items: Items) -> Images:
         """About 5 x 5 tiles of eta, each with its own direction and with one sign per channel."""
@@ -155,120 +181,120 @@ class _L2Squares:
         nu[..., top : top + tall * side, left : left + wide * side] = tiles.transpose(3, 4).reshape(
             num_items, channels, tall * side, wide * side
         )
-        return self._at_full_length(nu)
+        self.best = self._at_full_length(nu, self.x)
+        return self.best.clone()
 
-    def keys(self, points: Images) -> None:
-        return None  # lengths are real numbers
-
-    def propose(self, best: Images, draws: Tensor, *, share: float) -> Images:
-        # at least 3 and odd, as released: then eta has a centre on both of its halves
-        side = min(max(square_side(share, best.shape), 3) | 1, *best.shape[-2:])
+    def propose(self, draws: Tensor, shares: Tensor) -> Images:
+        ahead, draws, shares = draws.shape[1], draws.flatten(0, 1), shares.flatten()
+        x, best = (images.repeat_interleave(ahead, dim=0) for images in (self.x, self.best))
+        nu, side = best - x, self.sides[shares]
         gains = _Window(draws[:, 0:2], best.shape, side=side)
         gives = _Window(draws[:, 2:4], best.shape, side=side)
-        nu = best - self.x
         unused = (self.eps**2 - _norms(nu.flatten(1)) ** 2).clamp_min(0)[..., None, None]
         both = gains.mask | gives.mask
         free = (_channel_norms(nu * both) ** 2 + unused / nu.shape[1]).sqrt()  # per channel
         signs = torch.where(draws[:, 5:, None, None] < 0.5, -1.0, 1.0)
         old = nu * gains.mask
-        fresh = signs * gains.place(eta(side).to(nu), turned=draws[:, 4] < 0.5)
+        fresh = signs * gains.place(self.patterns, shares, turned=draws[:, 4] < 0.5)
         fresh = fresh + old / _channel_norms(old).clamp_min(TINY)
         fresh = fresh / _channel_norms(fresh).clamp_min(TINY) * free
-        return self._at_full_length(torch.where(gains.mask, fresh, nu.masked_fill(gives.mask, 0)))
+        points = torch.where(gains.mask, fresh, nu.masked_fill(gives.mask, 0))
+        points = self._at_full_length(points, x)
+        self.proposed = points.view(-1, ahead, *x.shape[1:])
+        return points
 
-    def _at_full_length(self, nu: Tensor) -> Images:
+    def accept(self, which: Tensor, improved: Tensor) -> Images:
+        rows = torch.arange(len(which), device=which.device)
+        put_rows(self.best, improved, self.proposed[rows, which])
+        return self.best
+
+    def _at_full_length(self, nu: Tensor, x: Images) -> Images:
         length = _norms(nu.flatten(1)).clamp_min(TINY)[..., None, None]
-        return project_l2(self.x + self.eps * nu / length, center=self.x, eps=self.eps)
+        return L2Ball(x, self.eps).project(x + self.eps * nu / length)
 
 
 class _RandomSearch:
-    """The rows still under attack, packed, with their state."""
+    """The rows still under attack, packed, with their state; each at its own query."""
 
-    def __init__(self, logits_of: LogitsFn, search: Search, settings: Square) -> None:
-        self.logits_of, self.search, self.settings = logits_of, search, settings
-        self.rows = search.robust_rows
-        self.items = search.items.take(self.rows)
-        self.squares: _Squares = (
-            _LinfSquares.around(self.items.x, eps=settings.eps)
-            if settings.norm == "linf"
-            else _L2Squares(self.items.x, settings.eps)
-        )
-        count = len(self.rows)
-        self.next_query = torch.zeros(count, dtype=torch.int64)
-        self.draws = torch.empty(count, QUERIES_PER_DRAW, self.squares.num_draws).to(self.items.x)
-        self.queried = [set[int]() for _ in range(count)]  # keys of points
+    def __init__(self, logits_of: LogitsFn, active: ActiveRows, settings: Square) -> None:
+        self.logits_of, self.active, self.settings = logits_of, active, settings
+        self.items = active.search.items.take(active.rows)
+        numbers = range(settings.num_queries)
+        shares = [square_share(query, p_init=settings.p_init) for query in numbers]
+        distinct = sorted(set(shares), reverse=True)
+        x, places = self.items.x, {share: place for place, share in enumerate(distinct)}
+        kind = _LinfSquares if settings.norm == "linf" else _L2Squares
+        self.squares: _Squares = kind.around(x, eps=settings.eps, shares=distinct)
+        self.shares = torch.tensor([places[share] for share in shares], device=x.device)
+        self.query = torch.zeros_like(active.rows)  # the next one of each row
+        self.draws = x.new_empty(len(x), 0, self.squares.num_draws)
+        self.furthest = 0  # no row is beyond this query
+        self.on_cpu = x.device.type == "cpu"
 
-    def start(self) -> None:
-        """The first point of every row."""
+    def run(self) -> None:
+        """The start, then all queries."""
+        active, number = self.active, 0
         points = self.squares.start(self.items)
-        self._are_new(torch.arange(len(self.rows)), self.squares.keys(points))
-        self.query(points)
+        logits = self.logits_of(points)
+        active.visit(points, logits, margin(logits, active.y))
+        self._leave()
+        if not self.on_cpu:  # later it would wait for the copies
+            self._draw(self.settings.num_queries)
+        while len(active) > 0:
+            self._ask(self._num_ahead())
+            if active.is_due(number):
+                self._leave()
+            number += 1
 
-    def query(self, points: Images) -> None:
-        """One forward pass of every row: better points are kept, misclassified rows leave."""
-        logits = check_logits(self.logits_of(points), self.items.item_ids)
-        scores = margin(logits, self.items.y)
-        self._keep(self.search.visit(self.rows, points, logits, scores))
+    def _num_ahead(self) -> int:
+        """k: as many as make a batch that the device is fast with."""
+        x, count = self.items.x, len(self.active)
+        rows, pixels = (ROWS, PIXELS) if self.on_cpu else (DEVICE_ROWS, DEVICE_PIXELS)
+        ahead = min(rows // count, pixels // (count * x[0].numel()), MOST_AHEAD)
+        return max(min(ahead, self.settings.num_queries), 1)
 
-    def new_points(self) -> Images:
-        """The next new proposal of every row; rows without one leave."""
-        points = self.search.x_adv[self.rows]
-        found = torch.zeros(len(self.rows), dtype=torch.bool)
-        seeking = torch.arange(len(self.rows))
-        while len(seeking := seeking[self.next_query[seeking] < self.settings.num_queries]) > 0:
-            squares = self.squares.take(seeking)
-            proposals = self._proposals(squares, seeking)
-            is_new = self._are_new(seeking, squares.keys(proposals))
-            points[seeking[is_new]] = proposals[is_new]
-            found[seeking[is_new]] = True
-            seeking = seeking[~is_new]
-        self._keep(found)
-        return points[found]
+    def _ask(self, ahead: int) -> None:
+        """One pass with so many queries of every row; the first that improves it is kept."""
+        active, last = self.active, self.settings.num_queries - 1
+        self._draw(self.furthest + ahead)
+        numbers = self.query[:, None] + torch.arange(ahead, device=self.query.device)  # (B, k)
+        is_asked, at = numbers <= last, numbers.clamp_max(last)
+        rows = torch.arange(len(active), device=at.device)
+        points = self.squares.propose(self.draws[rows[:, None], at], self.shares[at])
+        logits = self.logits_of(points)
+        labels = active.y[:, None].expand(-1, ahead).flatten()
+        scores = margin(logits, labels).view(-1, ahead)
+        wrong = (logits.argmax(dim=1) != labels).view(-1, ahead)
+        better = is_asked & (wrong | (scores > active.scores[:, None]))
+        improved, which = better.any(dim=1), better.int().argmax(dim=1)
+        asked = is_asked & ((numbers - self.query[:, None] <= which[:, None]) | ~improved[:, None])
+        finite = logits.isfinite().all(dim=1).view(-1, ahead)
+        active.note_finite((finite | ~asked).all(dim=1))
+        active.visit(
+            self.squares.accept(which, improved & active.robust),
+            logits.view(len(active), ahead, -1)[rows, which],
+            scores[rows, which],
+            allowed=improved,
+            num_evaluations=asked.sum(dim=1),
+        )
+        self.query = self.query + asked.sum(dim=1)
+        self.furthest += ahead
 
-    def _are_new(self, places: Tensor, keys: Tensor | None) -> Tensor:
-        """(B,) bool: which points are new to the rows at `places`; records them."""
-        if keys is None:
-            return torch.ones(len(places), dtype=torch.bool)
-        are_new = []
-        for place, key in zip(places.tolist(), keys.tolist(), strict=True):
-            known = self.queried[place]
-            are_new.append(key not in known)
-            known.add(key)
-        return torch.tensor(are_new)
+    def _draw(self, count: int) -> None:
+        """Have the random numbers of the first `count` queries."""
+        while self.draws.shape[1] < min(count, self.settings.num_queries):
+            block = self.draws.shape[1] // QUERIES_PER_DRAW
+            shape = (QUERIES_PER_DRAW, self.squares.num_draws)
+            drawn = self.items.uniform(f"square/queries/{block}", shape).to(self.draws)
+            self.draws = torch.cat([self.draws, drawn], dim=1)
 
-    def _proposals(self, squares: _Squares, places: Tensor) -> Images:
-        """The proposals of the next query of the rows at `places`; counts the query."""
-        queries = self.next_query[places]
-        self._draw(places[queries % QUERIES_PER_DRAW == 0])
-        best = self.search.x_adv[self.rows[places]]
-        draws = self.draws[places, queries % QUERIES_PER_DRAW]
-        self.next_query[places] += 1
-        shares = [square_share(query, p_init=self.settings.p_init) for query in queries.tolist()]
-        if len(set(shares)) == 1:  # usual: rows differ by few queries
-            return squares.propose(best, draws, share=shares[0])
-        proposals = torch.empty_like(best)
-        for share in set(shares):
-            own = torch.tensor([place for place, other in enumerate(shares) if other == share])
-            proposals[own] = squares.take(own).propose(best[own], draws[own], share=share)
-        return proposals
-
-    def _draw(self, places: Tensor) -> None:
-        """Draw random numbers for the rows at `places`, which start a new block of queries."""
-        blocks = self.next_query[places] // QUERIES_PER_DRAW
-        for block in set(blocks.tolist()):
-            own = places[blocks == block]
-            shape = self.draws.shape[1:]
-            self.draws[own] = self.items.take(own).uniform(f"square/queries/{block}", shape)
-
-    def _keep(self, robust: Tensor) -> None:
-        if bool(robust.all()):
+    def _leave(self) -> None:
+        """Take out broken rows and those that have made all queries."""
+        kept = self.active.leave(self.query >= self.settings.num_queries)
+        if kept is None:
             return
-        kept = robust.nonzero().squeeze(1)
-        self.rows, self.items = self.rows[kept], self.items.take(kept)
-        self.squares = self.squares.take(kept)
-        kept = kept.cpu()
-        self.next_query, self.draws = self.next_query[kept], self.draws[kept]
-        self.queried = [self.queried[place] for place in kept.tolist()]
+        self.items, self.squares = self.items.take(kept), self.squares.take(kept)
+        self.query, self.draws = self.query[kept], self.draws[kept]
 
 
 def eta(side: int) -> Tensor:
@@ -290,23 +316,29 @@ def _bump(height: int, width: int) -> Tensor:
 
 
 class _Window:
-    """One square of each row, from two uniform numbers; every position inside the image counts."""
+    """One square for each pair of uniform numbers; every position inside the image counts."""
 
-    def __init__(self, uniform: Tensor, shape: Sequence[int], *, side: int) -> None:
-        height, width = shape[-2:]
-        free = torch.tensor([height - side + 1, width - side + 1], device=uniform.device)
+    def __init__(self, uniform: Tensor, shape: Sequence[int], *, side: Tensor) -> None:
+        """`uniform` is (..., 2), `side` (...)."""
+        side = side[..., None]
+        lengths = [torch.arange(length, device=uniform.device) for length in shape[-2:]]
+        free = torch.cat([len(line) - side + 1 for line in lengths], dim=-1)
         corner = (uniform.double() * free).long()  # float64: the product stays below `free`
-        rows = torch.arange(height, device=uniform.device) - corner[:, :1]  # (B, H)
-        columns = torch.arange(width, device=uniform.device) - corner[:, 1:]  # (B, W)
-        inside = [(line >= 0) & (line < side) for line in (rows, columns)]
-        self.mask = (inside[0][:, :, None] & inside[1][:, None, :])[:, None]  # (B, 1, H, W)
-        self._rows = rows.clamp(0, side - 1)[:, :, None]
-        self._columns = columns.clamp(0, side - 1)[:, None, :]
+        rows, columns = (line - corner[..., axis : axis + 1] for axis, line in enumerate(lengths))
+        inside = [(line >= 0) & (line < side) for line in (rows, columns)]  # (..., H), (..., W)
+        mask = inside[0][..., :, None] & inside[1][..., None, :]
+        self.mask = mask.unsqueeze(-3)  # (..., 1, H, W)
+        self._rows = torch.minimum(rows.clamp_min(0), side - 1)
+        self._columns = torch.minimum(columns.clamp_min(0), side - 1)
 
-    def place(self, pattern: Tensor, *, turned: Tensor) -> Tensor:
-        """(B, 1, H, W): `pattern` in the window, transposed where `turned`, and 0 elsewhere."""
-        both = torch.stack([pattern, pattern.T])
-        chosen = both[turned.long()[:, None, None], self._rows, self._columns]
+    def place(self, patterns: Tensor, which: Tensor, *, turned: Tensor) -> Tensor:
+        """(B, 1, H, W): a pattern in each window, transposed where `turned`, and 0 elsewhere."""
+        chosen = patterns[
+            which[:, None, None],
+            turned.long()[:, None, None],
+            self._rows[:, :, None],
+            self._columns[:, None, :],
+        ]
         return chosen[:, None] * self.mask
 
 
