@@ -143,11 +143,11 @@ STAGES = {
             shared=True,
         ),
         _training(
-            "train", 3, "training", "Train the recipe's models, preparing data first.", shared=True
+            "train", 4, "training", "Train the recipe's models, preparing data first.", shared=True
         ),
         _training(
             "tune",
-            4,
+            5,
             "tuning",
             "Tune the recipe; the best one is written as best.yaml.",
             shared=False,  # best.yaml names the recipe
@@ -155,7 +155,7 @@ STAGES = {
         Stage(
             "attack",
             section="attack",
-            version=4,
+            version=5,
             help="Attack a recipe's models, training them first, or any model on any data.",
             headlines=True,
             metrics=True,
