@@ -242,11 +242,12 @@ class Content:
     provenance: tuple[Fact, ...] = field(default=())
     verdicts: tuple[AttackVerdict, ...] = field(default=())
     published: tuple[Fact, ...] = ()  # the result that the recipe reproduces
+    compared: Table | None = None  # its figures and ours
     steps: Table | None = None  # when and where steps ran; not stored as CSV: it differs each time
 
     def tables(self) -> tuple[Table, ...]:
         """All tables of the report; names must be unique."""
-        found = [self.headline]
+        found = [self.headline, *([self.compared] if self.compared else [])]
         for chapter in self.chapters:
             found += [chart.table for chart in chapter.charts if chart.table]
             found += chapter.tables

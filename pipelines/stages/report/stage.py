@@ -21,19 +21,21 @@ from components.report import attacked, chapters, execution, results
 from components.report.analysis.chapters import chapters as analysis_chapters
 from components.report.analysis.chapters import read_analyses
 from components.report.certified import certificate_facts
-from components.report.content import Chapter, Content, Fact
+from components.report.content import Chapter, Content, Fact, Table
 from components.report.evaluation.chapters import chapters as evaluation_chapters
 from components.report.evaluation.chapters import read_evaluation
 from components.report.evaluation.headline import with_evaluation
 from components.report.execution import StepExecution
 from components.report.page import render
+from components.report.published import beside_published
 from components.report.run_results import Dataset, Results
 from components.report.tables import to_csv
-from pipelines.recipe.load import SMOKE, header
+from pipelines.recipe.load import SMOKE, header, load
 from pipelines.runtime.artifacts import manifest_of
 from pipelines.runtime.storage import StepPlace
 from pipelines.stages.report.cards import flow_cards
 
+PLACES = ("cluster", "storage", "tracking", "report")  # sections that change no result
 CARDS = "cards"  # folder of the model cards
 
 
@@ -131,11 +133,13 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
         chapters.threat_chapter(found),
         _verify_chapter(found, beside=out.place.path),
     )
+    headline = with_evaluation(chapters.headline(found), evaluated)
+    published, compared = _published(recipe, headline, found)
     return Content(
         recipe.report.title or recipe.name,
         f"Recipe {recipe.name}, seed {recipe.seed}",
         (*chapters.identity(found), *execution.facts(ran)),
-        with_evaluation(chapters.headline(found), evaluated),
+        headline,
         chapters.checks(found),
         tuple(chapter for chapter in shown if chapter),
         yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True),
@@ -146,21 +150,37 @@ def build_content(recipe: ReportRecipe, inputs: Mapping[str, Folder], out: Repor
             *_mlflow_facts(ran, out.place),
         ),
         tuple(verdict for attack in found.attacks for verdict in attacked.verdicts(attack)),
-        published=_published(recipe.source),
+        published=published,
+        compared=compared,
         steps=execution.steps_table(ran),
     )
 
 
-def _published(source: str) -> tuple[Fact, ...]:
-    """What the recipe's first comment says about the published result, if it names figures."""
-    entries = header(source)
+def _published(
+    recipe: ReportRecipe, headline: Table, found: Results
+) -> tuple[tuple[Fact, ...], Table | None]:
+    """What the recipe's first comment says about the published result, if it names figures.
+
+    Its figures stand beside ours if the run follows the recipe's file.
+    """
+    entries = header(recipe.source)
     if "Figures" not in entries:
-        return ()
+        return (), None
     shown = ("Paper", "Figures", "Differs")
     facts = [Fact(name, entries[name]) for name in shown if name in entries]
-    if source.endswith(SMOKE):
+    if recipe.source.endswith(SMOKE):
         facts.append(Fact("Ours", "the table above, of the --smoke form: not comparable"))
-    return tuple(facts)
+    elif not _follows_file(recipe):
+        facts.append(Fact("Ours", "the table above, with other settings: not comparable"))
+    else:
+        return tuple(facts), beside_published(entries["Figures"], headline, found.certificates)
+    return tuple(facts), None
+
+
+def _follows_file(recipe: ReportRecipe) -> bool:
+    """Whether no section that results depend on was changed by `--set`."""
+    own, written = recipe.resolved(), load(recipe.source).resolved()
+    return all(own.get(key) == value for key, value in written.items() if key not in PLACES)
 
 
 def _executions(inputs: Mapping[str, Folder], out: ReportOutput) -> list[StepExecution]:

@@ -114,6 +114,8 @@ def test_published_figures_stand_beside_ours(finished, recipe, out):
     path = load("ft-cifar10-trades-s12").source
     assert header(path)["Figures"] == "90.06 % clean, 56.14 % under AutoAttack."
     recipe.source = path
+    assert "with other settings: not comparable" in render(build_content(recipe, finished, out))
+    recipe.resolved = load(path).resolved
     page = render(build_content(recipe, finished, out))
     assert "<dt>Figures</dt><dd>90.06 % clean, 56.14 % under AutoAttack.</dd>" in page
     assert "not comparable" not in page
