@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from components.core.errors import CasemateError
 from components.core.files import write_json, write_text
+from components.core.shares import interval_ends, shown
 from components.evaluate.metrics import ALL, METRICS_NAME, read_metrics
 from notebooks.replications import page
 from notebooks.replications.runs import RESULTS, finished
@@ -56,7 +57,7 @@ casemate run {recipe}
 
 Figures show that the chain works and what to expect of it. They are not those of the papers: networks have 0.2 to 0.5 million
 weights, start from random ones and see few images, and one seed says nothing about the next. Shares of items are cut off
-after the first decimal, never rounded up; intervals are of 95 % over test items.
+after the first decimal, never rounded up; intervals are those of Wilson, 95 %, over test items.
 """
 
 
@@ -184,8 +185,8 @@ def cut(share: float) -> str:
 
 def _share(entry: Mapping[str, Any]) -> str:
     """A share with its interval; the interval is rounded outwards."""
-    low, high = 100 * entry["low"], math.ceil(1000 * entry["high"]) / 10
-    return f"{cut(entry['value'])} [{math.floor(10 * low) / 10:.1f}, {high:.1f}]"
+    share = shown(entry)
+    return f"{cut(entry['value'])} [{', '.join(interval_ends(share['low'], share['high']))}]"
 
 
 def _table(rows: Iterable[Mapping[str, object]]) -> str:
