@@ -35,6 +35,8 @@ def _section(
     for name in names:
         if name not in STUDIES:
             raise CasemateError("--study", repr(name), did_you_mean(name, STUDIES))
+    if num_items is not None and set(names) == {FROM_NOISE}:
+        raise CasemateError("--num-items", num_items, f"does not apply to {FROM_NOISE}: no items")
     if num_items is None:
         return {name: {} for name in names}
     return {

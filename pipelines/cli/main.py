@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 SHOWN_PROBLEMS = 20  # problems that verify prints
 PATHS = """\
-My model         casemate attack --model DIR --data DIR|SOURCE --eps 8/255
+My model         casemate attack --model MODEL --data DIR|SOURCE --eps 8/255
                  casemate init --data DIR         a first recipe for your images
                  casemate import-weights --help   other people's weights
                  casemate verify CERTIFICATE      check a certificate, no GPU needed

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from pipelines.cli.main import app
-from tests.e2e.cli import ROOT, call
+from tests.e2e.cli import ROOT, call, mistake_of
 
 pytestmark = pytest.mark.e2e
 COMMANDS = sorted(n for n, c in typer.main.get_command(app).commands.items() if not c.hidden)
@@ -76,6 +76,22 @@ def test_a_word_that_is_no_command_or_option_is_one_line():
         assert (said.code, said.out) == (2, "")
         assert line.startswith(f"casemate: {told}"), line
         assert line.endswith(f"; casemate {words[0]} --help shows what it takes")
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        ("certify", ("--band", 3), "--band: 3 needs --patch-sizes"),
+        ("certify", ("--patch-sizes", 2, "--radii", "0.5"), "--radii: (0.5,) needs --sigma"),
+        ("certify", ("--sigma", 0.2, "--stride", 3), "--stride: 3 needs --patch-sizes"),
+        ("analyze", ("--study", "accumulation", "--num-items", 5), "--num-items: 5 does not apply"),
+        ("attack", ("--attacks", "fgsm"), "attack: --eps is missing"),
+        ("evaluate", ("--suite", "shifts"), "--suite: shifts needs the place of its images"),
+    ],
+)
+def test_an_option_that_says_nothing_alone_is_refused(command, words, said):
+    """Before a model or data are opened."""
+    assert mistake_of(command, "--model", "m", "--data", "digits", *words).startswith(said)
 
 
 def test_version_is_that_of_the_project():
