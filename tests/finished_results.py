@@ -83,7 +83,7 @@ def attack_step(
     with hold(place.store, [place.key]):
         write_rows(out, attacked)
         write_no_examples(out.path, list(models))
-        write_summary(out, section, listed, summaries, devices=["cpu"])
+        write_summary(out, section, listed, summaries, devices=["cpu"], passes=None)
         out.finish()
 
 

@@ -13,6 +13,7 @@ from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
+from components.attacks.passes import AttackPasses
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.sanity.outcomes import cascade_findings
 from components.core.types import Images, LogitsFn
@@ -28,16 +29,17 @@ def attack_model(
     items: Items,
     attacks: Sequence[ListedAttack],
     *,
-    micro_batch: int,
+    passes: AttackPasses,
     on_progress: Callable[[int, str], None] = lambda rows, attack: None,
 ) -> CascadeResult:
     """Every attack on the rows that are robust to all before it.
 
-    Every forward pass has `micro_batch` rows, as in the stage: logits depend on the batch shape.
-    `on_progress` is called with the number of rows that an attack has finished.
+    Every forward pass has the same number of rows, as in the stage: logits depend on the batch
+    shape. `passes` are not compiled. `on_progress` is called with the number of rows that an attack
+    has finished.
     """
     with attack_mode(model), fast_forward(model.net):
-        fixed = in_fixed_batches(model, size=micro_batch)
+        fixed = in_fixed_batches(passes.logits_of(model), size=passes.micro_batch)
         with torch.no_grad():
             logits = check_logits(fixed(items.x), items.item_ids)
         refuse_probabilities(logits, model=model.spec.architecture)

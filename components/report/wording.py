@@ -29,7 +29,8 @@ def patch_with_area(patch: int, image_area: int) -> str:
 def short_threat(threat: Mapping[str, Any]) -> str:
     """The threat model of an attack in a few words, for a column heading."""
     budgets = {"linf": "l∞, eps {}", "l2": "l2, eps {}"}
-    return budgets.get(threat["kind"], str(threat["kind"])).format(_eps(threat))
+    words = budgets.get(threat["kind"], str(threat["kind"])).format(_eps(threat))
+    return f"{words}, {threat['precision']}" if "precision" in threat else words
 
 
 def long_threat(threat: Mapping[str, Any]) -> str:
@@ -41,7 +42,9 @@ def long_threat(threat: Mapping[str, Any]) -> str:
     }
     if threat["kind"] not in sentences:
         raise CasemateError("threat.kind", threat["kind"], f"is not one of {', '.join(sentences)}")
-    return sentences[threat["kind"]].format(_eps(threat))
+    words = sentences[threat["kind"]].format(_eps(threat))
+    reduced = " Models are attacked in {}: accuracies are those of the models in this precision."
+    return words + reduced.format(threat["precision"]) if "precision" in threat else words
 
 
 def _eps(threat: Mapping[str, Any]) -> str:

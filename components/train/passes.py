@@ -13,6 +13,7 @@ from torch import nn
 from components.core.arithmetic import TRAINING, Arithmetic
 from components.core.errors import CasemateError
 from components.core.precision import resolve_precision, switches_of
+from components.models.compiling import compile_network
 from components.models.pixels import PixelModel
 from components.train.settings import TrainSettings
 
@@ -85,25 +86,3 @@ def recompute_activations(net: nn.Module) -> None:
         switch(True)
     except AssertionError as error:  # timm's word for networks that cannot
         raise CasemateError("train.recompute", "true", remedy) from error
-
-
-def compile_network(model: PixelModel) -> str | None:
-    """Compile the network in place; the reason if that fails, and then it stays as it was.
-
-    The compiler needs a C++ compiler on CPUs and triton on GPUs. A pass on one grey image tries it.
-    """
-    net, spec = model.net, model.spec
-    trial = torch.full((2, spec.channels, spec.image_size, spec.image_size), 0.5)
-    training = net.training
-    try:
-        net.compile()
-        net.eval()  # no running statistics change
-        with torch.no_grad():
-            model(trial.to(model.mean.device))
-    except Exception as error:
-        net._compiled_call_impl = None
-        said = " ".join(str(error).split()) or type(error).__name__
-        return f"torch.compile failed: {said[:200]}"
-    finally:
-        net.train(training)
-    return None

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.core.errors import CasemateError
 from components.core.settings import RUN_SEED
@@ -42,6 +42,8 @@ class AttackReport:
     table: "pd.DataFrame"
     attacks: "pd.DataFrame"
     warnings: tuple[str, ...]
+    precision: str = "float32"
+    """Precision of the model that was attacked."""
 
     @property
     def broken_by(self) -> "dict[str, int]":
@@ -59,14 +61,16 @@ def attack(
     attacks: "Attacks" = "autoattack",
     seed: int = RUN_SEED,
     item_ids: Sequence[str] | None = None,
-    micro_batch: int | None = None,
+    micro_batch: "int | Literal['auto'] | None" = None,
+    precision: str = "float32",
 ) -> AttackReport:
     """Attack a model; each attack gets the items that are correct under all earlier ones.
 
     `attacks`: short text (`"pgd-20,apgd-ce"`), settings of `components.attacks.settings`,
     entries as in a recipe, or a list of these. `norm` (None: linf) and `micro_batch`, the rows of
-    every forward pass, default to those of recipes. Random numbers depend on `seed` and the item
-    ids alone. Weak attacks also issue a `UserWarning`.
+    every forward pass, default to those of recipes. `precision` is as in recipes: accuracies are
+    those of the model in it. Random numbers depend on `seed` and the item ids alone. Weak attacks
+    also issue a `UserWarning`.
 
     >>> from pipelines import api
     >>> import torch
@@ -86,13 +90,16 @@ def attack(
     from components.attacks.evaluation import attack_model, weaknesses
     from components.attacks.interface import Items
     from components.attacks.listing import attack_list, check_class_count
+    from components.attacks.passes import AskedPasses, decided_passes
     from components.core.arithmetic import EXACT, using
     from components.data.memory import as_pixels, checked_ids, checked_labels
     from pipelines.runtime import progress
 
     check_model(model)
     check_seed(seed)
-    section = _attack_section(attacks, norm=norm, eps=eps, micro_batch=micro_batch)
+    section = _attack_section(
+        attacks, norm=norm, eps=eps, micro_batch=micro_batch, precision=precision
+    )
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     check_class_count([x.settings for x in listed], num_classes=model.spec.num_classes)
     pixels, device = as_pixels(images), model.mean.device
@@ -101,12 +108,15 @@ def attack(
     ids = checked_ids(item_ids, len(pixels))
     items = Items(pixels.to(device), known.to(device), ids, seed)
     total = len(items) * len(listed)
-    with using(EXACT), progress.bar("attack", total=total, unit="items") as bar:
+    asked = AskedPasses(micro_batch=section.micro_batch, precision=section.precision)
+    with using(EXACT):
+        passes = decided_passes(asked, model, items.x)
+    with using(passes.arithmetic), progress.bar("attack", total=total, unit="items") as bar:
         result = attack_model(
             model,
             items,
             listed,
-            micro_batch=section.micro_batch,
+            passes=passes,
             on_progress=lambda rows, _: bar.advance(rows),
         )
     found = tuple(weaknesses(section.attacks, section.eps, result))
@@ -125,11 +135,12 @@ def attack(
             for tally in state.tallies
         ),
         warnings=found,
+        precision=passes.precision,
     )
 
 
 def _attack_section(
-    attacks: "Attacks", *, norm: str | None, eps: float | str | None, micro_batch: int | None
+    attacks: "Attacks", *, eps: float | str | None, **given: object
 ) -> "AttackSection":
     """The threat and the attack list, validated as in a recipe."""
     from pydantic import ValidationError
@@ -156,7 +167,6 @@ def _attack_section(
         "attacks": [plain(e) if isinstance(e, AttackSettings) else e for e in entries],
         "sanity": None,  # only in recipes
     }
-    given = {"norm": norm, "micro_batch": micro_batch}
     values |= {name: value for name, value in given.items() if value is not None}
     with reading(base=Path(), trusted=True):
         try:

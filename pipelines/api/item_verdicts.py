@@ -207,6 +207,8 @@ def _attacked(source: _Source, figures: list[Figure]) -> Iterator[ModelVerdicts]
     attacks: dict[str, Any] = {"attacks": settings["attacks"]}
     if surrogate:
         attacks["surrogate"] = source.models.get(surrogate, surrogate)[:12]
+    precision = summary["threat"].get("precision")
+    reduced = {"precision": precision} if precision else {}
     for figure in figures:
         rows = table[table["model"] == figure.model]
         correct = rows["clean_prediction"] == rows["label"]
@@ -218,7 +220,7 @@ def _attacked(source: _Source, figures: list[Figure]) -> Iterator[ModelVerdicts]
             rows["item_id"],
             rows["label"],
             correct.to_numpy(),
-            conditions={**attacks} if is_robust else {},
+            conditions={**reduced, **(attacks if is_robust else {})},
             doubt=_suspicion(summary, figure) if is_robust else "",
         )
         yield ModelVerdicts(figure.model, source.digest_of(figure), verdicts)

@@ -98,10 +98,14 @@ def _trained_models(recipe: Recipe, facts: Facts, problems: Problems) -> None:
 
 
 def _devices(recipe: Recipe, facts: Facts, problems: Problems) -> None:
-    """Certificates that the devices of the workers cannot compute."""
+    """Certificates and attacks that the devices of the workers cannot compute."""
     for name, section in recipe.certify.items():
         for p in section.device_problems(recipe.cluster.actor_device):
             problems.add(f"certify.{name}.{p.field}", p.value, p.remedy)
+    for name, attack in recipe.attack.items():
+        if attack.precision == "tf32" and recipe.cluster.actor_device == "cpu":
+            remedy = "needs GPUs; set cluster.gpus_per_actor, or use float32"
+            problems.add(f"attack.{name}.precision", attack.precision, remedy)
 
 
 def _batches(recipe: Recipe, facts: Facts, problems: Problems) -> None:

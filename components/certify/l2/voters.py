@@ -11,10 +11,10 @@ from components.certify.l2.noise import check_draws_alone, float32_at_least, pre
 from components.certify.l2.radius import Method
 from components.certify.l2.sequential import choose_class
 from components.certify.l2.settings import GaussianSettings
-from components.certify.micro_batch import fastest_micro_batch
 from components.certify.tasks import VoteSettings, VoteTask, vote_row
 from components.certify.vote_rows import SCHEMA
 from components.core.arithmetic import EXACT, Arithmetic
+from components.core.micro_batch import fastest_micro_batch
 from components.core.noise_streams import NoiseKind, noise_stream
 from components.core.precision import switches_of
 from components.core.types import Array

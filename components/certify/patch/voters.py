@@ -9,13 +9,13 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from components.certify.micro_batch import fastest_micro_batch
 from components.certify.patch.double_masking import MaskSet
 from components.certify.patch.early_stop import UNSEEN, certify_partial, voting_order
 from components.certify.patch.evidence import EarlyStop
 from components.certify.patch.settings import AblationSettings
 from components.certify.tasks import VoteFields, VoteSettings, VoteTask, vote_row
 from components.certify.vote_rows import SCHEMA
+from components.core.micro_batch import fastest_micro_batch
 from components.core.precision import check_precision
 from components.core.types import Array
 from components.core.units import Unit

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from components.attacks.base_settings import AttackSettings, UserAttackSettings
 from components.attacks.settings import ATTACKS
-from components.core.settings import Budget, Count, Fractional, Problem
+from components.core.settings import Budget, Count, Fractional, Precision, Problem
 from pipelines.recipe.schema.base import Section, union_of
 
 if TYPE_CHECKING:
@@ -53,8 +53,14 @@ class AttackSection(Section):
     """In this order: each attack gets the items that are correct under all earlier ones."""
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
-    micro_batch: Count = 35
-    """Rows of every forward pass: logits depend on the batch shape."""
+    micro_batch: Count | Literal["auto"] = 35
+    """Rows of every forward pass: logits depend on the batch shape. `auto`: measured by the first
+    worker."""
+    precision: Precision = Field(default="float32", exclude_if=lambda name: name == "float32")
+    """Precision in which models are attacked. `auto`: tf32 on GPUs that have it, else float32.
+    Accuracies hold for the model in this precision and name it; sanity checks are in float32."""
+    compiled: bool = Field(default=False, exclude_if=lambda on: not on)
+    """Compile networks with torch.compile; a failure is told."""
     curves: CurvesSection | None = None
     """Accuracy over budgets and over steps, with PGD."""
     sanity: SanitySection | None = SanitySection()
@@ -93,6 +99,9 @@ class AttackSection(Section):
         for key in ("curves", "sanity"):
             if spatial and getattr(self, key) is not None:
                 yield Problem(key, "", "needs a norm; write null")
+        if self.compiled and any(entry.scaling for entry in self.attacks):
+            remedy = "cannot be combined with aas, which replaces parts of the network"
+            yield Problem("compiled", "true", remedy)
         if self.surrogate and self.sanity is None:
             yield Problem("surrogate", self.surrogate, "is used by sanity, which is off")
         if self.norm == "linf" and self.curves and max(self.curves.eps, default=0) > 1:

@@ -11,6 +11,7 @@ import torch
 
 from components.attacks.cascade import CascadeState, Outcome, after_attack, before_attacks
 from components.attacks.listing import ListedAttack
+from components.attacks.passes import AttackPasses
 from components.attacks.scales import Scales
 from components.core.arithmetic import EXACT
 from components.core.files import atomic
@@ -193,10 +194,14 @@ def write_summary(
     summaries: Mapping[str, ModelSummary],
     *,
     devices: Sequence[str],
+    passes: AttackPasses | None,
 ) -> None:
-    """`summary.json`, metrics and tags; devices other than the CPU are named."""
+    """`summary.json`, metrics and tags; devices other than the CPU are named, and `passes`."""
     threat = {"kind": section.norm, "unit": UNIT, "eps": section.eps}
+    if passes and passes.precision != "float32":  # of another function than the float32 model
+        threat["precision"] = passes.precision
     others = [device for device in devices if device != "cpu"]
+    switches = passes.arithmetic if passes else EXACT
     out.write_json(
         "summary.json",
         {
@@ -204,10 +209,12 @@ def write_summary(
             "attacks": [attack.name for attack in listed],
             "settings": section.model_dump(mode="json"),
             "models": summaries,
-            **({"devices": list(devices), "float32": EXACT.to_dict()} if others else {}),
+            **({"devices": list(devices), "float32": switches.to_dict()} if others else {}),
+            **({"passes": passes.to_dict()} if passes else {}),
         },
     )
-    out.run.tags({"casemate.device": ", ".join(devices)})
+    precision = {"casemate.precision": passes.precision} if passes else {}
+    out.run.tags({"casemate.device": ", ".join(devices), **precision})
     _track(out, section, summaries)
     out.run.artifacts(out.path / "attacks.parquet", out.path / "summary.json")
 

@@ -5,12 +5,14 @@ derived from the finished parts of earlier rounds, so a killed stage continues i
 list, and the result does not depend on workers, order or batches.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from components.attacks.listing import ListedAttack, attack_list, check_class_count
+from components.attacks.passes import AskedPasses, AttackPasses
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.folders import Folder
@@ -24,6 +26,7 @@ from pipelines.recipe.schema.place import ClusterSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.runtime.artifacts import StageDir
 from pipelines.runtime.parts import PartStore
+from pipelines.runtime.progress import say
 from pipelines.runtime.provenance import software
 from pipelines.runtime.shards import run_units
 from pipelines.stages.attack import sanity
@@ -36,7 +39,7 @@ from pipelines.stages.attack.results import (
     write_rows,
     write_summary,
 )
-from pipelines.stages.attack.worker import DEVICE, AttackConfig, make_worker
+from pipelines.stages.attack.worker import DEVICE, AttackConfig, make_prober, make_worker
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,14 @@ def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     listed = attack_list(section.attacks, norm=section.norm, eps=section.eps)
     check_class_count([attack.settings for attack in listed], num_classes=len(dataset.classes))
     works = [
-        ModelUnits.of(section, model, listed, num_items, num_classes=runner.num_classes)
+        ModelUnits.of(
+            section,
+            model,
+            listed,
+            num_items,
+            num_classes=runner.num_classes,
+            micro_batch=runner.config.passes.micro_batch,
+        )
         for model in section.models
     ]
     units = [unit for work in works for unit in work.units()]
@@ -96,7 +106,14 @@ def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     summaries = {work.model: _summary(runner, section, work, models[work]) for work in works}
     write_examples(out, list(models.values()), dataset)
     write_rows(out, list(models.values()))
-    write_summary(out, section, listed, summaries, devices=sorted(runner.devices))
+    write_summary(
+        out,
+        section,
+        listed,
+        summaries,
+        devices=sorted(runner.devices),
+        passes=None if asked_passes(section).is_decided else runner.config.passes,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,13 +134,16 @@ class ModelUnits:
         num_items: int,
         *,
         num_classes: int,
+        micro_batch: int,
     ) -> "ModelUnits":
         return ModelUnits(
             model,
             audit=plan.audit_units(section, model, num_items),
             scales=plan.scale_units(model, listed),
-            curves=plan.curve_units(section, model, num_items, num_classes=num_classes),
-            clean=plan.clean_units(model, num_items),
+            curves=plan.curve_units(
+                section, model, num_items, num_classes=num_classes, micro_batch=micro_batch
+            ),
+            clean=plan.clean_units(model, num_items, micro_batch=micro_batch),
         )
 
     def units(self) -> list[Unit]:
@@ -148,19 +168,60 @@ def _runner(
         spec.check_classes(len(dataset.classes))
     if not dataset.splits["test"]:
         raise CasemateError("attack", inputs["prepare"], "has no test items to attack")
+    asked = asked_passes(section)
     config = AttackConfig(
         dataset=inputs["prepare"],
         models=folders,
         norm=section.norm,
         eps=section.eps,
-        micro_batch=section.micro_batch,
+        passes=asked.known,
         seed=recipe.seed,
     )
     device = recipe.cluster.actor_device
     made_with = [header["digest"] for header in headers.values()]
-    identity = digest_json([out.fingerprint, dataset.digest, made_with, device, software()])
-    parts = out.parts("parts", run_id=identity)
+    made_with = [out.fingerprint, dataset.digest, made_with, device, software()]
+    if not asked.is_decided:
+        first = section.models[0]
+        passes = _decided(config, asked, first, recipe.cluster, out, made_with)
+        config = replace(config, passes=passes)
+        made_with.append(config.passes.to_dict())
+    parts = out.parts("parts", run_id=digest_json(made_with))
     return UnitRunner(config, len(dataset.classes), parts, recipe.cluster, out)
+
+
+def asked_passes(section: AttackSection) -> AskedPasses:
+    """What a section asks for."""
+    return AskedPasses(
+        micro_batch=section.micro_batch, precision=section.precision, compiled=section.compiled
+    )
+
+
+def _decided(
+    config: AttackConfig,
+    asked: AskedPasses,
+    model: str,
+    cluster: ClusterSection,
+    out: StageDir,
+    made_with: Sequence[object],
+) -> AttackPasses:
+    """What a first worker decides. Kept, so that a resumed step decides nothing anew."""
+    parts = out.parts("probe", run_id=digest_json(["passes", *made_with]))
+    unit = Unit(f"probe-{parts.run_id[:12]}", "the first worker", model)
+    run_units(
+        [unit],
+        make=make_prober,
+        config=(config, asked),
+        parts=parts,
+        cluster=cluster,
+        label=f"{out.step} probe",
+    )
+    (found,) = parts.load(unit.name).to_pylist()
+    passes = AttackPasses(**json.loads(found["passes"]))
+    if passes.why_eager:
+        say(f"{out.step}: goes on without compiled passes: {passes.why_eager}")
+    if passes.precision != "float32":
+        say(f"{out.step}: accuracies are those of the models in {passes.precision}")
+    return passes
 
 
 def _round(
@@ -184,6 +245,7 @@ def _round(
             model.robust_items,
             scales[work],
             num_classes=runner.num_classes,
+            micro_batch=runner.config.passes.micro_batch,
         )
     ledger = RoundLedger.attack([(models[work], own) for work, own in units.items()])
     runner.run((unit for own in units.values() for unit in own), ledger, phase=listed.name)

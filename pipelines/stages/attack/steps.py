@@ -44,9 +44,12 @@ def _headlines(result: Mapping[str, Any]) -> list[Headline]:
     """The rows of one entry; the last row of a model has its verdict."""
     norm, eps = result["threat"]["kind"], result["threat"]["eps"]
     budget = norm if eps is None else f"{norm} {pixels(eps)}"
+    if precision := result["threat"].get("precision"):
+        budget += f", {precision}"
     rows: list[Headline] = []
     for model, summary in result["models"].items():
-        rows.append(headline("clean", model, shown(summary["clean_accuracy"])))
+        clean = f"clean, {precision}" if precision else "clean"
+        rows.append(headline(clean, model, shown(summary["clean_accuracy"])))
         left = {attack["entry"]: attack["robust_accuracy"] for attack in summary["attacks"]}
         rows += [
             headline(f"{entry} {budget}", model, shown(value)) for entry, value in left.items()

@@ -15,9 +15,12 @@ CURVE_STEPS = 20  # of PGD along the curve over eps
 CurveUnits = Mapping[tuple[str, float], list[Unit]]  # by (`eps` or `steps`, value)
 
 
-def _chunks(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Even pieces, as few as the size of a unit allows: they depend on the items alone."""
-    count = -(-len(items) // ITEMS_PER_UNIT)
+def _chunks(items: Sequence[int], micro_batch: int) -> Iterator[tuple[int, ...]]:
+    """Even pieces, as few as the size of a unit allows: they depend on the items alone.
+
+    A unit fills at least one pass.
+    """
+    count = -(-len(items) // max(ITEMS_PER_UNIT, micro_batch))
     for i in range(count):
         yield tuple(items[i * len(items) // count : (i + 1) * len(items) // count])
 
@@ -26,10 +29,10 @@ def _about(model: str, items: tuple[int, ...]) -> str:
     return f"{model}, test items {items[0]} to {items[-1]}"
 
 
-def clean_units(model: str, num_items: int) -> list[Unit]:
+def clean_units(model: str, num_items: int, *, micro_batch: int) -> list[Unit]:
     return [
         Unit(f"clean-{model}-{i:06d}", _about(model, items), CleanTask(model, items), len(items))
-        for i, items in enumerate(_chunks(range(num_items)))
+        for i, items in enumerate(_chunks(range(num_items), micro_batch))
     ]
 
 
@@ -41,6 +44,7 @@ def attack_units(
     scales: tuple[Scales, ...],
     *,
     num_classes: int,
+    micro_batch: int,
 ) -> list[Unit]:
     most = listed.most_evaluations(num_classes)
     return [
@@ -51,12 +55,12 @@ def attack_units(
             len(chunk),
             most * len(chunk),
         )
-        for i, chunk in enumerate(_chunks(items))
+        for i, chunk in enumerate(_chunks(items, micro_batch))
     ]
 
 
 def curve_units(
-    section: AttackSection, model: str, num_items: int, *, num_classes: int
+    section: AttackSection, model: str, num_items: int, *, num_classes: int, micro_batch: int
 ) -> CurveUnits:
     """The units of every point of both curves."""
     if section.curves is None:
@@ -69,7 +73,13 @@ def curve_units(
     for (key, value), (eps, steps) in points.items():
         (listed,) = attack_list([PgdSettings(num_steps=steps)], norm=section.norm, eps=eps)
         units[key, value] = attack_units(
-            f"curve-{key}-{value!r}", model, listed, items, (), num_classes=num_classes
+            f"curve-{key}-{value!r}",
+            model,
+            listed,
+            items,
+            (),
+            num_classes=num_classes,
+            micro_batch=micro_batch,
         )
     return units
 

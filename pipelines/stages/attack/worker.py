@@ -1,10 +1,12 @@
 """The worker of the attack stage: from a task on a loaded model to a table of results.
 
 A task's result depends on its settings and its items alone: random numbers belong to items, and
-every forward pass of an attack has `micro_batch` rows.
+every forward pass of an attack has the rows and the precision of `AttackPasses`.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -21,6 +23,7 @@ from components.attacks.gradients import attack_mode
 from components.attacks.interface import AttackResult, Items
 from components.attacks.listing import ListedAttack, attention_scales, scaled_attack
 from components.attacks.losses import margin
+from components.attacks.passes import AskedPasses, AttackPasses, decided_passes
 from components.attacks.sanity.model import refuse_probabilities
 from components.attacks.scales import Scales
 from components.attacks.settings import AasSettings
@@ -30,6 +33,7 @@ from components.core.types import Images, LogitsFn
 from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model
+from components.models.compiling import compile_network, eager
 from components.models.fast import fast_forward
 from components.models.logits import check_logits
 from components.models.pixels import PixelModel
@@ -49,7 +53,7 @@ class AttackConfig:
     models: Mapping[str, Folder]
     norm: Norm | Literal["spatial"]
     eps: float | None  # None with norm `spatial`
-    micro_batch: int
+    passes: AttackPasses
     seed: int
 
 
@@ -98,20 +102,30 @@ class AttackWorker:
     """Opens the data once and each model once, then runs one task after the other."""
 
     def __init__(self, config: AttackConfig, device: str) -> None:
-        self.config, self.device = config, device
+        self.config, self.device, self.passes = config, device, config.passes
         self.split = PreparedDataset.open(config.dataset).on_demand("test")
         self.model = cache(self.load)
+        self._kept_open = ExitStack()
 
     @torch.no_grad()
     def load(self, name: str) -> PixelModel:
         """A model that returns logits of each image by itself, tried on the first items."""
         model = load_model(self.config.models[name], device=self.device)
+        if self.passes.compiled:
+            self._compile(model)
         probed = self.items(range(min(NUM_PROBED, len(self.split))))
         with attack_mode(model):
             logits = check_logits(self.fixed(model)(probed.x), probed.item_ids)
             refuse_probabilities(logits, model=name)
             check_attackable(model, probed.x, name=name)
         return model
+
+    def _compile(self, model: PixelModel) -> None:
+        """Compile the network with its fast passes, which stay: others would be compiled anew."""
+        self._kept_open.enter_context(fast_forward(model.net))
+        with attack_mode(model):
+            if why := compile_network(model, rows=self.passes.micro_batch):
+                raise RuntimeError(f"{why}; it worked on the first worker of this step")
 
     def items(self, places: Sequence[int]) -> Items:
         part = self.split.rows(torch.tensor(places, dtype=torch.int64))
@@ -126,7 +140,13 @@ class AttackWorker:
 
     def run(self, task: Task) -> pa.Table:
         model: PixelModel = self.model(task.model)
-        with attack_mode(model), fast_forward(model.net):
+        compiled = self.passes.compiled
+        by_own_code = compiled and isinstance(task, ScalesTask | AuditTask)  # they use hooks
+        with (
+            attack_mode(model),
+            nullcontext() if compiled else fast_forward(model.net),
+            eager(model.net) if by_own_code else nullcontext(),
+        ):
             match task:
                 case CleanTask():
                     return self.clean(model, self.items(task.items))
@@ -138,7 +158,7 @@ class AttackWorker:
                     return self.audit(model, task)
 
     def fixed(self, model: PixelModel) -> LogitsFn:
-        return in_fixed_batches(model, size=self.config.micro_batch)
+        return in_fixed_batches(self.passes.logits_of(model), size=self.passes.micro_batch)
 
     @torch.no_grad()
     def clean(self, model: PixelModel, items: Items) -> pa.Table:
@@ -215,8 +235,22 @@ class AttackWorker:
 
 
 def make_worker(config: AttackConfig) -> WorkFn:
-    use(EXACT)
+    use(config.passes.arithmetic)
     return AttackWorker(config, worker_device())
+
+
+def make_prober(asked: tuple[AttackConfig, AskedPasses]) -> WorkFn:
+    """The worker that decides how the passes of all models are computed."""
+    config, passes_asked = asked
+    use(EXACT)
+    worker = AttackWorker(config, worker_device())
+
+    def probe(model: str) -> pa.Table:
+        few = worker.items(range(min(NUM_PROBED, len(worker.split)))).x
+        passes = decided_passes(passes_asked, worker.model(model), few)
+        return pa.table({"passes": [json.dumps(passes.to_dict())]})
+
+    return probe
 
 
 def distance(x_adv: Images, x: Images, *, norm: str) -> list[float | None]:

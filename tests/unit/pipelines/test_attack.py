@@ -297,7 +297,7 @@ def test_points_of_a_curve_that_agree_to_many_digits_have_parts_of_their_own():
     eps = [0.1, 0.1 + 1e-9, 0.1 + 2e-9]
     curves = {"eps": eps, "steps": [1, 10], "num_items": 250}
     section = AttackSection(eps=0.2, attacks=[{"kind": "fgsm"}], curves=curves)
-    units = attack_units.curve_units(section, "main", 250, num_classes=10)
+    units = attack_units.curve_units(section, "main", 250, num_classes=10, micro_batch=35)
     names = [unit.name for point in units.values() for unit in point]
     assert len(names) == len(set(names)) == 5 * 3
     assert names[0] == "curve-eps-0.1-main-000000"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from components.attacks.passes import AttackPasses
 from components.certify.family import VoteRequest
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import draw_unit
@@ -51,7 +52,9 @@ def read(monkeypatch):
 
 def test_an_attack_reads_the_shards_of_its_items(places, read):
     data, model = places
-    config = AttackConfig(data, {"main": model}, norm="linf", eps=0.1, micro_batch=8, seed=0)
+    config = AttackConfig(
+        data, {"main": model}, norm="linf", eps=0.1, passes=AttackPasses(micro_batch=8), seed=0
+    )
     worker = AttackWorker(config, "cpu")
     assert not read
     for _ in range(2):

@@ -1,7 +1,7 @@
 """Rows of a forward pass, measured where a recipe says `micro_batch: auto`.
 
-The first worker of a step measures once; votes record the result, because rounding follows the
-shape of a pass. Only speed is looked at: any size gives valid votes.
+The first worker of a step measures once; results record the size, because rounding follows the
+shape of a pass. Only speed is looked at: any size gives valid results.
 """
 
 import time

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from components.certify import micro_batch
-from components.certify.micro_batch import fastest_micro_batch
 from components.certify.patch.voters import item_units
+from components.core import micro_batch
+from components.core.micro_batch import fastest_micro_batch
 
 
 @pytest.fixture
