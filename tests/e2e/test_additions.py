@@ -55,6 +55,8 @@ class Corners(BudgetedAttack, CornersSettings):
 '''
 
 OBJECTIVE_SETTINGS = '''
+from components.core.settings import NonNegative
+
 @OBJECTIVES.register("components.train.objectives.focal:Focal")
 @settings
 class FocalSettings(TrainingObjectiveSettings):
