@@ -19,19 +19,13 @@ from torch import Tensor
 
 from components.attacks.copies import copied, copies_at_once, join
 from components.attacks.gradients import unchecked_gradient
-from components.attacks.interface import (
-    ActiveRows,
-    AttackResult,
-    BudgetedAttack,
-    Items,
-    Search,
-    put_rows,
-)
+from components.attacks.interface import ActiveRows, AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import LossFn, cross_entropy, dlr, margin, targeted_dlr
 from components.attacks.projections import Ball, ball_around
 from components.attacks.settings import ApgdSettings, ApgdTargetedSettings
 from components.attacks.starts import random_point, restart_stream
 from components.core.settings import settings
+from components.core.transfers import put_rows
 from components.core.types import Images, Labels, Logits, LogitsFn
 
 MOMENTUM = 0.75  # alpha: weight of the new step; the rest is the previous one

@@ -10,7 +10,7 @@ after the other, but for the rounding of the model's own products, which follows
 import torch
 from torch import Tensor
 
-from components.attacks.interface import Items, Search
+from components.attacks.interface import COUNTS, POINTS, Items, Search
 
 PIXELS = 2**24  # of all copies together: a loop keeps some ten tensors of that size
 
@@ -45,10 +45,10 @@ def join(search: Search, rows: Tensor, copies: Search) -> None:
     chosen = torch.where(is_broken, first, scores.argmax(dim=0))  # of equal ones the first
     better = is_broken | (scores[chosen, every] > search.scores[rows])
     into, place = rows[better], (chosen * len(rows) + every)[better]
-    for name in ("x_adv", "scores", "margins", "prediction"):
+    for name in POINTS:
         getattr(search, name)[into] = getattr(copies, name)[place]
     run = torch.arange(count, device=rows.device)[:, None]
     made = run <= torch.where(is_broken, first, count)
-    for name in ("num_evaluations", "num_gradients", "num_zero_gradients"):
+    for name in COUNTS:
         counts = getattr(copies, name).view(count, -1)
         getattr(search, name)[rows] += (counts * made).sum(dim=0)

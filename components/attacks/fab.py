@@ -19,18 +19,12 @@ from torch import Tensor
 
 from components.attacks.apgd import rank_rivals
 from components.attacks.copies import copied, copies_at_once, join
-from components.attacks.interface import (
-    ActiveRows,
-    AttackResult,
-    BudgetedAttack,
-    Items,
-    Search,
-    put_rows,
-)
+from components.attacks.interface import ActiveRows, AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import margin
 from components.attacks.projections import Ball, ball_around
 from components.attacks.settings import FabSettings, FabTargetedSettings
 from components.core.settings import settings
+from components.core.transfers import put_rows
 from components.core.types import Images, Labels, Logits, LogitsFn
 
 SHORTEST = 1e-8  # minimum of |delta1| and |delta2|, as released: rows with w = 0 drift back to x

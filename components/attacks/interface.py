@@ -33,9 +33,12 @@ from components.attacks.losses import margin
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.core.settings import NonNegative, Problem
+from components.core.transfers import put_rows
 from components.core.types import Images, Labels, Logits, LogitsFn
 from components.models.logits import NOT_FINITE, check_logits
 
+POINTS = ("x_adv", "scores", "margins", "prediction")  # of the best point of a row
+COUNTS = ("num_evaluations", "num_gradients", "num_zero_gradients")
 STEPS_BETWEEN_LOOKS = 10  # of a loop on a GPU, which would wait for a host that looks at each step
 
 
@@ -234,10 +237,8 @@ class Search:
             x_adv=self.x_adv,
             clean_prediction=self.clean_prediction,
             adversarial_prediction=self.prediction,
-            num_evaluations=self.num_evaluations,
-            num_gradients=self.num_gradients,
-            num_zero_gradients=self.num_zero_gradients,
             margins=self.margins,
+            **{name: getattr(self, name) for name in COUNTS},
         )
 
 
@@ -249,10 +250,7 @@ class ActiveRows:
     not due at each step, broken rows are computed along; their points and counts do not change.
     """
 
-    PACKED = (
-        *("rows", "y", "x_adv", "scores", "margins", "prediction", "robust"),
-        *("num_evaluations", "num_gradients", "num_zero_gradients"),
-    )
+    PACKED = ("rows", "y", "robust", *POINTS, *COUNTS)
 
     def __init__(self, search: Search, rows: Tensor) -> None:
         self.search, self.rows = search, rows
@@ -331,9 +329,9 @@ class ActiveRows:
 
     def _write(self, places: Tensor) -> None:
         search, rows = self.search, self.rows[places]
-        for name in ("x_adv", "scores", "margins", "prediction"):
+        for name in POINTS:
             getattr(search, name)[rows] = getattr(self, name)[places]
-        for name in ("num_evaluations", "num_gradients", "num_zero_gradients"):
+        for name in COUNTS:
             getattr(search, name)[rows] += getattr(self, name)[places]
 
     def _check_finite(self) -> None:
@@ -344,13 +342,3 @@ class ActiveRows:
             if logits:
                 raise CasemateError("model", name, NOT_FINITE)
             raise FloatingPointError(f"the model's input gradient at {name} {UNUSABLE}")
-
-
-def put_rows(target: Tensor, mask: Tensor, source: Tensor) -> None:
-    """target[mask] = source[mask] for a (B,) bool mask, in place, without waiting for a GPU."""
-    if target.device.type == "cpu":  # usually few rows
-        rows = mask.nonzero().squeeze(1)
-        target.index_copy_(0, rows, source.index_select(0, rows))
-    else:
-        wide = mask.view(-1, *[1] * (target.dim() - 1))
-        target.copy_(torch.where(wide, source, target))

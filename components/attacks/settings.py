@@ -304,12 +304,12 @@ class AutoAttackSettings(AttackSettings):
     """None: 5000, as published."""
 
     @property
-    def name(self) -> str:
-        return f"autoattack-{self.version}"
-
-    @property
     def min_classes(self) -> int:
         return max(member.min_classes for member in self.members())
+
+    @property
+    def name(self) -> str:
+        return f"autoattack-{self.version}"
 
     def most_evaluations(self, num_classes: int) -> int:
         return 1 + sum(member.most_evaluations(num_classes) for member in self.members())

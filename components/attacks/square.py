@@ -26,18 +26,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from components.attacks.interface import (
-    ActiveRows,
-    AttackResult,
-    BudgetedAttack,
-    Items,
-    Search,
-    put_rows,
-)
+from components.attacks.interface import ActiveRows, AttackResult, BudgetedAttack, Items, Search
 from components.attacks.losses import margin
 from components.attacks.projections import L2Ball, linf_bounds
 from components.attacks.settings import SquareSettings
 from components.core.settings import settings
+from components.core.transfers import put_rows
 from components.core.types import Images, LogitsFn
 
 # p is halved when the query number passes each of these (released AutoAttack, not rescaled)

@@ -6,13 +6,34 @@ retry sees the same values. The method of an l2 certificate is part of the strea
 """
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+
+
+class DrawSpan(NamedTuple):
+    """Draws `start..stop-1` of one stream of an item."""
+
+    run_seed: int
+    stream: str
+    item_id: str
+    start: int
+    stop: int
+
+    def stream_keys(self) -> Iterator[int]:
+        """The key of every draw."""
+        for index in range(self.start, self.stop):
+            yield stream_key(self.run_seed, self.stream, self.item_id, index)
+
+    @property
+    def size(self) -> int:
+        """Number of draws."""
+        return self.stop - self.start
 
 
 def stream_key(run_seed: int, stream: str, item_id: str, index: int) -> int:
@@ -30,25 +51,17 @@ def standard_normal(
 
 
 def standard_normals(
-    run_seed: int,
-    stream: str,
-    item_id: str,
-    *,
-    start: int,
-    stop: int,
-    shape: tuple[int, ...],
-    out: NDArray[np.float32] | None = None,
+    draws: DrawSpan, *, shape: tuple[int, ...], out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
-    """(stop - start, ...) float32: the values of `standard_normal` at the indices start..stop-1.
+    """(N, ...) float32: the values of `standard_normal` at the N indices of these draws.
 
     One generator is re-keyed: constructing a new one takes as long as the noise of a small image.
     They are written to `out`, contiguous rows, where it is given.
     """
     bits = np.random.Philox(key=0)
     fresh, generator = bits.state, np.random.Generator(bits)
-    rows = np.empty((stop - start, *shape), dtype=np.float32) if out is None else out
-    for row, index in zip(rows, range(start, stop), strict=True):
-        key = stream_key(run_seed, stream, item_id, index)
+    rows = np.empty((draws.size, *shape), dtype=np.float32) if out is None else out
+    for row, key in zip(rows, draws.stream_keys(), strict=True):
         fresh["state"]["key"] = np.array([key % 2**64, key >> 64], dtype=np.uint64)
         bits.state = fresh  # counter 0, empty buffer
         generator.standard_normal(dtype=np.float32, out=row)
@@ -56,16 +69,9 @@ def standard_normals(
 
 
 def device_normals(
-    run_seed: int,
-    stream: str,
-    item_id: str,
-    *,
-    start: int,
-    stop: int,
-    shape: tuple[int, ...],
-    device: "torch.device | str",
+    draws: DrawSpan, *, shape: tuple[int, ...], device: "torch.device | str"
 ) -> "torch.Tensor":
-    """(stop - start, ...) float32 normals of `core/philox.py`, made on `device`, the same on all.
+    """(N, ...) float32 normals of `core/philox.py`, made on `device`, the same on all.
 
     Their keys are those of `standard_normal`; their values are others.
     """
@@ -74,13 +80,10 @@ def device_normals(
     from components.core.philox import fill_normals
     from components.core.transfers import sent
 
-    keys = b"".join(
-        stream_key(run_seed, stream, item_id, index).to_bytes(16, "little")
-        for index in range(start, stop)
-    )
+    keys = b"".join(key.to_bytes(16, "little") for key in draws.stream_keys())
     words = torch.from_numpy(np.frombuffer(keys, dtype="<u4").astype(np.int64)).view(-1, 4)
-    rows = torch.empty(stop - start, *shape, device=device)
-    fill_normals(rows.view(stop - start, -1), sent(words, device))
+    rows = torch.empty(draws.size, *shape, device=device)
+    fill_normals(rows.view(draws.size, -1), sent(words, device))
     return rows
 
 

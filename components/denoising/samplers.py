@@ -19,7 +19,7 @@ from torch import Tensor
 
 from components.core.errors import CasemateError
 from components.core.noise_streams import NoiseKind
-from components.core.seeding import device_normals, standard_normals
+from components.core.seeding import DrawSpan, device_normals, standard_normals
 from components.core.settings import settings
 from components.core.types import Images
 from components.denoising.denoiser import Denoiser, on_schedule, to_pixels
@@ -42,31 +42,24 @@ class Sampler(Protocol):
 
 
 def draws_of_samples(
+    copies: DrawSpan,
     *,
-    run_seed: int,
-    stream: str,
-    item_id: str,
-    start: int,
-    stop: int,
     shape: tuple[int, ...],
     noise: NoiseKind = "numpy",
     device: torch.device | str = "cpu",
 ) -> Draws:
-    """Draws of a sampler for the noisy copies `start..stop-1` of an item, on any worker.
+    """Draws of a sampler for these noisy copies of an item, on any worker.
 
-    `stream` is that of the noise in the copies; the sampler derives its own streams from it. If
-    draws that choose a class shared them with draws that bound its probability, the two would not
-    be independent. The generator is that of the noise in the copies.
+    The stream of `copies` is that of the noise in them; the sampler derives its own streams from
+    it. If draws that choose a class shared them with draws that bound its probability, the two
+    would not be independent. The generator is that of the noise in the copies.
     """
 
     def draw(step: int) -> Tensor:
-        own = f"denoise-{stream}-{step}"
+        own = copies._replace(stream=f"denoise-{copies.stream}-{step}")
         if noise == "philox":
-            return device_normals(
-                run_seed, own, item_id, start=start, stop=stop, shape=shape, device=device
-            )
-        rows = standard_normals(run_seed, own, item_id, start=start, stop=stop, shape=shape)
-        return torch.from_numpy(rows)
+            return device_normals(own, shape=shape, device=device)
+        return torch.from_numpy(standard_normals(own, shape=shape))
 
     return draw
 

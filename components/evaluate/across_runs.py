@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from components.core.errors import CasemateError
 from components.evaluate.metrics import MetricRow
@@ -22,8 +23,7 @@ WHOLE: Mapping[str, tuple[tuple[str | None, str], ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Benchmark:
+class Benchmark(NamedTuple):
     """An accuracy that every model of a figure has: one place of the table of metrics."""
 
     suite: str

@@ -98,8 +98,7 @@ class Compared:
     refusals: tuple[Refusal, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class _Pair(NamedTuple):
     """Two results that compare, under the name of their row."""
 
     figure: str

@@ -6,17 +6,8 @@ import numpy as np
 
 from components.core.statistics import accuracy
 from components.core.types import IntArray
-from components.report.content import (
-    Accuracy,
-    Cell,
-    Chapter,
-    Chart,
-    Column,
-    LegendEntry,
-    ResultKind,
-    Table,
-)
-from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
+from components.report.content import Accuracy, Cell, Chapter, Chart, Column, ResultKind, Table
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map, shade_legend
 from components.report.records import AttackResult, ItemOutcomes
 
 MAX_CLASSES = 20  # of a matrix; more would not be legible, the table of confusions has all
@@ -140,13 +131,7 @@ def _matrix(
             name=name,
             alt=f"Counts by label and prediction, {title}. {said}",
         ),
-        (
-            LegendEntry(
-                "share of the items of a label",
-                kind,
-                "bar",
-            ),
-        ),
+        (shade_legend("share of the items of a label", kind),),
         (said,),
         Table(name, (Column("label"), *(Column(c, "number") for c in classes)), tuple(rows)),
     )

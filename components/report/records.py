@@ -11,11 +11,9 @@ from components.certify.family import AnyFamily
 from components.certify.registry import family_of
 from components.core.folders import Folder
 from components.core.statistics import accuracy
-from components.core.types import Array, IntArray
+from components.core.types import Array, IntArray, Json
 from components.report.content import Accuracy
 from components.report.wording import attack_list_words
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +128,8 @@ class AttackResult:
 
     name: str
     threat: Json
-    settings: Json
     models: dict[str, AttackedModel]
+    settings: Json
 
     @property
     def title(self) -> str:

@@ -15,6 +15,7 @@ from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.object_stores import is_uri
+from components.core.types import Json
 from components.report.content import Accuracy
 from components.report.records import (
     AddedStep,
@@ -25,7 +26,6 @@ from components.report.records import (
     Challenge,
     Examples,
     ItemOutcomes,
-    Json,
     TrainResult,
     TunedTrial,
     TuneResult,
@@ -145,7 +145,7 @@ def read_attack(step: str, folder: Folder) -> AttackResult:
         )
         for model, entry in summary["models"].items()
     }
-    return AttackResult(step, summary["threat"], summary["settings"], models)
+    return AttackResult(step, summary["threat"], models, summary["settings"])
 
 
 def _attacked_model(summary: Json, examples: Examples, *, path: Path, step: str) -> AttackedModel:

@@ -14,7 +14,7 @@ from components.report.content import (
     ResultKind,
     Table,
 )
-from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map, shade_legend
 from components.report.records import AddedStep, TunedTrial, TuneResult
 from components.report.wording import settings_text
 
@@ -199,7 +199,7 @@ def _heat_chart(tuned: TuneResult, keys: Sequence[str], shown: Sequence[TunedTri
         alt=f"{measure} by {keys[0]} and {keys[1]}, in percent. {best_text}",
     )
     text = f"{measure} in percent, below its 95% interval; the darker, the more errors"
-    legend = [LegendEntry(text, kind, "bar"), LegendEntry("framed: best trial", "muted", "line")]
+    legend = [shade_legend(text, kind), LegendEntry("framed: best trial", "muted", "line")]
     captions = [best_text]
     if any(trial.status != "finished" for trial in shown):
         captions.append("A star marks trials that were stopped early: another epoch's figure.")

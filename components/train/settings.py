@@ -77,8 +77,8 @@ class CosineSettings(Settings):
     def problems_in(self, epochs: int) -> Iterator[Problem]:
         """Problems of the schedule in a training of this many epochs."""
         if self.cooldown_epochs and self.cooldown_epochs >= epochs:
-            remedy = "leaves no epoch before it"
-            yield Problem("schedule.cooldown_epochs", self.cooldown_epochs, remedy)
+            key, remedy = "schedule.cooldown_epochs", "leaves no epoch before it"
+            yield Problem(key, self.cooldown_epochs, remedy)
 
 
 @settings

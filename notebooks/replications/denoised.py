@@ -16,6 +16,7 @@ import torch
 from components.certify.l2.noise import noisy_draws
 from components.certify.vote_rows import VOTES_NAME
 from components.certify.votes import read_votes
+from components.core.seeding import DrawSpan
 from components.core.settings import plain
 from components.data.prepared import PreparedDataset
 from components.denoising.loading import load_denoised, source_of
@@ -103,9 +104,7 @@ def _single_draws(seed: int, steps: Mapping[str, PlannedStep]) -> Iterator[Line]
     images, labels = items.pixels(), items.labels
     for sigma in SIGMAS.values():
         copies = [
-            noisy_draws(
-                image, sigma=sigma, run_seed=seed, stream="single", item_id=item, start=0, stop=1
-            )
+            noisy_draws(image, DrawSpan(seed, "single", item, 0, 1), sigma=sigma)
             for image, item in zip(images, items.item_ids, strict=True)
         ]
         for denoiser in REGIMES:

@@ -170,8 +170,8 @@ class _Source:
         labels: Any,
         correct: Any,
         *,
-        conditions: Mapping[str, Any],
         dataset: str = "",
+        conditions: Mapping[str, Any],
         **fields: Any,
     ) -> Verdicts:
         """Verdicts about one figure; its stored share must be that of the rows."""

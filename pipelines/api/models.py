@@ -52,12 +52,12 @@ def load_model(
 
     _check_device(device)
     facts = ModelFacts(
+        weights=None if weights is None else str(weights),
         num_classes=num_classes,
         image_size=image_size,
         channels=channels,
         mean=mean,
         std=std,
-        weights=None if weights is None else str(weights),
     )
     if isinstance(model, str | Path):
         return load_any(str(model), facts, device=device)

@@ -65,10 +65,10 @@ def flow_of(
     recipe: Recipe,
     settings: ManifestSettings,
     *,
+    storage: str | None = None,
     ready: str | None = None,
     overrides: Sequence[str] = (),
     smoke: bool = False,
-    storage: str | None = None,
 ) -> Flow:
     """The flow of a recipe, with its storage, on a cluster of a suitable size.
 

@@ -77,8 +77,7 @@ def certainly_works(section: AnalyzeSection, known: "Known | None") -> bool:
     if known is None or section.blocks.names is not None:
         return False
     has = {
-        "correlation": known.has_blocks,
-        "lesions": known.has_blocks,
+        **dict.fromkeys(("correlation", "lesions"), known.has_blocks),
         "restricted_attention": known.drops_tokens,
         "gaps": known.scales_attention,
     }

@@ -123,9 +123,9 @@ def submit_job(
     command: str,
     *,
     job_id: str,
-    tags: Mapping[str, str],
-    env: Mapping[str, str],
     user_code: Sequence[str],
+    env: Mapping[str, str],
+    tags: Mapping[str, str],
 ) -> str:
     """Submit a light job; a cluster that has only just started gets a minute to be ready.
 

@@ -26,11 +26,11 @@ REFERENCE = re.compile(r"models:/([^/@]+)(?:@([^/@]+)|/([0-9]+))")
 
 
 class Version(NamedTuple):
-    """A version of a registered model; `run_id` is empty for one that no run has logged."""
+    """A version of a registered model; a model that no run has logged has no `run_id`."""
 
     name: str
     number: str
-    run_id: str
+    run_id: str = ""
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.name}/{self.number}"

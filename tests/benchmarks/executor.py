@@ -95,11 +95,10 @@ def main() -> int:
         "median_ratio": round(median, 3), "limit": LIMIT,
     }))  # fmt: skip
     ours, peer = (statistics.median(pair[side] for pair in rounds) for side in (1, 0))
-    kept = promise(
+    return int(not promise(
         "sharded executor over a plain loop, 1 worker", ratio=median, at_most=LIMIT,
         peer=f"plain loop {peer:.2f} s", ours=f"{ours:.2f} s",
-    )  # fmt: skip
-    return int(not kept)
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

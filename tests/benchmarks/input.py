@@ -108,11 +108,10 @@ def main() -> int:
         },
         "load": round(os.getloadavg()[0], 1),
     }))  # fmt: skip
-    kept = promise(
+    return int(not promise(
         "share of an epoch that waits for data, demo", ratio=median, at_most=LIMIT,
         ours=f"{median:.2%}",
-    )  # fmt: skip
-    return int(not kept)
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -95,11 +95,10 @@ def main() -> int:
         "images_per_second": {kind: round(found[kind]["images_per_second"]) for kind in KINDS[1:]},
         "ratio": round(ratio, 3), "limit": LIMIT,
     }))  # fmt: skip
-    kept = promise(
+    return int(not promise(
         "memory of reading, shard by shard / whole", ratio=ratio, at_most=LIMIT,
         peer=f"whole {growth['whole']:.0f} MB", ours=f"{growth['lazy']:.0f} MB",
-    )  # fmt: skip
-    return int(not kept)
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from components.certify.l2.noise import predict_block
+from components.core.seeding import DrawSpan
 from components.denoising.classifier import DenoisedClassifier
 from components.denoising.diffusion import Diffusion
 from components.denoising.loading import denoiser_of
@@ -85,8 +86,8 @@ SETUPS = {
 
 def loop(s: Setup) -> None:
     predict_block(
-        s.model, s.image, sigma=SIGMA, run_seed=0, stream="estimate", item_id="bench", start=0,
-        stop=s.num_draws, micro_batch=s.micro_batch, device=device().type,
+        s.model, s.image, DrawSpan(0, "estimate", "bench", 0, s.num_draws), sigma=SIGMA,
+        micro_batch=s.micro_batch, device=device().type,
     )  # fmt: skip
 
 

@@ -130,11 +130,10 @@ def main() -> int:
         "certified_fixed": sum(certified for _, (certified, _) in pairs),
         "borderline_items": differ,
     }))  # fmt: skip
-    kept = promise(
+    return int(not promise(
         f"draws of sequential certificates, share of {DRAWS}", ratio=float(used.mean()) / DRAWS,
         at_most=LIMIT, peer=f"fixed {DRAWS}", ours=f"{used.mean():.1f}",
-    )  # fmt: skip
-    return int(not kept)
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -53,12 +53,11 @@ def main() -> int:
         "cpu_seconds_per_image": round(ours, 4), "direct_warps": round(direct, 4),
         "ratio": round(direct / ours, 1), "load": round(os.getloadavg()[0], 1),
     }))  # fmt: skip
-    kept = promise(
+    return int(not promise(
         f"{len(poses)} poses, direct warps / canvases", ratio=direct / ours,
         kept=interpolations <= GRID.num_angles and equal,
         peer=f"direct {direct:.3f} s an image", ours=f"{ours:.3f} s",
-    )  # fmt: skip
-    return int(not kept)
+    ))  # fmt: skip
 
 
 if __name__ == "__main__":

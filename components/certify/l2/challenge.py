@@ -11,7 +11,7 @@ from components.certify.l2.noise import predict_block
 from components.certify.l2.predict import predict_counts
 from components.certify.l2.settings import GaussianClaimSettings, L2ChallengeSettings
 from components.certify.l2.voters import GaussianVoteSettings, load_noisy_model
-from components.core.seeding import generator_for
+from components.core.seeding import DrawSpan, generator_for
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 
@@ -46,12 +46,8 @@ class L2Challenger:
         predictions = predict_block(
             self.model,
             x_adv,
+            DrawSpan(seed, "challenge", item_id, 0, c.num_predict),
             sigma=votes.sigma,
-            run_seed=seed,
-            stream="challenge",
-            item_id=item_id,
-            start=0,
-            stop=c.num_predict,
             micro_batch=votes.micro_batch,
             device=votes.device,
             noise=votes.noise,

@@ -19,6 +19,7 @@ from components.certify.l2.predict import ABSTAIN
 from components.certify.l2.sequential import SequentialPlan, certify_prefix
 from components.certify.l2.settings import GaussianSettings
 from components.core.digests import digest_bytes
+from components.core.seeding import DrawSpan
 from components.core.settings import default_of
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
@@ -115,12 +116,8 @@ class SmoothedClassifier:
         return predict_block(
             self.classify,
             image,
+            DrawSpan(seed, stream, digest_bytes(image.numpy().tobytes()), start, stop),
             sigma=self.sigma,
-            run_seed=seed,
-            stream=stream,
-            item_id=digest_bytes(image.numpy().tobytes()),
-            start=start,
-            stop=stop,
             micro_batch=self.micro_batch,
             device=self.device,
             precision=self.precision,

@@ -7,7 +7,6 @@ batch shape and a near tie could flip a vote.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from components.core.evaluations import EVALUATIONS
 from components.core.noise_streams import NoiseKind
 from components.core.precision import reduced
 from components.core.prefetch import cores_left, made_ahead
-from components.core.seeding import device_normals, standard_normals
+from components.core.seeding import DrawSpan, device_normals, standard_normals
 from components.core.transfers import sent
 from components.core.types import Images, Logits, LogitsFn
 from components.denoising.classifier import DenoisedClassifier
@@ -30,44 +29,29 @@ from components.models.pixels import PixelModel
 FAR = 4  # standard deviations of noise: pixels of draws are rarely farther outside [0, 1]
 
 
-class Span(TypedDict):
-    """The draws start..stop-1 of an item."""
-
-    run_seed: int
-    stream: str
-    item_id: str
-    start: int
-    stop: int
-
-
 def noisy_draws(
     image: Tensor,
+    draws: DrawSpan,
     *,
     sigma: float,
-    run_seed: int,
-    stream: str,
-    item_id: str,
-    start: int,
-    stop: int,
     noise: NoiseKind = "numpy",
     device: torch.device | str = "cpu",
 ) -> Images:
-    """(stop - start, C, H, W) float32: image + sigma * z_i in pixels of [0, 1], not clipped.
+    """(N, C, H, W) float32: image + sigma * z_i in pixels of [0, 1], not clipped.
 
     Noise that is clipped here would not be Gaussian; the model itself may clip. Generator `philox`
     works on `device`; `numpy` on the host, in pinned memory where a GPU will fetch it.
     """
     _check_image(image)
-    if not 0 <= start < stop:
-        raise ValueError(f"need 0 <= start < stop, got {start=}, {stop=}")
-    span = Span(run_seed=run_seed, stream=stream, item_id=item_id, start=start, stop=stop)
+    if not 0 <= draws.start < draws.stop:
+        raise ValueError(f"need 0 <= start < stop, got {draws}")
     if noise == "philox":
-        made = device_normals(**span, shape=tuple(image.shape), device=device)
+        made = device_normals(draws, shape=tuple(image.shape), device=device)
         return made.mul_(float(float32_at_least(sigma))).add_(sent(image, device))
     pinned = torch.device(device).type == "cuda"
-    rows = torch.empty(stop - start, *image.shape, pin_memory=pinned)
+    rows = torch.empty(draws.size, *image.shape, pin_memory=pinned)
     values: NDArray[np.float32] = rows.numpy()
-    standard_normals(**span, shape=tuple(image.shape), out=values)
+    standard_normals(draws, shape=tuple(image.shape), out=values)
     values *= float32_at_least(sigma)
     values += image.numpy()
     return rows
@@ -76,64 +60,59 @@ def noisy_draws(
 def predict_block(
     logits_of: LogitsFn | DenoisedClassifier,
     image: Tensor,
+    draws: DrawSpan,
     *,
     sigma: float,
-    run_seed: int,
-    stream: str,
-    item_id: str,
-    start: int,
-    stop: int,
     micro_batch: int,
     device: torch.device | str,
     noise: NoiseKind = "numpy",
     precision: str = "float32",
 ) -> NDArray[np.uint16]:
-    """(stop - start,) predicted classes of these draws; ties go to the lowest class.
+    """(N,) predicted classes of these draws; ties go to the lowest class.
 
     Blocks start at multiples of `micro_batch`: then the forward passes, hence the votes, do not
     depend on how an item's draws are split into blocks. While the device computes a pass, a thread
     prepares the noise of the next one; predictions stay on the device until the block is done.
     """
-    if micro_batch < 1 or start % micro_batch:
-        raise ValueError(f"a block must start at a multiple of {micro_batch=}, got {start=}")
-    address = Span(run_seed=run_seed, stream=stream, item_id=item_id, start=start, stop=stop)
+    if micro_batch < 1 or draws.start % micro_batch:
+        raise ValueError(f"a block must start at a multiple of {micro_batch=}, got {draws.start}")
     kind = torch.device(device).type
     predictions, broken = [], []
     with torch.inference_mode():
-        for span, rows in _passes(image, sigma, address, micro_batch, noise, device):
+        for span, rows in _passes(image, sigma, draws, micro_batch, noise, device):
             noisy = _padded(sent(rows, device), micro_batch)
             with reduced(precision, kind):
                 logits = _logits(logits_of, noisy, span, noise).float()
             EVALUATIONS.add(len(rows))
             predictions.append(logits.argmax(dim=1))  # first maximum
             broken.append(~logits.isfinite().all())
-        found = torch.cat(predictions)[: stop - start].cpu().numpy()  # drop the padding
+        found = torch.cat(predictions)[: draws.size].cpu().numpy()  # drop the padding
         bad = torch.stack(broken).cpu().numpy()
     if bad.any():
-        low = start + micro_batch * int(bad.argmax())
-        high = min(low + micro_batch, stop) - 1
+        low = draws.start + micro_batch * int(bad.argmax())
+        high = min(low + micro_batch, draws.stop) - 1
         remedy = f"gets logits that are not finite for draws {low} to {high}; look for NaN or "
         remedy += "overflow in the weights"
-        raise CasemateError("model", f"item {item_id!r}", remedy)
+        raise CasemateError("model", f"item {draws.item_id!r}", remedy)
     return found.astype(np.uint16)
 
 
 def _passes(
     image: Tensor,
     sigma: float,
-    address: Span,
+    draws: DrawSpan,
     micro_batch: int,
     noise: NoiseKind,
     device: torch.device | str,
-) -> Iterator[tuple[Span, Images]]:
+) -> Iterator[tuple[DrawSpan, Images]]:
     """The draws of each forward pass, those of the next one made ahead where a core is free."""
     spans = [
-        Span(**{**address, "start": low, "stop": min(low + micro_batch, address["stop"])})
-        for low in range(address["start"], address["stop"], micro_batch)
+        draws._replace(start=low, stop=min(low + micro_batch, draws.stop))
+        for low in range(draws.start, draws.stop, micro_batch)
     ]
 
-    def draw(span: Span) -> tuple[Span, Images]:
-        return span, noisy_draws(image, sigma=sigma, **span, noise=noise, device=device)
+    def draw(span: DrawSpan) -> tuple[DrawSpan, Images]:
+        return span, noisy_draws(image, span, sigma=sigma, noise=noise, device=device)
 
     on_host = noise == "numpy"  # a device queues its own noise
     free = torch.device(device).type != "cpu" or cores_left(torch.get_num_threads())
@@ -141,12 +120,12 @@ def _passes(
 
 
 def _logits(
-    logits_of: LogitsFn | DenoisedClassifier, noisy: Images, span: Span, noise: NoiseKind
+    logits_of: LogitsFn | DenoisedClassifier, noisy: Images, span: DrawSpan, noise: NoiseKind
 ) -> Logits:
     """Logits of one pass; a denoiser that samples gets normals of the same draws."""
     if not isinstance(logits_of, DenoisedClassifier):
         return logits_of(noisy)
-    draws = draws_of_samples(**span, shape=tuple(noisy.shape[1:]), noise=noise, device=noisy.device)
+    draws = draws_of_samples(span, shape=tuple(noisy.shape[1:]), noise=noise, device=noisy.device)
     return logits_of(noisy, lambda step: _padded(draws(step), len(noisy)))  # type: ignore[no-any-return]
 
 

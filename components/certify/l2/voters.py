@@ -17,6 +17,7 @@ from components.core.arithmetic import EXACT, Arithmetic
 from components.core.micro_batch import fastest_micro_batch
 from components.core.noise_streams import NoiseKind, noise_stream
 from components.core.precision import switches_of
+from components.core.seeding import DrawSpan
 from components.core.types import Array
 from components.core.units import Unit
 from components.data.prepared import ImageSplit
@@ -141,15 +142,12 @@ class GaussianVoter:
     def predictions(self, item: ImageSplit, b: Block) -> Array:
         """(stop - start,) uint16 of one item."""
         settings = self.settings
+        stream = noise_stream(settings.method, b.stream)
         return predict_block(
             self.model,
             item.pixels()[0],
+            DrawSpan(settings.run_seed, stream, item.item_ids[0], b.start, b.stop),
             sigma=settings.sigma,
-            run_seed=settings.run_seed,
-            stream=noise_stream(settings.method, b.stream),
-            item_id=item.item_ids[0],
-            start=b.start,
-            stop=b.stop,
             micro_batch=settings.micro_batch,
             device=settings.device,
             noise=settings.noise,

@@ -6,9 +6,9 @@ from components.core.shares import measured_percent
 from components.data.corruptions.settings import CORRUPTIONS
 from components.data.sources.names import SEVERITIES
 from components.evaluate.corruptions import groups
-from components.report.content import Cell, Chart, Column, LegendEntry, Table
+from components.report.content import Cell, Chart, Column, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map, shade_legend
 from components.report.evaluation.plots import Curve, small_multiples
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import MAX_MODELS, hidden_models, sign_of
@@ -81,11 +81,7 @@ def _heat(suite: SuiteRows, model: str, number: int) -> Chart:
             alt=f"Accuracy of {model} under {len(names)} corruptions at five severities, in "
             f"percent. {said}",
         ),
-        (
-            LegendEntry(
-                "the darker, the more errors; numbers are accuracy in percent", "measured", "bar"
-            ),
-        ),
+        (shade_legend("the darker, the more errors; numbers: accuracy in percent", "measured"),),
         (
             f"{said} {look.num_items(present)} per cell; lines separate "
             f"{', '.join(dict.fromkeys(group_of[name] for name in names))}. Intervals are in the "

@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.patches import Rectangle
 
-from components.report.content import ResultKind
+from components.report.content import LegendEntry, ResultKind
 from components.report.figures import VALUE, new_figure, to_svg
 from components.report.palette import COLOURS, INK, MUTED, PAPER
 
@@ -14,6 +14,11 @@ DARKEST = 0.6  # opacity of an error of 1: numbers stay legible in both colour s
 LOWEST = 2.0  # inches: room for the label of the y axis
 LETTER = 0.085  # inches of a letter of the y axis's label
 MAX_LABEL = 17  # characters of a row's label
+
+
+def shade_legend(text: str, kind: ResultKind) -> LegendEntry:
+    """What the shades of a map mean."""
+    return LegendEntry(text, kind, "bar")
 
 
 @dataclass(frozen=True, slots=True)

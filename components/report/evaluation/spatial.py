@@ -8,20 +8,20 @@ import pyarrow as pa
 from components.core.shares import measured_percent
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map, shade_legend
 from components.report.evaluation.plots import Curve, Series, curves, dots
 from components.report.evaluation.rows import SuiteRows
 from components.report.evaluation.signs import MAX_MODELS, ModelSign, hidden_models, sign_of
 
-METRICS = {
-    "clean_accuracy": ("unchanged", ModelSign("measured", "dot", dashed=False)),
-    "accuracy": ("correct in every pose", ModelSign("attacked", "diamond", dashed=False)),
-}
 INTRO = (
     "An item counts if it is classified correctly in every rotation and shift of a grid (Engstrom "
     "et al. 2019); pixels from outside the image are black. A finer grid can only lower the "
     "accuracy, so it is an upper bound."
 )
+METRICS = {
+    "clean_accuracy": ("unchanged", ModelSign("measured", "dot", dashed=False)),
+    "accuracy": ("correct in every pose", ModelSign("attacked", "diamond", dashed=False)),
+}
 
 
 def charts(suite: SuiteRows, failures: Mapping[str, pa.Table]) -> Iterator[Chart]:
@@ -171,7 +171,7 @@ def _failure_chart(suite: SuiteRows, model: str, table: pa.Table, number: int) -
             name=name,
             alt=f"Failures of {model}. {said}",
         ),
-        (LegendEntry("share of items that fail, in percent", "attacked", "bar"),),
+        (shade_legend("share of items that fail, in percent", "attacked"),),
         (
             f"{said} This is the angle with the most failures.",
             f"The pose that is the worst of most items, by loss: {_pose(most)}, "

@@ -8,7 +8,7 @@ from string import ascii_uppercase
 from components.evaluate.metrics import MetricRow
 from components.report.content import Cell, Chart, Column, LegendEntry, Table
 from components.report.evaluation import rows as look
-from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map
+from components.report.evaluation.heat_maps import HeatCell, HeatLayout, heat_map, shade_legend
 from components.report.evaluation.rows import SuiteRows
 from components.report.wording import pixels
 
@@ -156,7 +156,7 @@ def _heat_chart(
         table.name,
         suite.title(title),
         heat_map(cells, layout, kind="attacked", name=table.name, alt=alt),
-        (LegendEntry(f"the darker, {darker}", "attacked", "bar"), *_keys(models)),
+        (shade_legend(f"the darker, {darker}", "attacked"), *_keys(models)),
         notes,
         table,
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +9,12 @@ from ray.tune import Result
 
 from components.core.shares import shown
 from components.core.statistics import clopper_pearson_interval, difference, paired_difference
+from components.core.types import Json
 from pipelines.recipe.load import with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.trials import Values, tuned
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.tune.training import EPOCHS
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

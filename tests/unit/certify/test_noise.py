@@ -9,10 +9,14 @@ import torch
 from components.certify.l2 import noise
 from components.certify.l2.noise import noisy_draws, predict_block
 from components.core.errors import CasemateError
-from components.core.seeding import device_normals, standard_normal
+from components.core.seeding import DrawSpan, device_normals, standard_normal
 from tests.unit.host_syncs import DEVICE, HostSyncs
 
-ADDRESS = {"run_seed": 3, "stream": "estimate", "item_id": "digit-7"}
+
+def span(start, stop):
+    return DrawSpan(3, "estimate", "digit-7", start, stop)
+
+
 IMAGE = torch.linspace(0, 1, 2 * 4 * 5).reshape(2, 4, 5)
 
 
@@ -33,18 +37,16 @@ def predict(model, start, stop, micro_batch=4, image=IMAGE, device="cpu", **sett
     return predict_block(
         model,
         image,
+        span(start, stop),
         sigma=0.5,
-        start=start,
-        stop=stop,
         micro_batch=micro_batch,
         device=device,
         **settings,
-        **ADDRESS,
     )
 
 
 def test_draws_are_image_plus_addressed_noise():
-    draws = noisy_draws(IMAGE, sigma=0.25, start=5, stop=8, **ADDRESS)
+    draws = noisy_draws(IMAGE, span(5, 8), sigma=0.25)
     assert draws.dtype == torch.float32
     for row, index in zip(draws, (5, 6, 7), strict=True):
         noise = standard_normal(3, "estimate", "digit-7", index, tuple(IMAGE.shape))
@@ -52,7 +54,7 @@ def test_draws_are_image_plus_addressed_noise():
 
 
 def test_draws_are_not_clipped():
-    draws = noisy_draws(IMAGE, sigma=0.5, start=0, stop=50, **ADDRESS)
+    draws = noisy_draws(IMAGE, span(0, 50), sigma=0.5)
     assert draws.min() < 0
     assert draws.max() > 1
     noise = (draws - IMAGE).flatten()
@@ -62,14 +64,14 @@ def test_draws_are_not_clipped():
 def unit_normal(kind):
     if kind == "numpy":
         return float(standard_normal(3, "estimate", "digit-7", 0, (1, 1, 1))[0, 0, 0])
-    return device_normals(**ADDRESS, start=0, stop=1, shape=(1, 1, 1), device="cpu").item()
+    return device_normals(span(0, 1), shape=(1, 1, 1), device="cpu").item()
 
 
 @pytest.mark.parametrize("kind", ["numpy", "philox"])
 @pytest.mark.parametrize("sigma", [0.7, 0.1, 0.3, 0.25])
 def test_added_noise_is_never_smaller_than_claimed(sigma, kind):
     blank = torch.zeros(1, 1, 1)
-    added = noisy_draws(blank, sigma=sigma, start=0, stop=1, noise=kind, **ADDRESS).item()
+    added = noisy_draws(blank, span(0, 1), sigma=sigma, noise=kind).item()
     unit = unit_normal(kind)
     scale = next(
         s
@@ -114,7 +116,7 @@ def test_noise_made_ahead_is_the_same(monkeypatch, cores):
     own = threading.current_thread()
     assert [thread is own for thread in made_by] == [cores == 1] * 3
     for batch, low in zip(model.batches[:2], (0, 4), strict=False):
-        assert torch.equal(batch, noisy_draws(IMAGE, sigma=0.5, start=low, stop=low + 4, **ADDRESS))
+        assert torch.equal(batch, noisy_draws(IMAGE, span(low, low + 4), sigma=0.5))
 
 
 def test_a_device_is_waited_for_at_the_end_of_a_block_alone(monkeypatch):
@@ -171,4 +173,4 @@ def test_logits_that_are_not_finite_are_not_votes(value):
 )
 def test_images_outside_the_pixel_range_are_refused(image):
     with pytest.raises(ValueError, match=r"expected|pixels"):
-        noisy_draws(image, sigma=0.5, start=0, stop=1, **ADDRESS)
+        noisy_draws(image, span(0, 1), sigma=0.5)

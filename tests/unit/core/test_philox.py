@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from components.core import philox
 from components.core.philox import fill_normals, normals_of, words
-from components.core.seeding import device_normals, standard_normals
+from components.core.seeding import DrawSpan, device_normals, standard_normals
 
 ITEM, SHAPE = "cifar10-test-000000", (3, 32, 32)
 ONES = 0xFFFFFFFF
@@ -20,7 +20,7 @@ def words_of(*values):
 
 
 def made(start, stop, shape=SHAPE, stream="estimate"):
-    return device_normals(0, stream, ITEM, start=start, stop=stop, shape=shape, device="cpu")
+    return device_normals(DrawSpan(0, stream, ITEM, start, stop), shape=shape, device="cpu")
 
 
 def random_words(count, seed=0):
@@ -123,7 +123,7 @@ def test_draws_have_their_golden_values():
 
 def test_generators_and_streams_share_no_draws():
     ours, other = made(0, 1), made(0, 1, stream="select")
-    numpys = torch.from_numpy(standard_normals(0, "estimate", ITEM, start=0, stop=1, shape=SHAPE))
+    numpys = torch.from_numpy(standard_normals(DrawSpan(0, "estimate", ITEM, 0, 1), shape=SHAPE))
     for pair in ((ours, other), (ours, numpys)):
         correlation = torch.corrcoef(torch.stack([part.flatten() for part in pair]))[0, 1]
         assert abs(correlation) < 0.08  # 3072 numbers: 4.4 standard errors

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from components.core.noise_streams import NOISE_IMPL, noise_impl, noise_stream
-from components.core.seeding import generator_for, standard_normal, standard_normals, stream_key
+from components.core.seeding import (
+    DrawSpan,
+    generator_for,
+    standard_normal,
+    standard_normals,
+    stream_key,
+)
 
 ITEM = "cifar10-test-000000"
 SHAPE = (3, 32, 32)
@@ -82,6 +88,6 @@ def test_generators_repeat_by_address_and_differ_otherwise():
 
 def test_a_rekeyed_generator_gives_the_values_of_fresh_ones():
     shape = (1, 3, 5)  # an odd number of values: a buffer left over would shift the next draw
-    rows = standard_normals(4, "estimate", "item", start=7, stop=12, shape=shape)
+    rows = standard_normals(DrawSpan(4, "estimate", "item", 7, 12), shape=shape)
     for row, index in zip(rows, range(7, 12), strict=True):
         assert np.array_equal(row, standard_normal(4, "estimate", "item", index, shape))

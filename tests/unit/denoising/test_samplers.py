@@ -6,6 +6,7 @@ from diffusers import DDPMScheduler
 from torch import nn
 
 from components.core.errors import CasemateError
+from components.core.seeding import DrawSpan
 from components.core.settings import SettingError
 from components.denoising.classifier import DenoisedClassifier, no_draws
 from components.denoising.denoiser import Denoiser, on_schedule
@@ -138,7 +139,7 @@ def test_ancestral_starts_at_the_exact_level_and_ends_at_the_first(gaussian_deno
 
 def test_draws_belong_to_samples_and_streams():
     whole, part, other = (
-        draws_of_samples(run_seed=1, stream=s, item_id="a", start=a, stop=b, shape=(1, 2, 2))
+        draws_of_samples(DrawSpan(1, s, "a", a, b), shape=(1, 2, 2))
         for s, a, b in (("estimate", 0, 6), ("estimate", 2, 4), ("select", 2, 4))
     )
     assert torch.equal(whole(3)[2:4], part(3))

@@ -1,5 +1,6 @@
 """A trained tiny transformer on digits, and the attack stage without Ray around it."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -255,3 +256,9 @@ def storage(request, tmp_path) -> Storage:
         return Storage.at(request.getfixturevalue("s3_root"))
     (tmp_path / "runs").mkdir()
     return Storage.at(tmp_path / "runs")
+
+
+@pytest.fixture
+def flow(finished, tmp_path) -> Path:
+    """A copy of the module's finished flow, to spoil."""
+    return shutil.copytree(finished, tmp_path / "runs" / "demo")

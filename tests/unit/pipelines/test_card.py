@@ -66,12 +66,6 @@ def finished(tmp_path_factory) -> Path:
     return root / "runs" / "demo"
 
 
-@pytest.fixture
-def flow(finished, tmp_path) -> Path:
-    """A copy of the flow, to spoil."""
-    return shutil.copytree(finished, tmp_path / "runs" / "demo")
-
-
 def record_of(*arguments: object) -> dict:
     said = call("card", *arguments, "--json")
     assert said.code == 0, said.err

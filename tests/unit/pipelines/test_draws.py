@@ -25,6 +25,7 @@ from components.core.confidence_sequences import anytime_interval
 from components.core.digests import digest_json
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl, noise_stream
+from components.core.seeding import DrawSpan
 from components.data.prepared import PreparedDataset
 from components.models.checkpoint import load_model, save_model
 from pipelines.recipe.load import parse
@@ -93,9 +94,9 @@ def test_votes_are_the_draws_up_to_the_deciding_look(sequential, model, prepared
     for i, item_id in enumerate(test.item_ids):
         drawn = {
             stream: predict_block(
-                net, test.pixels()[i], sigma=SIGMA, run_seed=SEED, item_id=item_id,
-                stream=noise_stream("sequential", stream),
-                start=0, stop=stop, micro_batch=20, device="cpu",
+                net, test.pixels()[i],
+                DrawSpan(SEED, noise_stream("sequential", stream), item_id, 0, stop),
+                sigma=SIGMA, micro_batch=20, device="cpu",
             )
             for stream, stop in (("select", 40), ("estimate", 400))
         }  # fmt: skip

@@ -49,12 +49,6 @@ def finished(tmp_path_factory) -> Path:
     return root / "runs" / "demo"
 
 
-@pytest.fixture
-def flow(finished, tmp_path) -> Path:
-    """A copy of the flow, to spoil."""
-    return shutil.copytree(finished, tmp_path / "runs" / "demo")
-
-
 def step(flow: Path, name: str) -> Path:
     return flow / f"{name}-{PRINT[:12]}"
 

@@ -406,24 +406,22 @@ def test_what_a_key_signed_must_be_a_statement_about_certificates(signed, keys):
 # -- bad input
 
 
+UNUSABLE = {
+    "cannot be read (No such file or directory)": ("sign none.pem", "verify none.pub"),
+    "cannot be read (Is a directory)": ("sign .",),
+    "is a public key; sign needs the private one": ("sign a.pub", "sign ssh.pub"),
+    "is a private key; verify needs the public one": ("verify a.pem", "verify locked.pem"),
+    "is a key of another kind (EC)": ("sign ec.pem", "verify ec.pub"),
+    "is a damaged key": ("sign torn.pem", "verify torn.pub"),
+    "is not a private key in PEM or OpenSSH form": ("sign notes.txt",),
+    "is not a public key in PEM or OpenSSH form": ("verify notes.txt",),
+    f"is encrypted; set {PASSPHRASE_ENV}": ("sign locked.pem",),
+}
+
+
 @pytest.mark.parametrize(
     ("command", "key", "told"),
-    [
-        ("sign", "none.pem", "cannot be read (No such file or directory)"),
-        ("sign", ".", "cannot be read (Is a directory)"),
-        ("sign", "a.pub", "is a public key; sign needs the private one"),
-        ("sign", "ssh.pub", "is a public key; sign needs the private one"),
-        ("sign", "ec.pem", "is a key of another kind (EC)"),
-        ("sign", "torn.pem", "is a damaged key"),
-        ("sign", "notes.txt", "is not a private key in PEM or OpenSSH form"),
-        ("sign", "locked.pem", f"is encrypted; set {PASSPHRASE_ENV}"),
-        ("verify", "none.pub", "cannot be read (No such file or directory)"),
-        ("verify", "a.pem", "is a private key; verify needs the public one"),
-        ("verify", "locked.pem", "is a private key; verify needs the public one"),
-        ("verify", "ec.pub", "is a key of another kind (EC)"),
-        ("verify", "torn.pub", "is a damaged key"),
-        ("verify", "notes.txt", "is not a public key in PEM or OpenSSH form"),
-    ],
+    [(*tried.split(), told) for told, uses in UNUSABLE.items() for tried in uses],
 )
 def test_a_key_that_cannot_be_used_is_one_line(signed, keys, command, key, told, monkeypatch):
     monkeypatch.delenv(PASSPHRASE_ENV, raising=False)

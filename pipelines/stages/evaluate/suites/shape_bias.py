@@ -39,8 +39,8 @@ class ShapeTask:
     """The decisions of all models on these stimuli."""
 
     root: Place
-    stimuli: tuple[Stimulus, ...]
     pooling: Pooling
+    stimuli: tuple[Stimulus, ...]
 
     @property
     def num_items(self) -> int:
@@ -78,7 +78,7 @@ def evaluate(evaluation: Evaluation) -> SuiteResult:
         raise CasemateError("evaluate.shape_bias", evaluation.origin.name, remedy)
     root = place_of(settings.path)
     tasks = [
-        (f"{len(block)} stimuli", ShapeTask(root, block, settings.pooling))
+        (f"{len(block)} stimuli", ShapeTask(root, settings.pooling, block))
         for block in blocks(list_stimuli(root))
     ]
     table = in_order(evaluation.run(units_of("stimuli", tasks)), "model", "item_id")
