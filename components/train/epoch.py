@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from components.core.seeding import generator_for
+from components.core.transfers import sent
 from components.data.augment import Augmentation, Mixing
 from components.data.augment.repeats import copy_names
 from components.models.pixels import PixelModel
@@ -77,8 +78,11 @@ def make_batch(
     step: int,
     device: torch.device,
     num_steps: int | None = None,
+    objective: Objective | None = None,
 ) -> Batch:
-    """Augmented and mixed samples on the device; a function of its arguments, in any thread."""
+    """Augmented and mixed samples on the device, with the random numbers of the objective's
+    attack; a function of its arguments, in any thread.
+    """
     items = data.rows(share.index)
     labels, copies, targets = items.labels, share.copies.tolist(), None
     ids = copy_names(items.item_ids, copies)
@@ -96,9 +100,21 @@ def make_batch(
             step=step,
             item_ids=ids,
         )
-        targets = targets.to(device)
-    images, labels = images.to(device), labels.to(device)
-    return Batch(images, labels, ids, plan.seed, epoch, step, targets, num_steps)
+        targets = sent(targets, device)
+    noise = None
+    if objective is not None:
+        noise = objective.start_noise(ids, images.shape[1:], run_seed=plan.seed, epoch=epoch)
+    return Batch(
+        sent(images, device),
+        sent(labels, device),
+        ids,
+        plan.seed,
+        epoch,
+        step,
+        targets,
+        num_steps,
+        start_noise=None if noise is None else sent(noise, device),
+    )
 
 
 def epoch_batches(
@@ -110,6 +126,7 @@ def epoch_batches(
     worker: Worker,
     feeding: Feeding,
     first_step: int = 0,
+    objective: Objective | None = None,
 ) -> Feed[tuple[int, Share], Batch]:
     """A worker's batches of an epoch from some step on, built ahead."""
     planned = plan.batches(data)
@@ -125,6 +142,7 @@ def epoch_batches(
             step=step,
             device=bare.mean.device,
             num_steps=planned.num_batches,
+            objective=objective,
         )
 
     numbered = islice(enumerate(planned.shares(epoch, worker)), first_step, None)
@@ -161,6 +179,7 @@ def train_epoch(
         worker=worker,
         feeding=feeding,
         first_step=first_step,
+        objective=objective,
     )
     wrapped.train()
     began = time.perf_counter()

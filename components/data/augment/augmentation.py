@@ -13,7 +13,14 @@ from components.core.types import Images
 from components.data.augment.colour import jitter
 from components.data.augment.draws import Draws
 from components.data.augment.erasing import erase
-from components.data.augment.framing import crop_boxes, pad_crop, random_flip, resize_crops, rotate
+from components.data.augment.framing import (
+    crop_boxes,
+    mirrored,
+    pad_crop,
+    random_flip,
+    resize_crops,
+    rotate,
+)
 from components.data.augment.rand_augment import check_setting, rand_augment
 from components.data.augment.repeats import copy_names
 from components.data.settings import AugmentSettings
@@ -89,7 +96,13 @@ class Augmentation(AugmentSettings):
         if self.crop == "resized":
             height, width = images.shape[-2:]
             places = crop_boxes(draws, image=(height, width), scale=self.scale, ratio=self.ratio)
-            images = resize_crops(images, places, size=self.size, interpolation=self.interpolation)
+            return resize_crops(
+                images,
+                places,
+                size=self.size,
+                interpolation=self.interpolation,
+                flips=mirrored(words).tolist() if self.flip else None,
+            )
         return random_flip(images, words) if self.flip else images
 
     def _altered(self, framed: Tensor, draws: Draws) -> Images:
@@ -132,4 +145,4 @@ class Augmentation(AugmentSettings):
 
 
 def _to_unit(images: Tensor) -> Images:
-    return images.to(torch.float32) / 255
+    return images.to(torch.float32).div_(255)

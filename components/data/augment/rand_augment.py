@@ -125,9 +125,10 @@ def rand_augment(
         raise CasemateError("train.augmentation.fill", fill, remedy)
     rand = policy(setting, fill=fill, interpolation=interpolation)
     drawn = draw_operations(rand, draws)
-    arrays = images.permute(0, 2, 3, 1).cpu().numpy().copy()  # (B, H, W, C), ours to change
-    for row in np.flatnonzero(drawn.applied.any(axis=1)):
-        picture = Image.fromarray(arrays[row, ..., 0] if channels == 1 else arrays[row])
+    result = images.cpu().clone()
+    for row in np.flatnonzero(drawn.applied.any(axis=1)).tolist():
+        array = result[row].permute(1, 2, 0).contiguous().numpy()  # (H, W, C)
+        picture = Image.fromarray(array[..., 0] if channels == 1 else array)
         for layer in np.flatnonzero(drawn.applied[row]):
             picture = perform(
                 rand.ops[drawn.operation[row, layer]],
@@ -135,5 +136,6 @@ def rand_augment(
                 level=float(drawn.level[row, layer]),
                 negative=bool(drawn.negative[row, layer]),
             )
-        arrays[row] = np.asarray(picture).reshape(arrays[row].shape)
-    return torch.from_numpy(arrays).permute(0, 3, 1, 2).contiguous().to(images.device)
+        changed = torch.from_numpy(np.array(picture).reshape(array.shape))
+        result[row] = changed.permute(2, 0, 1)
+    return result.to(images.device)

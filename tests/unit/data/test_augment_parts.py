@@ -97,6 +97,16 @@ def test_resized_pixels_are_those_of_pillow(channels, interpolation):
         assert np.abs(ours.astype(int) - expected).max() <= 2  # each of two passes rounds
 
 
+def test_crops_are_mirrored_after_they_are_scaled():
+    images = pictures(8, channels=3, height=40, width=31)
+    places = crop_boxes(draws_of(8), image=(40, 31), scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+    flips = [row % 3 == 0 for row in range(8)]
+    options = {"size": 24, "interpolation": "bicubic"}
+    plain = resize_crops(images, places, **options)
+    expected = torch.where(torch.tensor(flips)[:, None, None, None], plain.flip(-1), plain)
+    assert torch.equal(resize_crops(images, places, flips=flips, **options), expected)
+
+
 # -- rotation and colours
 
 

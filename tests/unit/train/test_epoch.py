@@ -1,12 +1,18 @@
 """The step and the epoch: augmentation by item, gradients by share, rates by progress."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 import torch
 
 from components.data.settings import AugmentSettings
-from components.train.epoch import EpochPlan, make_batch, train_epoch
-from components.train.feed import Share, TrainingSet, Worker
-from components.train.objectives.settings import StandardSettings
+from components.train.epoch import EpochPlan, epoch_batches, make_batch, train_epoch
+from components.train.feed import Feeding, Share, TrainingSet, Worker
+from components.train.objectives import inner
+from components.train.objectives.inner import start_noise
+from components.train.objectives.make import make_objective
+from components.train.objectives.settings import PgdTrainingSettings, StandardSettings
 from components.train.objectives.standard import Standard
 from components.train.optim import make_optimizer
 from components.train.session import initial_model
@@ -141,3 +147,32 @@ def test_sums_and_learning_rate_of_an_epoch(toy_spec, train_split):
     assert part["wait_seconds"] > 0
     assert part["lr"] == pytest.approx(1e-3 * 2 / 4)  # second of four warm-up steps
     assert {group["lr"] for group in updater.optimizer.param_groups} == {part["lr"]}
+
+
+def test_starts_of_the_attack_come_with_the_batch(toy_spec, train_split, monkeypatch):
+    plan, data = plan_of(augment=AugmentSettings(copies=2)), TrainingSet(train_split)
+    objective = make_objective(PgdTrainingSettings(eps=8 / 255), label_smoothing=0.0)
+    threads = []
+
+    def drawn(*args, **kwargs):
+        threads.append(threading.current_thread().name)
+        return start_noise(*args, **kwargs)
+
+    monkeypatch.setattr(inner, "start_noise", drawn)
+    model = initial_model(toy_spec, seed=0)
+    batches = epoch_batches(
+        data,
+        model,
+        plan=plan,
+        epoch=1,
+        worker=Worker(),
+        feeding=Feeding(),
+        objective=objective,
+    )
+    with batches as feed:
+        for batch in feed:
+            ahead = objective.craft(model, batch)
+            in_the_step = objective.craft(model, replace(batch, start_noise=None))
+            assert torch.equal(ahead, in_the_step)
+            assert threads.pop() == "MainThread"  # the second one only
+    assert {name[:4] for name in threads} == {"feed"}
