@@ -20,6 +20,7 @@ from components.core.precision import (
     resolve_precision,
     switches_of,
 )
+from components.core.settings import FLOAT32
 from components.core.types import Images, Logits, LogitsFn
 from components.models.compiling import compile_network
 from components.models.fast import fast_forward
@@ -36,8 +37,8 @@ class AttackPasses:
     """The passes of all attacks of a step; every worker uses the same."""
 
     micro_batch: int
-    precision: str = "float32"
-    compiled: bool = False
+    compiled: bool
+    precision: str = FLOAT32
     why_eager: str | None = None  # why a network that should be compiled is not
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,8 +69,8 @@ class AskedPasses:
     """The passes that a recipe asks for."""
 
     micro_batch: int | Literal["auto"]
-    precision: str = "float32"
-    compiled: bool = False
+    compiled: bool
+    precision: str = FLOAT32
 
     @property
     def is_decided(self) -> bool:

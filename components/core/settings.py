@@ -16,6 +16,7 @@ from types import UnionType
 from typing import (
     Annotated,
     Any,
+    Final,
     Literal,
     NamedTuple,
     TypeVar,
@@ -107,6 +108,7 @@ MAX_SIDE = 4096  # pixels: four times this side, and no accelerator holds the ac
 Count = Annotated[int, Ge(1)]
 Side = Annotated[int, Ge(1), Le(MAX_SIDE), Hint(f"is outside 1 to {MAX_SIDE} pixels")]
 NonNegative = Annotated[float, Ge(0)]
+FLOAT32: Final = "float32"  # precision of whatever does not name another
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]  # of passes, see `core/precision.py`
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from components.core.settings import (
+    FLOAT32,
     ByKind,
     Count,
     Later,
@@ -189,7 +190,7 @@ class TrainSettings(Settings):
     """None: gradients are not clipped."""
     average: AverageSettings | None = None
     """Average of the weights, validated and kept instead of them."""
-    precision: Literal["auto", "float32", "tf32", "bfloat16", "bf16", "fp16"] = "float32"
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "bf16", "fp16"] = FLOAT32
     """Of the passes; auto: the fastest of bfloat16 and tf32 on GPUs, float32 on CPUs; bf16 is
     bfloat16."""
     compiled: Annotated[bool, Later()] = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.core.errors import CasemateError
-from components.core.settings import RUN_SEED
+from components.core.settings import FLOAT32, RUN_SEED
 from pipelines.api.models import check_model, check_seed
 from pipelines.api.tables import Accuracy, accuracy_of, frame
 
@@ -42,7 +42,7 @@ class AttackReport:
     table: "pd.DataFrame"
     attacks: "pd.DataFrame"
     warnings: tuple[str, ...]
-    precision: str = "float32"
+    precision: str = FLOAT32
     """Precision of the model that was attacked."""
 
     @property
@@ -62,7 +62,7 @@ def attack(
     seed: int = RUN_SEED,
     item_ids: Sequence[str] | None = None,
     micro_batch: "int | Literal['auto'] | None" = None,
-    precision: str = "float32",
+    precision: str = FLOAT32,
 ) -> AttackReport:
     """Attack a model; each attack gets the items that are correct under all earlier ones.
 
@@ -108,7 +108,9 @@ def attack(
     ids = checked_ids(item_ids, len(pixels))
     items = Items(pixels.to(device), known.to(device), ids, seed)
     total = len(items) * len(listed)
-    asked = AskedPasses(micro_batch=section.micro_batch, precision=section.precision)
+    asked = AskedPasses(
+        micro_batch=section.micro_batch, compiled=False, precision=section.precision
+    )
     with using(EXACT):
         passes = decided_passes(asked, model, items.x)
     with using(passes.arithmetic), progress.bar("attack", total=total, unit="items") as bar:

@@ -92,7 +92,7 @@ def test_keys_that_yaml_reads_as_other_types_are_still_explained():
         (
             "in1k-eps4",
             "recipe: in1k-eps4 is unknown; did you mean 'in1k-eps4-s12' or 'in1k-eps4-m12' or "
-            "'in1k-eps4-l12' or ",
+            "'in1k-eps4-l12'? `casemate recipes` lists all",
         ),
         ("zzzz", "recipe: zzzz is unknown; `casemate recipes` lists all"),
         ("nowhere.yaml", "recipe: nowhere.yaml is not a file; check the path"),

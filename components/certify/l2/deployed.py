@@ -20,7 +20,7 @@ from components.certify.l2.sequential import SequentialPlan, certify_prefix
 from components.certify.l2.settings import GaussianSettings
 from components.core.digests import digest_bytes
 from components.core.seeding import DrawSpan
-from components.core.settings import default_of
+from components.core.settings import FLOAT32, default_of
 from components.core.types import LogitsFn
 from components.denoising.classifier import DenoisedClassifier
 
@@ -50,7 +50,7 @@ class SmoothedClassifier:
     num_estimate: int = default_of(GaussianSettings, "num_estimate")
     failure_prob: float = default_of(GaussianSettings, "failure_prob")
     micro_batch: int = default_of(GaussianSettings, "micro_batch")
-    precision: str = "float32"
+    precision: str = FLOAT32
     device: str | torch.device = "cpu"
 
     def __post_init__(self) -> None:

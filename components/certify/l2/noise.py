@@ -19,6 +19,7 @@ from components.core.noise_streams import NoiseKind
 from components.core.precision import reduced
 from components.core.prefetch import cores_left, made_ahead
 from components.core.seeding import DrawSpan, device_normals, standard_normals
+from components.core.settings import FLOAT32
 from components.core.transfers import sent
 from components.core.types import Images, Logits, LogitsFn
 from components.denoising.classifier import DenoisedClassifier
@@ -66,7 +67,7 @@ def predict_block(
     micro_batch: int,
     device: torch.device | str,
     noise: NoiseKind = "numpy",
-    precision: str = "float32",
+    precision: str = FLOAT32,
 ) -> NDArray[np.uint16]:
     """(N,) predicted classes of these draws; ties go to the lowest class.
 

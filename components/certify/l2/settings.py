@@ -22,6 +22,7 @@ from components.certify.settings import (
 )
 from components.core.noise_streams import NoiseChoice, noise_impl
 from components.core.settings import (
+    FLOAT32,
     Count,
     Later,
     Positive,
@@ -111,7 +112,7 @@ class GaussianSettings(CertificateSettings):
     noise: Annotated[NoiseChoice, Later()] = "auto"
     """Generator of the draws: `numpy` on the host, `philox` on the device of the model; `auto`:
     numpy on CPUs, philox on GPUs. Recorded with the votes."""
-    precision: Annotated[Precision, Later()] = "float32"
+    precision: Annotated[Precision, Later()] = FLOAT32
     """Precision of the classifier that is certified. `auto`: tf32 on GPUs that have it, else
     float32. Certificates hold for the classifier in this precision and name it."""
     num_items: Count | None = None

@@ -18,6 +18,7 @@ from components.core.micro_batch import fastest_micro_batch
 from components.core.noise_streams import NoiseKind, noise_stream
 from components.core.precision import switches_of
 from components.core.seeding import DrawSpan
+from components.core.settings import FLOAT32
 from components.core.types import Array
 from components.core.units import Unit
 from components.data.prepared import ImageSplit
@@ -44,7 +45,7 @@ class GaussianVoteSettings(VoteSettings):
     declared: Mapping[str, Any] | None = None  # for method sequential: when draws end
     denoiser: Mapping[str, Any] | None = None
     noise: NoiseKind = "numpy"  # recorded as the header's `noise_impl`
-    precision: str = "float32"
+    precision: str = FLOAT32
     block_size: int = 0  # draws of a unit, at most; not recorded, votes do not depend on it
 
     def to_dict(self) -> dict[str, object]:

@@ -16,7 +16,7 @@ from components.certify.settings import (
     TrainedModel,
     Warned,
 )
-from components.core.settings import Count, Problem, Settings, default_of, settings
+from components.core.settings import FLOAT32, Count, Problem, Settings, default_of, settings
 
 Rule = Literal["strict", "count", "loc"]
 SecondRule = Literal["none", "loc"]
@@ -128,7 +128,7 @@ class AblationSettings(PatchSettings):
     """`paper_reference` reproduces published tables and is not sound."""
     stop_early: bool = False
     """Votes stop when these sizes and rules are decided; other claims cannot be derived."""
-    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "float32"
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = FLOAT32
     """Precision of the forward passes. Votes within rounding error are repeated in float32, so
     certificates hold for the float32 classifier. `auto`: bfloat16 on GPUs that have it."""
     compiled: bool = False

@@ -67,7 +67,9 @@ def test_a_reduced_precision_is_attacked_as_itself_and_named(run_attack, models)
     assert kinds[:2] == kinds[2:]
     network = load_model(models["main"] / "model")
     x = torch.rand(5, *network_shape(network), generator=torch.Generator().manual_seed(0))
-    reduced = AttackPasses(micro_batch=5, precision="bfloat16").logits_of(network)(x)
+    reduced = AttackPasses(micro_batch=5, compiled=False, precision="bfloat16").logits_of(network)(
+        x
+    )
     assert reduced.dtype == torch.float32
     assert 0 < (reduced - network(x)).abs().max() < 0.5  # another function, but a close one
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -86,13 +88,13 @@ def test_a_precision_that_the_processor_emulates_is_refused_in_one_line(run_atta
 
 
 def test_auto_is_float32_on_a_cpu_and_the_fastest_exact_enough_of_a_gpu(monkeypatch):
-    asked = AskedPasses(micro_batch=8, precision="auto")
+    asked = AskedPasses(micro_batch=8, compiled=False, precision="auto")
     assert not asked.is_decided
     fast = {"bfloat16", "tf32"}
     monkeypatch.setattr("components.core.precision.is_fast", lambda name, device: name in fast)
     chosen = attack_passes.resolve_precision("auto", "cuda", fastest=attack_passes.FASTEST)
     assert chosen == "tf32"  # never bfloat16: attacks could be weaker
-    switches = AttackPasses(micro_batch=8, precision="tf32").arithmetic
+    switches = AttackPasses(micro_batch=8, compiled=False, precision="tf32").arithmetic
     assert switches.tf32_matmul
     assert switches.tf32_conv
 
@@ -117,7 +119,7 @@ def test_measured_rows_are_recorded_and_kept_by_a_resumed_step(run_attack, tmp_p
 def test_rows_are_measured_with_real_gradients(models):
     network = load_model(models["main"] / "model")
     x = torch.rand(3, *network_shape(network), generator=torch.Generator().manual_seed(0))
-    found = decided_passes(AskedPasses(micro_batch="auto"), network, x)
+    found = decided_passes(AskedPasses(micro_batch="auto", compiled=False), network, x)
     assert found.micro_batch in (4, 8, 16)
     assert found.precision == "float32"
 

@@ -53,7 +53,12 @@ def read(monkeypatch):
 def test_an_attack_reads_the_shards_of_its_items(places, read):
     data, model = places
     config = AttackConfig(
-        data, {"main": model}, norm="linf", eps=0.1, passes=AttackPasses(micro_batch=8), seed=0
+        data,
+        {"main": model},
+        norm="linf",
+        eps=0.1,
+        passes=AttackPasses(micro_batch=8, compiled=False),
+        seed=0,
     )
     worker = AttackWorker(config, "cpu")
     assert not read

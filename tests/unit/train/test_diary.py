@@ -29,6 +29,7 @@ def test_speed_counts_the_steps_of_this_start_only(tmp_path, monkeypatch):
         progress=0.5,
         plan=SimpleNamespace(train=SimpleNamespace(batch_size=16)),
         running=lambda: {"loss": 1.0},
+        passes=SimpleNamespace(to_dict=dict),
     )
 
     def speed() -> float | None:

@@ -3,6 +3,7 @@
 Threads stand in for processes: a barrier adds their tensors up, as a process group would.
 """
 
+import copy
 import io
 import threading
 from collections.abc import Callable
@@ -61,7 +62,7 @@ def new_session(toy_spec, train_split, val_split):
     def make(objective, worker=Worker(), **changes) -> Session:  # noqa: B008 - frozen
         return Session(
             initial_model(toy_spec, seed=5),
-            objective,
+            copy.deepcopy(objective),  # workers have one each
             train=train_split,
             val=val_split,
             plan=EpochPlan(replace(SETTINGS, **changes), seed=5, epochs=2, image_size=8),
