@@ -80,9 +80,8 @@ class AskedPasses:
     @property
     def known(self) -> AttackPasses:
         """The passes as far as they are known without a device."""
-        return AttackPasses(
-            micro_batch=SIZES[0] if self.micro_batch == "auto" else self.micro_batch
-        )
+        size = SIZES[0] if self.micro_batch == "auto" else self.micro_batch
+        return AttackPasses(micro_batch=size, compiled=False)
 
 
 def decided_passes(asked: AskedPasses, model: PixelModel, x: Images) -> AttackPasses:

@@ -109,6 +109,7 @@ Count = Annotated[int, Ge(1)]
 Side = Annotated[int, Ge(1), Le(MAX_SIDE), Hint(f"is outside 1 to {MAX_SIDE} pixels")]
 NonNegative = Annotated[float, Ge(0)]
 FLOAT32: Final = "float32"  # precision of whatever does not name another
+EAGER: Final = False  # `compiled` of whatever does not say so
 Precision = Literal["auto", "float32", "tf32", "bfloat16"]  # of passes, see `core/precision.py`
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Ge(0), Le(1)]

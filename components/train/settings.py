@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from components.core.settings import (
+    EAGER,
     FLOAT32,
     ByKind,
     Count,
@@ -193,7 +194,7 @@ class TrainSettings(Settings):
     precision: Literal["auto", "float32", "tf32", "bfloat16", "bf16", "fp16"] = FLOAT32
     """Of the passes; auto: the fastest of bfloat16 and tf32 on GPUs, float32 on CPUs; bf16 is
     bfloat16."""
-    compiled: Annotated[bool, Later()] = False
+    compiled: Annotated[bool, Later()] = EAGER
     """Compile networks with torch.compile: faster steps after a minute; a failure is told."""
     recompute: Annotated[bool, Later()] = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, slower."""

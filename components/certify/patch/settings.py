@@ -16,7 +16,7 @@ from components.certify.settings import (
     TrainedModel,
     Warned,
 )
-from components.core.settings import FLOAT32, Count, Problem, Settings, default_of, settings
+from components.core.settings import EAGER, FLOAT32, Count, Problem, Settings, default_of, settings
 
 Rule = Literal["strict", "count", "loc"]
 SecondRule = Literal["none", "loc"]
@@ -131,7 +131,7 @@ class AblationSettings(PatchSettings):
     precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = FLOAT32
     """Precision of the forward passes. Votes within rounding error are repeated in float32, so
     certificates hold for the float32 classifier. `auto`: bfloat16 on GPUs that have it."""
-    compiled: bool = False
+    compiled: bool = EAGER
     """Use torch.compile; worthwhile in long runs."""
     sweep: SweepSettings | None = None
     """One certificate for every pair of band and stride, from one trained model."""

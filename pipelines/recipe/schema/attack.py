@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from components.attacks.base_settings import AttackSettings, UserAttackSettings
 from components.attacks.settings import ATTACKS
-from components.core.settings import FLOAT32, Budget, Count, Fractional, Precision, Problem
+from components.core.settings import EAGER, FLOAT32, Budget, Count, Fractional, Precision, Problem
 from pipelines.recipe.schema.base import Section, union_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class AttackSection(Section):
     precision: Precision = Field(default="float32", exclude_if=lambda name: name == FLOAT32)
     """Precision in which models are attacked. `auto`: tf32 on GPUs that have it, else float32.
     Accuracies hold for the model in this precision and name it; sanity checks are in float32."""
-    compiled: bool = Field(default=False, exclude_if=lambda on: not on)
+    compiled: bool = Field(default=EAGER, exclude_if=lambda on: not on)
     """Compile networks with torch.compile; a failure is told."""
     curves: CurvesSection | None = None
     """Accuracy over budgets and over steps, with PGD."""
