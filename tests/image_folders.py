@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from components.data.shards import encode_image
+from components.data.encodings import encode_png
 
 
 def pixels(label: int, number: int, height: int = 32, width: int = 32, channels: int = 3):
@@ -76,7 +76,7 @@ def parquet(root: Path) -> Path:
     root.mkdir()
     for split, count in (("train", 80), ("test", 20)):
         images, labels = arrays(count, channels=1)
-        column = [{"bytes": encode_image(image), "path": None} for image in images]
+        column = [{"bytes": encode_png(image), "path": None} for image in images]
         table = pa.table({"img": column, "fine_label": labels, "coarse_label": labels // 2})
         pq.write_table(table, root / f"{split}-00000-of-00001.parquet")
     return root
@@ -143,7 +143,7 @@ def prepared(folder: Path, *, side: int = 16) -> Path:
         images, labels = arrays(count, side=side)
         rows = {
             "item_id": [f"{split}-{n}" for n in range(count)],
-            "image": [encode_image(image) for image in images],
+            "image": [encode_png(image) for image in images],
             "height": [side] * count,
             "width": [side] * count,
             "label": labels,

@@ -11,12 +11,14 @@ from torch import Tensor
 from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.types import Images
+from components.data.encodings import Encoding
 from components.data.stream import (
     Rows,
     ShardReader,
     StoredShard,
     read_document,
     read_listing,
+    stored_encoding,
     stored_shards,
 )
 
@@ -194,6 +196,7 @@ class PreparedDataset:
     splits: dict[str, int]  # items per split
     sides: dict[str, tuple[int, int]]  # stored height and width per split
     _shards: dict[str, tuple[StoredShard, ...]]
+    _encodings: dict[str, Encoding]
 
     @staticmethod
     def open(folder: Folder) -> "PreparedDataset":
@@ -229,6 +232,7 @@ class PreparedDataset:
                 for name, split in splits.items()
             },
             _shards={name: stored_shards(document, name) for name in splits},
+            _encodings={name: stored_encoding(document, name) for name in splits},
         )
 
     def load(self, split: str, *, limit: int | None = None) -> ImageSplit:
@@ -247,9 +251,16 @@ class PreparedDataset:
         if split not in self.splits:
             raise CasemateError("split", split, f"is not one of {', '.join(self.splits)}")
         shape = (self.channels, *self.sides[split])
-        shards = self._shards[split]
+        encoding = self._encodings[split]
+        encoding.check_decoder(self.folder / "dataset.json")
         return LazySplit(
-            ShardReader(self.folder, shards, image_shape=shape, cache_shards=cache_shards)
+            ShardReader(
+                self.folder,
+                self._shards[split],
+                image_shape=shape,
+                cache_shards=cache_shards,
+                encoding=encoding,
+            )
         )
 
     def open_split(

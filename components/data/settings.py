@@ -11,11 +11,13 @@ from components.core.errors import CasemateError
 from components.core.hints import did_you_mean
 from components.core.settings import (
     Count,
+    Later,
     NonNegative,
     Problem,
     Settings,
     Share,
     Side,
+    default_of,
     settings,
 )
 from components.data.sources.info import path_problem
@@ -96,6 +98,12 @@ class DataSettings(Settings):
     """Items in one file of the prepared dataset."""
     synthetic: SyntheticSettings | None = None
     """Generated images, mixed into every training batch."""
+    train_format: Annotated[Literal["png", "jpeg", "raw"], Later()] = "png"
+    """How training images are stored; val and test items are always PNG. `jpeg` is small and fast,
+    but not exact; files of the source that are JPEG of the stored size are kept. `raw` is large and
+    needs no decoding."""
+    train_quality: Annotated[int, Ge(1), Le(100), Later()] = 95
+    """Quality of `train_format: jpeg`, with colours at full resolution."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "source", user_code.pinned(self.source, field="source"))
@@ -106,6 +114,11 @@ class DataSettings(Settings):
         if self.val_fraction + self.test_fraction >= 1:
             shares = f"{self.val_fraction:g} + test_fraction {self.test_fraction:g}"
             yield Problem("val_fraction", shares, "leave nothing to train on")
+        if self.train_format != "jpeg" and self.train_quality != default_of(
+            DataSettings, "train_quality"
+        ):
+            remedy = f"would be ignored with train_format: {self.train_format}; remove it"
+            yield Problem("train_quality", self.train_quality, remedy)
 
 
 @settings

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from components.core.digests import canonical_json, digest_bytes, digest_file, digest_json
 from components.core.errors import CasemateError
 from components.core.files import write_atomic, write_text
+from components.data.encodings import PNG, Encoding
 from components.data.fitting import Fitting
-from components.data.sources.base import Entry, Pixels, Source, UndecodableItemError
+from components.data.sources.base import Entry, Pixels, Source, UndecodableItemError, encoded
 
 FORMAT = "casemate-dataset/1"
 SHARD_SCHEMA = pa.schema(
     [
         ("item_id", pa.string()),
-        ("image", pa.binary()),  # PNG, 8 bits per channel
+        ("image", pa.binary()),  # as the `Encoding` of the split says, 8 bits per channel
         ("height", pa.int32()),
         ("width", pa.int32()),
         ("label", pa.int32()),
@@ -81,12 +81,12 @@ class ShardJob:
     on_error: str
     shape: tuple[int, ...]  # (H, W, C) of every item
     reference_id: str  # the item that defines the shape
+    encoding: Encoding = PNG
 
     def plan_key(self, plan: ShardPlan) -> str:
         """Digest of a shard's expected content: records of other plans are not reused."""
-        return digest_json(
-            [FORMAT, plan.to_json(), asdict(self.fitting), self.on_error, list(self.shape)]
-        )
+        parts = [FORMAT, plan.to_json(), asdict(self.fitting), self.on_error, list(self.shape)]
+        return digest_json(parts if self.encoding == PNG else [*parts, self.encoding.to_dict()])
 
 
 def plan_shards(splits: Mapping[str, Sequence[Entry]], *, shard_size: int) -> list[ShardPlan]:
@@ -137,7 +137,7 @@ def write_shard(job: ShardJob, plan: ShardPlan) -> ShardRecord:
         for entry, (row, _) in zip(plan.entries, items, strict=True)
         if isinstance(row, str)
     ]
-    content = _parquet_bytes(rows)
+    content = _parquet_bytes(rows, job.encoding)
     write_atomic(job.folder / plan.file, content)
     labels = sorted({int(row["label"]) for row in rows})
     sha256 = hashlib.sha256(content).hexdigest()
@@ -157,14 +157,20 @@ def _items(job: ShardJob, plan: ShardPlan) -> list[tuple[dict[str, Any] | str, s
     for place in sorted(range(len(plan.entries)), key=lambda i: plan.entries[i].locator):
         entry = plan.entries[place]
         try:
-            pixels = _fitted(job, entry)
+            pixels, original = _fitted(job, entry)
         except UndecodableItemError as error:
             if job.on_error == "fail":
                 raise
             found[place] = (str(error), "")
             continue
-        digest = item_digest(entry.item_id, label=entry.label, pixels=pixels)
-        found[place] = (_row(entry, pixels), digest)
+        content = job.encoding.encode(pixels, original=original)
+        digest = item_digest(
+            entry.item_id,
+            label=entry.label,
+            pixels=pixels,
+            stored=None if job.encoding.lossless else content,
+        )
+        found[place] = (_row(entry, content, pixels.shape), digest)
     return [found[place] for place in range(len(plan.entries))]
 
 
@@ -196,8 +202,13 @@ def describe_dataset(
     split_names: Sequence[str],
     source: Mapping[str, object],
     split_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    encodings: Mapping[str, Encoding] | None = None,
 ) -> str:
-    """The text of dataset.json; `shape` is that of model inputs, `split_shapes` has the others."""
+    """The text of dataset.json; `shape` is that of model inputs, `split_shapes` has the others.
+
+    `encodings` has those of splits that are not PNG.
+    """
+    others = {name: e for name, e in (encodings or {}).items() if e != PNG}
     by_split = {name: [r for r in records if r.split == name] for name in split_names}
     height, width, channels = shape
     stored = {name: (split_shapes or {}).get(name, shape) for name in split_names}
@@ -205,6 +216,7 @@ def describe_dataset(
         name: {
             "height": stored[name][0],
             "width": stored[name][1],
+            **({"encoding": others[name].to_dict()} if name in others else {}),
             "num_items": sum(len(r.item_digests) for r in shards),
             "shards": [
                 {"file": r.file, "sha256": r.sha256, "num_items": len(r.item_digests)}
@@ -223,65 +235,66 @@ def describe_dataset(
         "splits": listing,
         "source": dict(source),
         "skipped": [item for record in records for item in record.skipped],
-        "digest": dataset_digest(items, classes=classes),
+        "digest": dataset_digest(items, classes=classes, encodings=others),
     }
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
-def item_digest(item_id: str, *, label: int, pixels: Pixels) -> str:
-    """SHA-256 of one item's id, label, shape and pixels: not of its PNG, which depends on zlib."""
+def item_digest(item_id: str, *, label: int, pixels: Pixels, stored: bytes | None = None) -> str:
+    """SHA-256 of one item's id, label, shape and pixels: not of its PNG, which depends on zlib.
+
+    `stored` replaces the pixels where the stored bytes define what is read, as with JPEG.
+    """
     numbers = np.array([label, *pixels.shape], dtype="<i8").tobytes()
-    return digest_bytes(item_id.encode(), numbers, pixels.tobytes())
+    return digest_bytes(item_id.encode(), numbers, pixels.tobytes() if stored is None else stored)
 
 
-def dataset_digest(items: Mapping[str, Sequence[str]], *, classes: Sequence[str]) -> str:
-    """SHA-256 of classes and of item digests per split in stored order; independent of shards."""
+def dataset_digest(
+    items: Mapping[str, Sequence[str]],
+    *,
+    classes: Sequence[str],
+    encodings: Mapping[str, Encoding] | None = None,
+) -> str:
+    """SHA-256 of classes and of item digests per split in stored order; independent of shards.
+
+    Lossless encodings do not count; of others the decoder does, as pixels depend on it.
+    """
     chunks = [FORMAT.encode(), canonical_json(list(classes)).encode()]
     for split in sorted(items):
         chunks += [split.encode(), bytes.fromhex("".join(items[split]))]
+    lossy = {name: e.to_dict() for name, e in (encodings or {}).items() if not e.lossless}
+    if lossy:
+        chunks.append(canonical_json(lossy).encode())
     return digest_bytes(*chunks)
 
 
-def encode_image(pixels: Pixels) -> bytes:
-    """Lossless PNG of uint8 (H, W, C)."""
-    image = Image.fromarray(
-        np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-    )
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-def decode_image(content: bytes) -> Pixels:
-    """uint8 (H, W, C) pixels from the PNG of `encode_image`."""
-    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-        pixels = np.asarray(image, dtype=np.uint8)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
-
-
-def _fitted(job: ShardJob, entry: Entry) -> Pixels:
-    pixels = job.fitting.apply(job.source.decode(entry), item_id=entry.item_id)
+def _fitted(job: ShardJob, entry: Entry) -> tuple[Pixels, bytes | None]:
+    """The pixels to store, and the source's encoded image if it has one and may be kept."""
+    decoded = job.source.decode(entry)
+    pixels = job.fitting.apply(decoded, item_id=entry.item_id)
     if pixels.shape == job.shape:
-        return pixels
+        lossy = not job.encoding.lossless and np.array_equal(pixels, decoded)
+        return pixels, encoded(job.source, entry) if lossy else None
     key = "channels" if pixels.shape[:2] == job.shape[:2] else "image_size"
     sizes = ["x".join(map(str, shape)) for shape in (pixels.shape, job.shape)]
     remedy = f"is {sizes[0]} while {job.reference_id} is {sizes[1]}; set data.{key}"
     raise CasemateError(f"data.{key}", entry.item_id, remedy)
 
 
-def _row(entry: Entry, pixels: Pixels) -> dict[str, Any]:
-    height, width, _ = pixels.shape
+def _row(entry: Entry, content: bytes, shape: tuple[int, ...]) -> dict[str, Any]:
+    height, width, _ = shape
     return {
         "item_id": entry.item_id,
-        "image": encode_image(pixels),
+        "image": content,
         "height": height,
         "width": width,
         "label": entry.label,
     }
 
 
-def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
+def _parquet_bytes(rows: list[dict[str, Any]], encoding: Encoding) -> bytes:
     buffer = io.BytesIO()
     table = pa.Table.from_pylist(rows, schema=SHARD_SCHEMA)
-    pq.write_table(table, buffer, compression="zstd")
+    compression = "none" if encoding.format == "raw" else "zstd"  # raw: nothing to decode
+    pq.write_table(table, buffer, compression=compression)
     return buffer.getvalue()

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from components.core.documents import parse_json
 from components.core.errors import CasemateError
 from components.core.folders import Folder, is_below, read_bytes
-from components.data.shards import FORMAT, decode_image
+from components.data.encodings import PNG, Encoding
+from components.data.shards import FORMAT
 from components.data.sources.base import Pixels
 
 
@@ -65,6 +66,11 @@ def stored_shards(document: Mapping[str, Any], split: str) -> tuple[StoredShard,
     if odd := [shard.file for shard in shards if not is_below(shard.file)]:
         raise CasemateError("dataset", odd[0], "is not below its folder; prepare again")
     return shards
+
+
+def stored_encoding(document: Mapping[str, Any], split: str) -> Encoding:
+    """How the images of a split are stored."""
+    return Encoding.described(document["splits"][split].get("encoding"))
 
 
 def read_shard(folder: Folder, shard: StoredShard, *, verified: bool = False) -> pa.Table:
@@ -128,11 +134,12 @@ class ShardReader:
         *,
         image_shape: tuple[int, int, int],
         cache_shards: int,
+        encoding: Encoding = PNG,
     ) -> None:
         if cache_shards < 1:
             raise ValueError(f"cache_shards must be >= 1, got {cache_shards}")
         self.folder, self.shards, self.image_shape = folder, tuple(shards), image_shape
-        self.cache_shards = cache_shards
+        self.cache_shards, self.encoding = cache_shards, encoding
         self._ends = np.cumsum([shard.num_items for shard in shards], dtype=np.int64)
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         self._verified: set[int] = set()
@@ -163,9 +170,11 @@ class ShardReader:
     def _decoded(self, content: bytes, item_id: str) -> Pixels:
         """One image (C, H, W); an error if it is not one of the dataset's shape."""
         try:
-            image = decode_image(content).transpose(2, 0, 1)
+            channels, height, width = self.image_shape
+            sides = {"height": height, "width": width}
+            image = self.encoding.decode(content, channels=channels, **sides).transpose(2, 0, 1)
             found = "x".join(map(str, image.shape))
-        except Exception as error:  # Pillow raises many types for damaged files
+        except Exception as error:  # decoders raise many types for damaged files
             found, image = f"unreadable ({error})", np.empty(0, np.uint8)
         if image.shape != self.image_shape:
             shape = "x".join(map(str, self.image_shape))

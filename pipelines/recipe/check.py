@@ -154,12 +154,20 @@ def _data(recipe: Recipe, facts: Facts, problems: Problems) -> None:
             open_source(data.source, path=data.path, options=data.options)
         if info.test_only and recipe.train:
             problems.add("data.source", data.source, "has test items only: it cannot be trained on")
+        elif info.test_only and data.train_format != "png":
+            remedy = f"does not apply: {data.source} has no training items"
+            problems.add("data.train_format", data.train_format, remedy)
     from components.data.fitting import Fitting  # imports numpy
 
     with problems.at(""):
         fitting = Fitting(data.image_size, data.fit, data.channels, data.resize)
         if data.train_size is not None:
             fitting.enlarged(data.train_size)
+    if data.train_format == "jpeg":
+        from components.data.encodings import jpeg_decoder
+
+        with problems.at(""):
+            jpeg_decoder()
 
 
 def _architectures(recipe: Recipe, facts: Facts, problems: Problems) -> None:

@@ -16,7 +16,14 @@ from ray.exceptions import RayTaskError
 
 from components.core.errors import CasemateError
 from components.core.folders import Folder, absolute, folder_at
-from components.data.stream import ShardReader, StoredShard, read_document, stored_shards
+from components.data.encodings import Encoding
+from components.data.stream import (
+    ShardReader,
+    StoredShard,
+    read_document,
+    stored_encoding,
+    stored_shards,
+)
 
 BLOCK_BYTES = 8 * 2**20  # decoded pixels that travel together through the object store
 Batch = dict[str, np.ndarray]
@@ -64,6 +71,7 @@ def read_split(folder: Folder, split: str) -> ray.data.Dataset:
         fn_kwargs={
             "folder": folder_at(absolute(folder)),
             "shape": (document["channels"], height, width),
+            "encoding": stored_encoding(document, split),
         },
     )
 
@@ -91,14 +99,16 @@ def dataset_statistics(folder: Folder, split: str) -> dict[str, Any]:
     }
 
 
-def _decoded(rows: Batch, *, folder: Folder, shape: tuple[int, int, int]) -> Iterator[Batch]:
+def _decoded(
+    rows: Batch, *, folder: Folder, shape: tuple[int, int, int], encoding: Encoding
+) -> Iterator[Batch]:
     """Worker: one shard in, pieces of a few megabytes out."""
     step = max(1, BLOCK_BYTES // int(np.prod(shape)))
     for file, sha256, num_items in zip(
         rows["file"], rows["sha256"], rows["num_items"], strict=True
     ):
         shard = StoredShard(str(file), str(sha256), int(num_items))
-        reader = ShardReader(folder, [shard], image_shape=shape, cache_shards=1)
+        reader = ShardReader(folder, [shard], image_shape=shape, cache_shards=1, encoding=encoding)
         for start in range(0, len(reader), step):
             part = reader.rows(np.arange(start, min(start + step, len(reader))))
             yield {"item_id": np.array(part.item_ids), "image": part.images, "label": part.labels}

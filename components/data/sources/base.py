@@ -77,3 +77,10 @@ class NamedSplits(SourceDefaults):
     @property
     def test_only(self) -> bool:
         return {ours for _, ours in self.splits} == {"test"}
+
+
+def encoded(source: Source, entry: Entry) -> bytes | None:
+    """The encoded image of an entry, for sources that read image files; None: no such file."""
+    read = getattr(source, "encoded", None)
+    content: bytes | None = read(entry) if read is not None else None
+    return content

@@ -15,7 +15,7 @@ from components.data.sources.files import (
     sub_folders,
 )
 from components.data.sources.splitting import split_hints, usual_split
-from components.data.sources.versions import file_version
+from components.data.sources.versions import file_bytes, file_version
 
 _SPLITS = ("train", "val", "test")
 MOST_WRAPPERS = 4  # folders around the class folders that are looked through
@@ -61,6 +61,10 @@ class FolderSource(NamedSplits):
 
     def decode(self, entry: Entry) -> Pixels:
         return decode_image_file(self.root / entry.locator)
+
+    def encoded(self, entry: Entry) -> bytes:
+        """The file itself."""
+        return file_bytes(self.root / entry.locator)
 
 
 def open_folder(root: Place, *, splits: dict[str, str] | None = None) -> FolderSource:

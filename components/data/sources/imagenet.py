@@ -20,6 +20,7 @@ from components.data.sources.imagenet_parts import (
     Part,
     decode_part_item,
     find_part,
+    read_part_item,
     train_entries,
 )
 from components.data.sources.imagenet_val import read_val_map
@@ -107,6 +108,10 @@ class ImageNetSource(SourceDefaults):
 
     def decode(self, entry: Entry) -> Pixels:
         return decode_part_item(self.root, entry)
+
+    def encoded(self, entry: Entry) -> bytes:
+        """The file itself, or the archive's member."""
+        return read_part_item(self.root, entry)
 
 
 def open_imagenet(

@@ -16,13 +16,12 @@ from components.data.sources.archives import Member, inner_members, members, rea
 from components.data.sources.base import Entry, Pixels
 from components.data.sources.files import (
     decode_image_bytes,
-    decode_image_file,
     flat_images,
     looks_like_image,
     no_images,
     sub_folders,
 )
-from components.data.sources.versions import file_version
+from components.data.sources.versions import file_bytes, file_version
 
 THREADS = 16  # requests at a time while objects or archives are listed
 ARCHIVES = {
@@ -121,7 +120,12 @@ def train_entries(part: Part, classes: Sequence[str], *, source: str) -> list[En
 
 def decode_part_item(root: Place, entry: Entry) -> Pixels:
     """Pixels of an image in a folder or in an archive."""
+    where = entry.item_id if ".tar:" in entry.locator else str(root / entry.locator)
+    return decode_image_bytes(read_part_item(root, entry), where=where)
+
+
+def read_part_item(root: Place, entry: Entry) -> bytes:
+    """The encoded image in a folder or in an archive."""
     if ".tar:" not in entry.locator:
-        return decode_image_file(root / entry.locator)
-    content = read_member(root, entry.locator, entry.version)
-    return decode_image_bytes(content, where=entry.item_id)
+        return file_bytes(root / entry.locator)
+    return read_member(root, entry.locator, entry.version)

@@ -63,6 +63,10 @@ class ParquetSource(NamedSplits):
         return found
 
     def decode(self, entry: Entry) -> Pixels:
+        return decode_image_bytes(self.encoded(entry), where=entry.item_id)
+
+    def encoded(self, entry: Entry) -> bytes:
+        """The cell of the image column."""
         place, group, row = entry.locator.rsplit(":", 2)
         column = _read_group(self.root / place, entry.version, int(group), self.image_column)
         content = column[int(row)].as_py()
@@ -70,7 +74,8 @@ class ParquetSource(NamedSplits):
         if content is None:
             remedy = "has no image bytes; embed them, or set data.on_error=skip"
             raise UndecodableItemError("data.path", entry.item_id, remedy)
-        return decode_image_bytes(content, where=entry.item_id)
+        cell: bytes = content
+        return cell
 
 
 def open_parquet(

@@ -18,6 +18,7 @@ from components.core.digests import canonical_json
 from components.core.errors import CasemateError, below_key
 from components.core.files import leftovers
 from components.core.folders import Folder
+from components.data.encodings import PNG, Encoding
 from components.data.fitting import Fitting
 from components.data.shards import (
     ShardJob,
@@ -72,6 +73,7 @@ def run(recipe: "Recipe", inputs: Mapping[str, Folder], out: "StageDir") -> None
         shape=shapes["test"],  # what models see; training images may be stored larger
         split_shapes=shapes,
         split_names=tuple(splits),
+        encodings={split: job.encoding for split, job in jobs.items()},
         source={
             "name": data.source,
             "path": data.path,
@@ -87,10 +89,8 @@ def run(recipe: "Recipe", inputs: Mapping[str, Folder], out: "StageDir") -> None
 def open_sources(data: "DataSettings") -> tuple[Source, Source | None]:
     """The dataset's source, and that of generated training images where there are any."""
     source = open_source(data.source, path=data.path, options=data.options)
-    if source.test_only and (data.train_size is not None or data.synthetic is not None):
-        key = "data.train_size" if data.train_size is not None else "data.synthetic"
-        remedy = f"does not apply: {data.source} has no training items"
-        raise CasemateError(key, data.train_size or "", remedy)
+    if source.test_only:
+        check_no_training(data)
     if data.synthetic is None:
         return source, None
     made = data.synthetic
@@ -101,6 +101,17 @@ def open_sources(data: "DataSettings") -> tuple[Source, Source | None]:
         raise CasemateError("data.synthetic.source", data.synthetic.source, remedy)
     _generated_labels(source, generated)
     return source, generated
+
+
+def check_no_training(data: "DataSettings") -> None:
+    """Refuse settings of training images for a source that has test items only."""
+    remedy = f"does not apply: {data.source} has no training items"
+    if data.train_size is not None:
+        raise CasemateError("data.train_size", data.train_size, remedy)
+    if data.synthetic is not None:
+        raise CasemateError("data.synthetic", "", remedy)
+    if data.train_format != "png":
+        raise CasemateError("data.train_format", data.train_format, remedy)
 
 
 def _generated_labels(source: Source, generated: Source) -> list[int]:
@@ -163,6 +174,10 @@ def open_jobs(
         job = open_job(origin, entries, folder=folder, fitting=wanted, on_error=data.on_error)
         jobs |= dict.fromkeys(splits, job)
     _check_shapes(jobs)
+    encoding = Encoding.of(data)  # of the training splits
+    if encoding != PNG:
+        trained = {split for split in ("train", SYNTHETIC) if split in jobs}
+        jobs |= {split: replace(jobs[split], encoding=encoding) for split in trained}
     return jobs
 
 

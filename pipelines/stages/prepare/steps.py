@@ -29,6 +29,10 @@ def _data_identity(section: DataSettings) -> dict[str, object]:
         if part:
             with below_key(key, instead_of="data"):
                 part |= _content(part["source"], part.pop("path"), part.pop("options"))
+    if section.train_format == "jpeg":
+        from components.data.encodings import jpeg_decoder
+
+        values["decoder"] = jpeg_decoder()  # it decides on the pixels of training
     return values
 
 

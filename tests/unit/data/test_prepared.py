@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from components.core.errors import CasemateError
+from components.data.encodings import decode_png, encode_png
 from components.data.fitting import Fitting
 from components.data.prepared import ImageSplit, PreparedDataset
 from components.data.shards import (
     ShardJob,
     ShardPlan,
-    decode_image,
     describe_dataset,
-    encode_image,
     finished_record,
     open_job,
     plan_shards,
@@ -80,7 +79,7 @@ def new_job(folder: Path, source, *, on_error: str = "fail", **fitting) -> Shard
 def test_images_survive_encoding(height, width, channels, seed):
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
-    assert np.array_equal(decode_image(encode_image(pixels)), pixels)
+    assert np.array_equal(decode_png(encode_png(pixels)), pixels)
 
 
 def test_written_items_are_read_back_in_stored_order(tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.core.errors import CasemateError
-from components.data import stream
+from components.data import encodings, stream
 from components.data.fitting import Fitting
 from components.data.prepared import ImageSplit, LazySplit, PreparedDataset, windowed_order
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
@@ -67,7 +67,7 @@ class Spy:
     def __init__(self, monkeypatch) -> None:
         self.read: list[str] = []
         self.checked = self.decoded = 0
-        read_shard, sha256, decode = stream.read_shard, hashlib.sha256, stream.decode_image
+        read_shard, sha256, decode = stream.read_shard, hashlib.sha256, encodings.decode_png
 
         def reading(folder, shard, **options):
             self.read.append(shard.file)
@@ -83,7 +83,7 @@ class Spy:
 
         monkeypatch.setattr(stream, "read_shard", reading)
         monkeypatch.setattr(stream.hashlib, "sha256", checking)
-        monkeypatch.setattr(stream, "decode_image", decoding)
+        monkeypatch.setattr(encodings, "decode_png", decoding)
 
 
 @pytest.fixture

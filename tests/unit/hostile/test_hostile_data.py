@@ -17,8 +17,8 @@ from PIL import Image, features
 
 from components.core.digests import digest_file
 from components.data.corruptions.textures import load_textures
+from components.data.encodings import encode_png
 from components.data.prepared import PreparedDataset
-from components.data.shards import encode_image
 from components.data.sources import open_source
 from components.data.sources.archives import members
 from components.data.sources.files import decode_image_bytes, decode_image_file
@@ -162,7 +162,7 @@ def png(width: int, height: int, body: bytes = b"", extra: bytes = b"") -> bytes
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n(touch x) run\n"
-SMALL = encode_image(np.zeros((4, 4, 3), np.uint8))
+SMALL = encode_png(np.zeros((4, 4, 3), np.uint8))
 HOSTILE_IMAGES = {
     "bomb": png(60_000, 60_000, bytes(10**6)),
     "huge": png(2**31 - 1, 2**31 - 1),
@@ -259,7 +259,7 @@ def test_dataset_json_that_is_none(tmp_path, content):
 
 @pytest.mark.parametrize("name", ["bomb", "truncated", "postscript", "other size"])
 def test_images_in_shards(tmp_path, name):
-    other = encode_image(np.zeros((5, 4, 3), np.uint8))
+    other = encode_png(np.zeros((5, 4, 3), np.uint8))
     images = [HOSTILE_IMAGES.get(name, other), SMALL]
     dataset = PreparedDataset.open(_prepared(_shard(tmp_path, images)))
     refusal(lambda: dataset.load("test"), "i0 is ", "prepare again")
