@@ -1,6 +1,6 @@
 """Networks compiled by torch.compile, in place; where that fails they stay as they were."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -10,25 +10,36 @@ from components.models.pixels import PixelModel
 
 
 def compile_network(model: PixelModel, *, rows: int = 2) -> str | None:
-    """Compile the network in place; the reason if that fails, and then it stays as it was.
+    """Compile the network in place, tried by a pass on grey images; the reason if that fails.
 
-    The compiler needs a C++ compiler on CPUs and triton on GPUs. A pass on grey images tries it;
-    other numbers of rows may be compiled anew.
+    Other numbers of rows may be compiled anew.
     """
     net, spec = model.net, model.spec
-    trial = torch.full((rows, spec.channels, spec.image_size, spec.image_size), 0.5)
+    grey = torch.full((rows, spec.channels, spec.image_size, spec.image_size), 0.5)
     training = net.training
+    net.eval()  # no running statistics change
     try:
-        net.compile()
-        net.eval()  # no running statistics change
-        with torch.no_grad(), _limits_are_errors():
-            model(trial.to(model.mean.device))
-    except Exception as error:
-        net._compiled_call_impl = None
-        said = " ".join(str(error).split()) or type(error).__name__
-        return f"torch.compile failed: {said[:200]}"
+        with torch.no_grad():
+            return compile_all([net], trial=lambda: model(grey.to(model.mean.device)))
     finally:
         net.train(training)
+
+
+def compile_all(nets: Sequence[nn.Module], *, trial: Callable[[], object]) -> str | None:
+    """Compile networks in place; the reason if `trial` fails, and then they stay as they were.
+
+    The compiler needs a C++ compiler on CPUs and triton on GPUs.
+    """
+    try:
+        for net in nets:
+            net.compile()
+        with _limits_are_errors():
+            trial()
+    except Exception as error:
+        for net in nets:
+            net._compiled_call_impl = None
+        said = " ".join(str(error).split()) or type(error).__name__
+        return f"torch.compile failed: {said[:200]}"
     return None
 
 

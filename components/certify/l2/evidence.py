@@ -45,6 +45,7 @@ class Drawn:
     declared: Mapping[str, Any] | None
     denoiser: Mapping[str, Any] | None
     precision: str
+    compiled: bool
 
     def settings(self) -> dict[str, Any]:
         """Settings of a worker that draws the same votes."""
@@ -65,6 +66,7 @@ def drawn_of(header: VotesHeader) -> Drawn:
         recorded.get("declared"),
         recorded.get("denoiser"),
         recorded.get("precision", "float32"),
+        recorded.get("compiled", False),
     )
 
 
@@ -126,6 +128,8 @@ def check_l2_header(header: VotesHeader) -> None:
     if drawn_of(header).precision not in PRECISIONS:
         known = f"is not one of {', '.join(PRECISIONS)}"
         raise CasemateError("precision", drawn_of(header).precision, known)
+    if not isinstance(drawn_of(header).compiled, bool):
+        raise CasemateError("compiled", drawn_of(header).compiled, "is neither true nor false")
     if (method == "sequential") != (declared is not None):
         raise CasemateError("declared", declared, "must be set iff method is sequential")
     if declared is None:

@@ -106,12 +106,14 @@ class GaussianFamily(
             denoiser=behind,
             noise="numpy" if "noise" in open_ else resolve_noise(settings.noise, request.device),
             precision="float32" if settings.precision == "auto" else settings.precision,
+            compiled=settings.compiled,
             block_size=settings.block_size,
         )
         return GaussianTask(request.dataset, request.model, votes, request.denoiser)
 
     def must_decide(self, task: GaussianTask) -> bool:
-        return bool(task.votes.undecided) or task.votes.precision != "float32"
+        votes = task.votes
+        return bool(votes.undecided) or votes.compiled or votes.precision != "float32"
 
     def decide(self, task: GaussianTask) -> dict[str, Any]:
         votes, found = task.votes, dict[str, Any]()
@@ -125,12 +127,20 @@ class GaussianFamily(
             chosen = self.decided(task, found)
             with using(chosen.votes.arithmetic):
                 found["micro_batch"] = fastest_draws(chosen)
+        if votes.compiled:
+            chosen = self.decided(task, found | {"compiled": False})
+            with using(chosen.votes.arithmetic):
+                why = GaussianVoter(chosen).compile()
+            found |= {"compiled": why is None, "why_eager": why}
         return found
 
     def notice(self, task: GaussianTask) -> str | None:
-        if task.votes.precision == "float32":
-            return None
-        return f"votes and certificates are those of the classifier in {task.votes.precision}"
+        votes, told = task.votes, []
+        if votes.precision != "float32":
+            told.append(f"votes and certificates are those of the classifier in {votes.precision}")
+        if votes.why_eager:
+            told.append(f"goes on without compiled passes: {votes.why_eager}")
+        return "; ".join(told) or None
 
     def plan(self, task: GaussianTask, settings: GaussianSettings, header: VotesHeader) -> VotePlan:
         settings = replace(settings, micro_batch=task.votes.micro_batch)  # it may have been auto

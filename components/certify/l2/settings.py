@@ -22,6 +22,7 @@ from components.certify.settings import (
 )
 from components.core.noise_streams import NoiseChoice, noise_impl
 from components.core.settings import (
+    EAGER,
     FLOAT32,
     Count,
     Later,
@@ -115,6 +116,8 @@ class GaussianSettings(CertificateSettings):
     precision: Annotated[Precision, Later()] = FLOAT32
     """Precision of the classifier that is certified. `auto`: tf32 on GPUs that have it, else
     float32. Certificates hold for the classifier in this precision and name it."""
+    compiled: Annotated[bool, Later()] = EAGER
+    """Compile networks with torch.compile; a failure is told. Recorded with the votes."""
     num_items: Count | None = None
     """Number of test items, from the first; None: all."""
     challenge: L2ChallengeSettings | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from torch import nn
 
 from components.certify.l2.noise import check_draws_alone, float32_at_least, predict_block
 from components.certify.l2.radius import Method
@@ -18,7 +19,7 @@ from components.core.micro_batch import fastest_micro_batch
 from components.core.noise_streams import NoiseKind, noise_stream
 from components.core.precision import switches_of
 from components.core.seeding import DrawSpan
-from components.core.settings import FLOAT32
+from components.core.settings import EAGER, FLOAT32
 from components.core.types import Array
 from components.core.units import Unit
 from components.data.prepared import ImageSplit
@@ -29,6 +30,7 @@ from components.denoising.loading import (
     load_denoised,
     source_digest,
 )
+from components.models.compiling import compile_all
 from components.models.networks.unet import TimedUNet
 from components.models.pixels import PixelModel
 
@@ -46,6 +48,8 @@ class GaussianVoteSettings(VoteSettings):
     denoiser: Mapping[str, Any] | None = None
     noise: NoiseKind = "numpy"  # recorded as the header's `noise_impl`
     precision: str = FLOAT32
+    compiled: bool = EAGER
+    why_eager: str | None = None  # why networks that should be compiled are not; not recorded
     block_size: int = 0  # draws of a unit, at most; not recorded, votes do not depend on it
 
     def to_dict(self) -> dict[str, object]:
@@ -58,7 +62,8 @@ class GaussianVoteSettings(VoteSettings):
         }
         optional = {"declared": self.declared, "denoiser": self.denoiser}
         values |= {name: dict(v) for name, v in optional.items() if v is not None}
-        return values | ({"precision": self.precision} if self.precision != "float32" else {})
+        values |= {"precision": self.precision} if self.precision != FLOAT32 else {}
+        return values | ({"compiled": True} if self.compiled else {})
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -130,6 +135,18 @@ class GaussianVoter:
         self.settings, self.items = task.votes, task.items()
         self.num_classes = len(task.open_data().classes)
         self.model = load_noisy_model(task)
+        if task.votes.compiled and (why := self.compile()):
+            raise RuntimeError(f"{why}; it worked where this run was planned")
+
+    def compile(self) -> str | None:
+        """Compile the networks, tried by a pass of real draws; the reason if that fails."""
+        parts = (self.model,) if isinstance(self.model, PixelModel) else (self.model.classifier,)
+        nets: list[nn.Module] = [part.net for part in parts]
+        if isinstance(self.model, DenoisedClassifier):
+            nets.append(self.model.denoiser.network)
+        block = Block(0, "probe", 0, self.settings.micro_batch)
+        item = self.items.span(0, 1)
+        return compile_all(nets, trial=lambda: self.predictions(item, block))
 
     def __call__(self, blocks: Iterable[Block]) -> pa.Table:
         rows = []

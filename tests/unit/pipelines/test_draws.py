@@ -391,3 +391,45 @@ def test_a_measured_micro_batch_is_recorded_and_kept(run, model, prepared, tmp_p
     places = {"model": model / "model", "data": prepared}
     with mock.patch.object(PreparedDataset, "on_demand", first_items):
         assert resample(out.path, count=2, **places) == []
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """Stands in for the compiler of torch, which takes half a minute: records what it is given."""
+    given, real = [], torch.nn.Module.compile
+
+    def record(graph, inputs):
+        given.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda net: real(net, backend=record))
+    torch._dynamo.reset()  # it gives up after some networks of one class
+    yield given
+    torch._dynamo.reset()
+
+
+def test_compiled_draws_are_recorded_and_repeated(run, fixed, model, prepared, compiler):
+    out = run(SECTION | {"compiled": True})
+    assert compiler
+    header = read_votes(out.path / "votes.parquet").header
+    assert header.settings["compiled"] is True
+    assert "compiled" not in read_votes(fixed.path / "votes.parquet").header.settings
+    assert estimates(out) == estimates(fixed)
+    assert verify(out.path).problems == []
+    compiler.clear()
+    torch._dynamo.reset()
+    with mock.patch.object(PreparedDataset, "on_demand", first_items):
+        assert resample(out.path, count=2, model=model / "model", data=prepared) == []
+    assert compiler  # by compiled passes again
+
+
+def test_draws_whose_compiler_fails_are_told_and_as_without_it(run, fixed, monkeypatch, capsys):
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", mock.Mock(side_effect=RuntimeError("no\ncompiler"))
+    )
+    out = run(SECTION | {"compiled": True})
+    assert "goes on without compiled passes: torch.compile failed: no compiler" in (
+        capsys.readouterr().err
+    )
+    assert "compiled" not in read_votes(out.path / "votes.parquet").header.settings
+    assert estimates(out) == estimates(fixed)
