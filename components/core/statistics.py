@@ -120,10 +120,10 @@ def paired_mean_difference(
     if n == 1:
         return {"value": value, "low": -1.0, "high": 1.0}, 1.0
     error = float(gaps.std(ddof=1)) / math.sqrt(n)
-    reach = error * float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    half_width = error * float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
     t = abs(value) / error if error else (math.inf if value else 0.0)
     p_value = max(2 * float(special.stdtr(n - 1, -t)), 2 * 0.5**n)
-    interval = {"low": max(-1.0, value - reach), "high": min(1.0, value + reach)}
+    interval = {"low": max(-1.0, value - half_width), "high": min(1.0, value + half_width)}
     return {"value": value, **interval}, min(1.0, p_value)
 
 

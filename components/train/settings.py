@@ -195,7 +195,7 @@ class TrainSettings(Settings):
     """Of the passes; auto: the fastest of bfloat16 and tf32 on GPUs, float32 on CPUs; bf16 is
     bfloat16."""
     compiled: Annotated[bool, Later()] = EAGER
-    """Compile networks with torch.compile: faster steps after a minute; a failure is told."""
+    """Compile networks with torch.compile: faster steps after a minute; a failure is reported."""
     recompute: Annotated[bool, Later()] = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, slower."""
     micro_batch: Count | None = None

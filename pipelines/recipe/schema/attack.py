@@ -60,7 +60,7 @@ class AttackSection(Section):
     """Precision in which models are attacked. `auto`: tf32 on GPUs that have it, else float32.
     Accuracies hold for the model in this precision and name it; sanity checks are in float32."""
     compiled: bool = Field(default=EAGER, exclude_if=lambda on: not on)
-    """Compile networks with torch.compile; a failure is told."""
+    """Compile networks with torch.compile; a failure is reported."""
     curves: CurvesSection | None = None
     """Accuracy over budgets and over steps, with PGD."""
     sanity: SanitySection | None = SanitySection()
