@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
+from components.core.pass_counts import CLEAN, PassCounts, ascent
 from components.core.settings import Count, Problem, Settings, default_of
 from components.core.user_code import UserEntry
 
@@ -55,9 +56,17 @@ class AttackSettings(Settings):
         """The attacks to run, in order: an ensemble has several."""
         return (self,)
 
+    def pass_counts(self, num_classes: int) -> PassCounts | None:
+        """Passes of an item that withstands the attack, the clean one included: the most.
+
+        None: not known before.
+        """
+        return None
+
     def most_evaluations(self, num_classes: int) -> int:
         """The most forward passes of an item, the clean one included; 0: not known before."""
-        return 0
+        counts = self.pass_counts(num_classes)
+        return 0 if counts is None else round(counts.forward)
 
     @classmethod
     def has_short_form(cls) -> bool:
@@ -86,8 +95,8 @@ class GradientSettings(AttackSettings):
     num_restarts: int = 1  # of attacks without this setting
     random_start: bool = True  # of attacks without this setting
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 1 + self.num_restarts * (self.num_steps + 1)
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        return CLEAN + self.num_restarts * (ascent(self.num_steps) + CLEAN)
 
     def step_size_at(self, eps: float) -> float:
         """The step size of an attack with this budget."""
@@ -96,6 +105,11 @@ class GradientSettings(AttackSettings):
 
 class UserAttackSettings(UserEntry, AttackSettings):
     """A user-defined attack, `kind: python:file.py:Name`."""
+
+    def pass_counts(self, num_classes: int) -> PassCounts | None:
+        """As the user's settings say, if they do: `pass_counts(num_classes)`."""
+        own = getattr(self.settings, "pass_counts", None)
+        return None if own is None else own(num_classes)
 
     @property
     def name(self) -> str:

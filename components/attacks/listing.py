@@ -32,7 +32,7 @@ class ListedAttack:
 
     def most_evaluations(self, num_classes: int) -> int:
         """The most forward passes of an item; 0 with scaling, which runs it many times."""
-        return 0 if self.scaling else self.settings.most_evaluations(num_classes)
+        return self.settings.most_evaluations(num_classes)
 
 
 def make_attack(settings: AttackSettings, *, norm: str, eps: float) -> Attack:

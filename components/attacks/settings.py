@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Gt, Le
 
 from components.attacks.base_settings import AttackSettings, GradientSettings
+from components.core.pass_counts import CLEAN, PassCounts, ascent
 from components.core.registry import Registry
 from components.core.settings import (
     Budget,
@@ -165,8 +166,8 @@ class ApgdSettings(AttackSettings):
     eot_iter: Count = 1
     """Number of gradients summed at each point, for randomized models."""
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 1 + self.num_restarts * (self.num_steps * self.eot_iter + 1)
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        return CLEAN + self.num_restarts * (ascent(self.num_steps * self.eot_iter) + CLEAN)
 
     @property
     def min_classes(self) -> int:
@@ -184,8 +185,9 @@ class ApgdTargetedSettings(AttackSettings):
     num_steps: Count = 100
     """Steps for each target class."""
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 1 + min(self.num_targets, num_classes - 1) * (self.num_steps + 1)
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        num_targets = min(self.num_targets, num_classes - 1)
+        return CLEAN + num_targets * (ascent(self.num_steps) + CLEAN)
 
     @property
     def min_classes(self) -> int:
@@ -209,8 +211,13 @@ class FabSettings(AttackSettings):
     beta: Share = 0.9
     """The share of a successful change that the next step starts from."""
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 1 + self.num_restarts * (2 * self.num_steps + 1)
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        return CLEAN + self.num_restarts * self.run_counts(num_classes - 1)
+
+    def run_counts(self, num_rivals: int) -> PassCounts:
+        """Passes of one start: a pass, a gradient for each rival and a look, step after step."""
+        steps = PassCounts(forward=2 * self.num_steps, to_pixels=self.num_steps * num_rivals)
+        return steps + CLEAN
 
 
 @ATTACKS.register("components.attacks.fab:FabTargeted")
@@ -222,9 +229,9 @@ class FabTargetedSettings(FabSettings):
     num_targets: Count = 9
     """Most likely wrong classes that are targeted."""
 
-    def most_evaluations(self, num_classes: int) -> int:
+    def pass_counts(self, num_classes: int) -> PassCounts:
         targets = min(self.num_targets, num_classes - 1)
-        return 1 + targets * self.num_restarts * (2 * self.num_steps + 1)
+        return CLEAN + targets * self.num_restarts * self.run_counts(1)
 
 
 @ATTACKS.register("components.attacks.square:Square")
@@ -240,8 +247,8 @@ class SquareSettings(AttackSettings):
     p_init: Annotated[float, Gt(0), Le(1)] = 0.8
     """Share of the pixels that the first squares cover."""
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 2 + self.num_queries  # the clean image and a start
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        return (2 + self.num_queries) * CLEAN  # the clean image and a start
 
 
 @ATTACKS.register("components.attacks.spatial:SpatialGrid")
@@ -262,8 +269,9 @@ class SpatialSettings(AttackSettings):
     num_angles: Count = 31
     """Rotations between the largest ones, both included."""
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 1 + self.num_shifts**2 * self.num_angles
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        without_identity = self.num_shifts % 2 and self.num_angles % 2  # the clean pass covers it
+        return (1 + self.num_shifts**2 * self.num_angles - without_identity) * CLEAN
 
     def problems(self) -> Iterator[Problem]:
         for name in ("max_shift", "max_angle"):
@@ -311,10 +319,10 @@ class AutoAttackSettings(AttackSettings):
     def name(self) -> str:
         return f"autoattack-{self.version}"
 
-    def most_evaluations(self, num_classes: int) -> int:
-        return 1 + sum(member.most_evaluations(num_classes) for member in self.members())
+    def pass_counts(self, num_classes: int) -> PassCounts:
+        return sum((member.pass_counts(num_classes) for member in self.members()), CLEAN)
 
-    def members(self) -> tuple[AttackSettings, ...]:
+    def members(self) -> tuple[Member, ...]:
         given = {"num_steps": self.num_steps, "num_queries": self.num_queries}
         changes: dict[str, Any] = {name: own for name, own in given.items() if own is not None}
         return tuple(
@@ -361,6 +369,10 @@ class ScaleAscentSettings(Settings):
     batch_size: Count = 64
     """Items that a search uses."""
 
+    def pass_counts(self) -> PassCounts:
+        """Passes of each of its items: every draw looks once, then ascends."""
+        return self.num_draws * (CLEAN + ascent(self.num_steps))
+
 
 @ATTACKS.register("components.attacks.aas:ScaledAttack")
 @settings
@@ -382,6 +394,26 @@ class AasSettings(AttackSettings):
     @property
     def name(self) -> str:
         return f"aas-{self.inner.name}"
+
+    @property
+    def num_candidates(self) -> int:
+        """Sets of factors: those of the search, and the fixed ones."""
+        return len(self.scales) + (self.search.num_draws if self.search else 0)
+
+    def pass_counts(self, num_classes: int) -> PassCounts | None:
+        """Passes of an item, without those of the search, which is made once for a model.
+
+        The inner attack on the network and on each candidate, with two looks at both outcomes, and
+        as many restarts as a control.
+        """
+        inner, count = self.inner.pass_counts(num_classes), self.num_candidates
+        crafted = inner + CLEAN
+        if self.surrogate == "gradient":  # each gradient passes forward through both networks
+            crafted = inner + inner.to_pixels * CLEAN
+        return inner + count * crafted + 2 * (count + 1) * CLEAN + (1 + count) * inner
+
+    def most_evaluations(self, num_classes: int) -> int:
+        return 0  # progress of a scaled attack counts items
 
     @property
     def min_classes(self) -> int:

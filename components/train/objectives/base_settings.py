@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from annotated_types import Ge
 
 from components.attacks.settings import FeatureDistance, ScaleAscentSettings, ScaleObjective
+from components.core.pass_counts import CLEAN, NO_PASSES, TRAINED, PassCounts, ascent
 from components.core.settings import (
     Count,
     NonNegative,
@@ -84,6 +85,24 @@ class TrainingObjectiveSettings(Settings):
     def training_problems(self, train: "TrainSettings") -> Iterator[Problem]:
         """Values of the train section that do not fit this objective."""
         return iter(())
+
+    # Costs, known before anything runs
+
+    def epoch_counts(self, epoch: int, *, num_steps: int) -> PassCounts:
+        """Passes of a training item in an epoch of so many steps, on average over the steps."""
+        return TRAINED
+
+    def search_counts(self, epoch: int, *, num_steps: int, batch_size: int) -> PassCounts:
+        """Passes before the steps of an epoch, for all items together."""
+        return NO_PASSES
+
+    def validation_counts(self) -> PassCounts:
+        """Passes of a validation item that is not attacked."""
+        return CLEAN
+
+    def craft_counts(self) -> PassCounts:
+        """Passes of an item that the training attack changes, at full epsilon."""
+        return NO_PASSES
 
 
 @settings
@@ -181,6 +200,45 @@ class AdversarialSettings(TrainingObjectiveSettings):
             shape=self.eps_shape,
         )
 
+    def epoch_counts(self, epoch: int, *, num_steps: int) -> PassCounts:
+        if self.aas and self.aas.mode == "replace" and self._searches(epoch):
+            return NO_PASSES  # the scales change instead of the weights
+        attacked = self._attacked_share(epoch, num_steps)
+        outer = self.outer_counts(attacked) + self.look_counts(num_steps)
+        repeats = 2 if self.awp and epoch >= self.awp.start_epoch else 1
+        return attacked * self.craft_counts() + repeats * outer
+
+    def outer_counts(self, attacked: float) -> PassCounts:
+        """Passes of the loss and its gradient, where this share of the steps is attacked."""
+        return TRAINED
+
+    def look_counts(self, num_steps: int) -> PassCounts:
+        """Passes that measure the training, on average over so many steps."""
+        return NO_PASSES
+
+    def craft_counts(self) -> PassCounts:
+        return ascent(self.num_steps)
+
+    def search_counts(self, epoch: int, *, num_steps: int, batch_size: int) -> PassCounts:
+        own = self.aas
+        if own is None or not self._searches(epoch):
+            return NO_PASSES
+        num_batches = min(num_steps, own.max_batches or num_steps)
+        num_items = num_batches * min(own.batch_size, batch_size)
+        return num_items * (CLEAN + ascent(own.num_steps))
+
+    def _searches(self, epoch: int) -> bool:
+        return self.aas is not None and epoch > 0 and epoch % self.aas.every == 0
+
+    def _attacked_share(self, epoch: int, num_steps: int) -> float:
+        """Share of the steps of an epoch whose epsilon is not 0: the others skip the attack."""
+        if self.eps_at(epoch) > 0:
+            return 1.0
+        if self.eps_per == "epoch":
+            return 0.0
+        clean = sum(self.eps_at(epoch + step / num_steps) == 0 for step in range(num_steps))
+        return 1 - clean / num_steps
+
     def without_warmup(self, eps: float) -> Self:
         """The same settings with another epsilon that holds from the first step on."""
         return replace(self, eps=eps, eps_warmup_epochs=0, eps_zero_epochs=0, eps_per="epoch")
@@ -208,6 +266,12 @@ class AttackedSettings(AdversarialSettings):
     clean_every: Count = 20
     """Steps between measurements of clean accuracy."""
 
+    def look_counts(self, num_steps: int) -> PassCounts:
+        if self.clean_forward == "train_stats":
+            return CLEAN
+        looks = -(-num_steps // self.clean_every) if self.clean_forward == "no_grad_eval" else 0
+        return 2 * looks / num_steps * CLEAN
+
 
 @settings
 class TwoTermSettings(AdversarialSettings):
@@ -218,3 +282,6 @@ class TwoTermSettings(AdversarialSettings):
     passes: Literal["auto", "joint", "separate"] = "auto"
     """Clean and attacked images in one forward pass or two; `auto`: two if the network has batch
     statistics."""
+
+    def outer_counts(self, attacked: float) -> PassCounts:
+        return 2 * TRAINED

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 from annotated_types import Ge, Le
 
+from components.core.pass_counts import CLEAN, TRAINED, PassCounts
 from components.core.registry import Registry
 from components.core.settings import ByKind, Count, Pixels, PositivePixels, Problem, settings
 from components.core.user_code import UserEntry
@@ -60,6 +61,12 @@ class TradesSettings(TwoTermSettings):
     """Clean loss plus divergence between clean and attacked predictions (Zhang et al. 2019)."""
 
     kind: Literal["trades"] = "trades"  # type: ignore[assignment]
+
+    def craft_counts(self) -> PassCounts:
+        return CLEAN + TwoTermSettings.craft_counts(self)  # the clean prediction comes first
+
+    def outer_counts(self, attacked: float) -> PassCounts:
+        return (1 + attacked) * TRAINED  # without an attack there is no second term
 
 
 @OBJECTIVES.register("components.train.objectives.mart:Mart")
@@ -167,6 +174,11 @@ class DenoiserTrainingSettings(TrainingObjectiveSettings):
     def is_denoiser(self) -> bool:
         return True
 
+    def validation_counts(self) -> PassCounts:
+        if self.sigmas:
+            return len(self.sigmas) * CLEAN
+        return (3 if self.range is None else 2) * CLEAN  # at most: PROBES within the schedule
+
     def certain_levels(self) -> tuple[float, float] | None:
         return certain_levels(self.schedule, self.num_timesteps)
 
@@ -200,7 +212,14 @@ class DenoisedTrainingSettings(TrainingObjectiveSettings):
 
 
 class UserObjectiveSettings(UserEntry, TrainingObjectiveSettings):
-    """A user-defined objective, `kind: python:file.py:Name`."""
+    """A user-defined objective, `kind: python:file.py:Name`.
+
+    Its settings may have `epoch_counts`; without it a step costs as much as a plain one.
+    """
+
+    def epoch_counts(self, epoch: int, *, num_steps: int) -> PassCounts:
+        own = getattr(self.settings, "epoch_counts", None)
+        return TRAINED if own is None else own(epoch, num_steps=num_steps)
 
 
 if TYPE_CHECKING:
