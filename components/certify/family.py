@@ -304,6 +304,12 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """Share of the votes that is computed in the best case."""
         return 1.0
 
+    def challenge_votes(
+        self, settings: SettingsT, model: CostedModel, *, passes_per_item: int
+    ) -> float:
+        """Votes as expensive as the attack on one item that withstands it."""
+        return 0.0
+
     def batches(self, settings: SettingsT, model: CostedModel) -> list[tuple[int, int]]:
         """(images, denoiser passes whose activations are kept) of the batches of a worker."""
         return [(settings.planned_micro_batch, min(model.denoiser_calls, 1))]

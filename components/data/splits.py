@@ -136,14 +136,15 @@ def _carve(
     for members in _by_class(native["train"]).values():
         rest = [entry for _, entry in _ranked(members, stream="data.split", seed=seed)]
         for split, fraction in fractions.items():
-            count = _rounded_share(fraction, len(members))
+            count = rounded_share(fraction, len(members))
             splits[split] += rest[:count]
             rest = rest[count:]
         splits["train"] += rest
     return splits
 
 
-def _rounded_share(fraction: float, num_items: int) -> int:
+def rounded_share(fraction: float, num_items: int) -> int:
+    """A share of items, rounded half up."""
     exact = Fraction(str(fraction)) * num_items  # 0.29 means 29/100, not its nearest double
     return int(exact + Fraction(1, 2))
 

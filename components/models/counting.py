@@ -34,7 +34,7 @@ class CountedPasses:
             else:
                 self.to_pixels += count
 
-        output.register_hook(back)
+        output.register_hook(back)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

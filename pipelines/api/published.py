@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
 
 ACCELERATOR, PRECISION = "A100", "fp16"  # of the costs
-ESTIMATED = ("certify", "evaluate", "analyze")
-UNCOUNTED = {"train": "training", "tune": "trials", "attack": "attacks"}  # stages without estimate
+WORDS = {"prepare": "data", "train": "training", "tune": "trials", "attack": "attacks"}
 Row = dict[str, Any]
 
 
@@ -26,7 +25,7 @@ def published(
     """Every table and figure of the papers: its recipes with cost and status, or why it has none.
 
     `paper` is the name of a folder of recipes. `storage` is searched for finished flows. Costs are
-    hours on one accelerator of what `estimate` knows: certificates, suites and studies.
+    hours on one accelerator, those of `estimate`.
 
     >>> from pipelines import api
     >>> rows = api.published(paper="smoothed-vit", costs=False)
@@ -171,28 +170,28 @@ def _report_print(recipe: "Recipe", storage: str | Path | None) -> str | None:
     return next((step.fingerprint for step in steps if step.step.stage == "report"), None)
 
 
-def _num_test(recipe: "Recipe") -> int | None:
-    """Test items of a source without splits of its own; None: `estimate` knows the number."""
-    from components.data.sources import find_source
-
-    splits = find_source(recipe.data.source).splits or {}
-    return round(splits["all"] * recipe.data.test_fraction) if "all" in splits else None
-
-
 def _cost(recipe: "Recipe", accelerator: str) -> Row:
-    """Hours of what is estimated, and the stages that are not."""
-    left_out = [word for stage, word in UNCOUNTED.items() if getattr(recipe, stage)]
-    cost: Row = {"accelerator": accelerator, "precision": PRECISION, "not_estimated": left_out}
-    if not any(recipe.needs_stage(stage) for stage in ESTIMATED):
-        return {**cost, "hours_low": None, "hours_high": None, "why": ""}
+    """Hours of all steps, and what cannot be estimated here with the reason."""
+    cost: Row = {"accelerator": accelerator, "precision": PRECISION, "not_estimated": []}
+    open_: Row = {**cost, "hours_low": None, "hours_high": None}
     try:
-        rows = estimate(
-            recipe, accelerators=[accelerator], dtype=PRECISION, num_items=_num_test(recipe)
-        )
+        rows = estimate(recipe, accelerators=[accelerator], dtype=PRECISION)
     except CasemateError as error:
-        key, remedy = error.key.rpartition(": ")[2], error.remedy.partition(":")[0]
-        why = f"{key} {error.value} {remedy}"
-        return {**cost, "hours_low": None, "hours_high": None, "why": why}
-    hours = [row["hours"][0] for row in rows]
+        return {**open_, "why": _reason(str(error))}
+    unknown = {row["step"].partition(".")[0]: row["unknown"] for row in rows if "unknown" in row}
+    unknown.pop("prepare", None)  # takes no accelerator
+    left_out = [WORDS.get(stage, stage) for stage in unknown]
+    hours = [row["hours"][0] for row in rows if row["hours"]]
     low, high = (sum(hour[end] for hour in hours) for end in ("low", "high"))
-    return {**cost, "hours_low": low, "hours_high": high, "why": ""}
+    if high == 0:
+        return {**open_, "why": _reason(next(iter(unknown.values()), ""))}
+    return {**cost, "hours_low": low, "hours_high": high, "not_estimated": left_out, "why": ""}
+
+
+def _reason(text: str) -> str:
+    """The key and what is wrong with it, without the file and the remedy."""
+    for part in (".yaml: ", ": "):
+        head, found, rest = text.partition(part)
+        if found and (part != ": " or "/" in head or head.endswith(".yaml")):
+            text = rest
+    return text.partition("; ")[0].replace(": ", " ", 1)

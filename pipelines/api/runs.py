@@ -236,25 +236,31 @@ def estimate(
     smoke: bool = False,
     accelerators: Sequence[str] = (),
     dtype: str = DTYPE,
-    num_workers: int = 1,
+    num_workers: int | None = None,
     num_items: int | None = None,
+    num_train: int | None = None,
+    withstand: float | None = None,
     passes_per_second: float | None = None,
+    prices: Sequence[str] = (),
+    measure: bool = False,
 ) -> list[dict[str, Any]]:
-    """Cost of a recipe's evaluation suites, studies and certificates: passes, FLOPs, hours on each
-    accelerator, memory.
+    """Cost of every step of a recipe: passes, FLOPs, memory, storage, hours on each accelerator.
+
+    `withstand` is the share of items that no attack breaks: without it hours are a range. `prices`
+    are per accelerator and hour, `2.5` or `A100=2.5`. With `measure` the steps' own passes are
+    timed on this machine, on random images and weights; then the only place is `here`.
 
     >>> from pipelines import api
-    >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][0]
-    'certify.patch'
+    >>> [row["step"] for row in api.estimate("demo", accelerators=["A100"])][1]
+    'train.main'
     """
     from components.core.problems import named
     from pipelines.recipe.check import check
-    from pipelines.recipe.costs import Hardware
+    from pipelines.recipe.costs import Hardware, Question, parse_prices, rows_of
     from pipelines.recipe.schema.recipe import Recipe
-    from pipelines.stages.analyze import cost as studies
-    from pipelines.stages.certify import cost as certificates
-    from pipelines.stages.evaluate import cost as suites
+    from pipelines.stages.registry import STAGES
 
+    _check_estimate(withstand, measure, {"accelerators": accelerators, "speed": passes_per_second})
     loaded = load_recipe(recipe, overrides=overrides, smoke=smoke)
     check(loaded)
     hardware = Hardware(
@@ -262,10 +268,26 @@ def estimate(
         dtype=dtype,
         num_workers=num_workers,
         passes_per_second=passes_per_second,
+        prices=parse_prices(prices),
     )
+    asked = Question(num_items=num_items, num_train=num_train, withstand=withstand)
     with named(loaded.source, Recipe.model_fields):
-        rows = suites.estimates_of(loaded, hardware, num_items=num_items)
-        rows += studies.estimates_of(loaded, hardware, num_items=num_items)
-        if loaded.certify or not rows:
-            rows += certificates.estimates_of(loaded, hardware, num_items=num_items)
-    return rows
+        costs = [cost for stage in STAGES.values() for cost in stage.cost().costs_of(loaded, asked)]
+        if not measure:
+            return rows_of(costs, hardware)
+        from pipelines.flow.measure import measured_in
+        from pipelines.runtime import progress
+
+        with measured_in(loaded) as lab:
+            return rows_of(costs, hardware, lab=lab, say=progress.say)
+
+
+def _check_estimate(
+    withstand: float | None, measure: bool, elsewhere: Mapping[str, object]
+) -> None:
+    if withstand is not None and not 0 <= withstand <= 1:
+        raise CasemateError("--withstand", withstand, "is not a share; write a number in [0, 1]")
+    for name, given in elsewhere.items():
+        if measure and given:
+            remedy = "cannot be combined with --measure, which times this machine"
+            raise CasemateError("--measure", name, remedy)

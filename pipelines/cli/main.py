@@ -23,6 +23,7 @@ from pipelines.cli import certify as cli_certify
 from pipelines.cli import comparing as cli_comparing
 from pipelines.cli import data as cli_data
 from pipelines.cli import doctor as cli_doctor
+from pipelines.cli import estimate as cli_estimate
 from pipelines.cli import evaluate as cli_evaluate
 from pipelines.cli import flow as cli_flow
 from pipelines.cli import gate as cli_gate
@@ -62,7 +63,7 @@ My cluster       casemate run demo                the whole chain, in minutes, o
                  casemate doctor --address A      is the cluster ready?
                  casemate submit my-recipe.yaml --address URL --storage s3://bucket/runs
 A paper's table  casemate recipes --table         every table and figure, with its recipes
-                 casemate estimate RECIPE         hours and memory before it starts
+                 casemate estimate RECIPE         hours, memory and money before it starts
                  casemate run RECIPE --smoke      its whole chain, shrunk to seconds
 
 casemate --help lists all commands.
@@ -338,7 +339,16 @@ def _percent(share: Mapping[str, Any]) -> str:
 
 
 for group in (
-    *(cli_signing, cli_comparing, cli_leaderboard, cli_cards, cli_gate, cli_certify, cli_doctor),
+    *(
+        cli_signing,
+        cli_comparing,
+        cli_leaderboard,
+        cli_cards,
+        cli_gate,
+        cli_certify,
+        cli_estimate,
+        cli_doctor,
+    ),
     *(
         cli_jobs,
         cli_manifest,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Required, TypedDict, c
 from components.core.folders import Folder
 
 if TYPE_CHECKING:  # the command line lists stages and must not import pydantic
+    from pipelines.recipe.costs import Question, StepCost
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.runtime.artifacts import StageDir
 
@@ -82,6 +83,13 @@ class StageSteps(Protocol):
         """The most important metrics of its finished steps by part, named as in their runs."""
 
 
+class StageCost(Protocol):
+    """`cost.py` of a stage."""
+
+    def costs_of(self, recipe: "Recipe", asked: "Question") -> "list[StepCost]":
+        """What each of its steps costs; neither data nor weights are read."""
+
+
 class StageRun(Protocol):
     """`stage.py` of a stage."""
 
@@ -107,6 +115,9 @@ class Stage:
 
     def steps(self) -> StageSteps:
         return cast(StageSteps, self._module("steps"))
+
+    def cost(self) -> StageCost:
+        return cast(StageCost, self._module("cost"))
 
     def load(self) -> StageRun:
         return cast(StageRun, self._module("stage"))

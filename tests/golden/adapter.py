@@ -11,10 +11,10 @@ from components.certify.verify import recertify, verify
 from components.certify.votes import read_votes, write_votes
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
-from pipelines.recipe.costs import Hardware
+from pipelines.recipe.costs import Hardware, Question, rows_of
 from pipelines.recipe.load import available, load
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.stages.certify.cost import estimates_of
+from pipelines.stages.certify.cost import costs_of
 
 Refusal = CasemateError  # of what a user can mend
 
@@ -56,7 +56,7 @@ def folder_names(recipe: Recipe, storage: Path) -> list[str]:
 def estimates(recipe: Recipe) -> list[dict[str, Any]]:
     """What the certificates of a recipe cost on 100 items, on every known accelerator."""
     hardware = Hardware(accelerators=[], dtype="fp32", num_workers=2)
-    return estimates_of(recipe, hardware, num_items=100)
+    return rows_of(costs_of(recipe, Question(num_items=100)), hardware)
 
 
 def derive(folder: Path, claim: dict[str, Any]) -> dict[str, Any]:

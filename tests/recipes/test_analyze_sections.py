@@ -13,10 +13,10 @@ from components.models.known import known_network
 from pipelines.flow.plan import plan
 from pipelines.recipe.analysis import certainly_works, check_network
 from pipelines.recipe.check import check
-from pipelines.recipe.costs import Hardware
+from pipelines.recipe.costs import Hardware, Question, rows_of
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import load, shrink
-from pipelines.stages.analyze.cost import estimates_of
+from pipelines.stages.analyze.cost import costs_of
 from tests.recipes.sections import recipe_with, refused_with
 from tests.unit.published import SIDE, write_imagenet_model
 
@@ -206,7 +206,9 @@ def test_costs_count_variants_and_gradients():
     deep = {"architecture": "vit_tiny_patch16_224", "options": {}}
     data = {"source": "made", "options": {"classes": 10, "image_size": 64}, "image_size": 64}
     hardware = Hardware(accelerators=(), dtype="fp32", num_workers=1)
-    found = estimates_of(recipe(STUDIES, model=deep, data=data), hardware, num_items=20)
+    found = rows_of(
+        costs_of(recipe(STUDIES, model=deep, data=data), Question(num_items=20)), hardware
+    )
     rows = {row["step"].removeprefix("analyze."): row for row in found}
     assert rows["correlation"]["passes"] == 20
     assert rows["lesions"]["passes"] == 673 * 20

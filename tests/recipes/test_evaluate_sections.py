@@ -14,11 +14,11 @@ from components.data.shards import FORMAT
 from pipelines.flow.plan import plan
 from pipelines.recipe import evaluation
 from pipelines.recipe.check import check
-from pipelines.recipe.costs import Hardware
+from pipelines.recipe.costs import Hardware, Question, rows_of
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.lint import ABSENT, warnings_of
 from pipelines.recipe.load import load, loads, shrink
-from pipelines.stages.evaluate.cost import estimates_of
+from pipelines.stages.evaluate.cost import costs_of
 from tests.recipes.sections import recipe_with, refused_with
 from tests.refusals import refusal_of
 from tests.unit.published import (
@@ -264,12 +264,13 @@ def test_what_is_added_is_a_section_with_defaults():
     assert planned_parts(None, train=None) == {}
     hardware = Hardware(accelerators=[], dtype="fp32", num_workers=1)
     loaded = recipe({"models": ["third"], "subset": {"num_items": 20}}, train=THREE)
-    rows = estimates_of(loaded, hardware, num_items=None)
+    rows = rows_of(costs_of(loaded, Question()), hardware)
     counted = {row["step"]: (row["num_models"], row["passes"]) for row in rows}
     assert counted == {"evaluate.clean": (1, 20), "evaluate.remaining": (2, 40)}
     added = recipe(None, train=THREE)
-    assert estimates_of(added, hardware, num_items=None) == []  # the data are not read
-    (row,) = estimates_of(added, hardware, num_items=30)
+    (row,) = rows_of(costs_of(added, Question()), hardware)
+    assert row["passes"] == 3 * 1000  # a fifth of the published items
+    (row,) = rows_of(costs_of(added, Question(num_items=30)), hardware)
     assert (row["step"], row["passes"]) == ("evaluate.clean", 90)
 
 
@@ -337,7 +338,7 @@ def test_the_cost_of_each_suite_is_that_of_the_paper():
     two = {"variants": {"other": {"objective": {"kind": "standard"}}}}
     loaded = recipe({**SUITES, "subset": {"num_items": 20}}, data=data, train=two)
     hardware = Hardware(accelerators=["A100"], dtype="fp32", num_workers=1)
-    rows = {row["step"]: row for row in estimates_of(loaded, hardware, num_items=None)}
+    rows = {row["step"]: row for row in rows_of(costs_of(loaded, Question()), hardware)}
     assert rows["evaluate.clean"]["passes"] == 20 * 2
     assert rows["evaluate.corruptions"]["passes"] == 95 * 20 * 2
     assert rows["evaluate.corruptions"]["cpu_seconds"] == pytest.approx(0.12 * 20)
@@ -347,4 +348,4 @@ def test_the_cost_of_each_suite_is_that_of_the_paper():
     assert (spatial["least_passes"], spatial["passes"]) == (20 * 2, 2511 * 20 * 2)
     assert spatial["hours"][0]["low"] < spatial["hours"][0]["high"]
     clean, transfer = rows["evaluate.clean"]["flops"], rows["evaluate.transfer"]["flops"]
-    assert transfer / clean == pytest.approx((2 * 2 + 1) + 3 * 9)
+    assert transfer / clean == pytest.approx((2 * 2 + 1) + 2 * 9)

@@ -6,10 +6,10 @@ import pytest
 
 from components.core.errors import CasemateError
 from pipelines.flow.plan import plan
-from pipelines.recipe.costs import Hardware
+from pipelines.recipe.costs import Hardware, Question, rows_of
 from pipelines.recipe.lint import warnings_of
 from pipelines.recipe.load import loads, parse, with_values
-from pipelines.stages.certify.cost import estimates_of
+from pipelines.stages.certify.cost import costs_of
 from tests.refusals import refusal_of
 
 RECIPE = """
@@ -109,7 +109,7 @@ def test_other_widths_are_meant_and_strides_are_warned_of_by_name():
 
 def test_only_entries_that_vote_are_priced():
     hardware = Hardware(accelerators=["A100"], dtype="fp32", num_workers=1)
-    rows = estimates_of(swept(), hardware, num_items=10)
+    rows = rows_of(costs_of(swept(), Question(num_items=10)), hardware)
     assert [(row["step"], row["passes"]) for row in rows] == [
         ("certify.p-b2-s1", 80),
         ("certify.p-b3-s1", 80),

@@ -28,7 +28,9 @@ from components.attacks.sanity.outcomes import (
     never_rises,
     reaches_floor,
 )
+from components.attacks.settings import PgdSettings, SquareSettings
 from components.attacks.square import Square
+from components.core.pass_counts import CLEAN, NO_PASSES, PassCounts
 from components.core.types import Images, LogitsFn
 from components.models.attention.gaps import GapHistogram
 from components.models.logits import check_logits
@@ -99,10 +101,33 @@ def audit(
     return Audit(state + outcome, gaps, by_steps, by_eps, robust)
 
 
+def audit_counts(
+    *, norm: Norm, eps: float, num_pixels: int, num_items: int, surrogate: bool
+) -> PassCounts:
+    """Passes of an item that withstands every attack of the suite, transfer of it included."""
+    clean = 1 + 1 + 5 + 2  # logits, attention, five equal passes, alone and in the batch
+    longest = _pgd_counts(STEPS[-1])
+    budgets = [b for b in budgets_of(num_pixels, norm=norm, eps=eps) if b != eps]
+    attacks = 2 * longest + CLEAN  # the white box: cross-entropy, then margin
+    attacks += sum((_pgd_counts(n) for n in STEPS[:-1]), NO_PASSES) + len(budgets) * longest
+    attacks += SquareSettings(num_queries=NUM_QUERIES).pass_counts(2)
+    noise = NUM_NOISES + 1 / num_items  # and the grey image
+    transfer = longest + CLEAN if surrogate else NO_PASSES
+    return (clean + noise) * CLEAN + attacks + transfer
+
+
+def _pgd_counts(num_steps: int) -> PassCounts:
+    return PgdSettings(num_steps=num_steps).pass_counts(2)
+
+
 def growing_budgets(x: Images, *, norm: Norm, eps: float) -> tuple[float, ...]:
     """eps / 2, eps, 2 eps, and one that reaches plain grey from every image."""
-    pixels = x[0].numel()
-    to_grey = GREY if norm == "linf" else GREY * pixels**0.5
+    return budgets_of(x[0].numel(), norm=norm, eps=eps)
+
+
+def budgets_of(num_pixels: int, *, norm: Norm, eps: float) -> tuple[float, ...]:
+    """The same for images of so many values."""
+    to_grey = GREY if norm == "linf" else GREY * num_pixels**0.5
     return (*(b for b in (eps / 2, eps, 2 * eps) if b < to_grey), to_grey)
 
 

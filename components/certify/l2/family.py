@@ -54,6 +54,7 @@ from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.core.arithmetic import using
 from components.core.errors import CasemateError
 from components.core.noise_streams import noise_impl, resolve_noise
+from components.core.pass_counts import ascent
 from components.core.precision import check_precision, resolve_precision
 from components.core.settings import plain
 from components.core.threats import UNIT, L2Threat
@@ -265,6 +266,14 @@ class GaussianFamily(
             denoiser_flops=2.0 * model.denoiser.flops,
             denoiser_calls=model.denoiser_calls,
         )
+
+    def challenge_votes(
+        self, settings: GaussianSettings, model: CostedModel, *, passes_per_item: int
+    ) -> float:
+        own = settings.challenge
+        if own is None:
+            return 0.0
+        return own.num_steps * ascent(own.num_draws).cost + own.num_predict
 
     def least_share(self, settings: GaussianSettings, *, passes_per_item: int) -> float:
         """The share of the draws up to the first look."""

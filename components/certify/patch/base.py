@@ -32,6 +32,7 @@ from components.certify.patch.voters import PatchVoteFields, PatchVoteSettings
 from components.certify.tasks import spec_of
 from components.certify.vote_rows import Votes
 from components.core.errors import CasemateError
+from components.core.pass_counts import CLEAN, ascent
 from components.core.threats import PatchThreat, describe
 from components.core.types import Array
 from components.core.units import Unit
@@ -78,6 +79,20 @@ class PatchFamily(CertificateFamily[PatchT, PatchVotesT, PatchClaimT, PatchChall
             return whole_passes(model, num_votes, num_items=num_items)
         lengths = self.kept_tokens(settings, model, token=patch_size_of(model.net))
         return work_of_lengths(model, lengths, num_items=num_items)
+
+    def challenge_votes(
+        self, settings: PatchT, model: CostedModel, *, passes_per_item: int
+    ) -> float:
+        """Two plain squares, then an ascent at each position, on the votes that see the patch."""
+        own = settings.challenge
+        if own is None:
+            return 0.0
+        looks = own.num_positions * (2 * CLEAN + ascent(own.num_steps) + CLEAN)
+        return passes_per_item * (self.touched_share(settings, model) * looks.cost + 1)
+
+    def touched_share(self, settings: PatchT, model: CostedModel) -> float:
+        """Share of the votes that see a pixel of the challenge's patch."""
+        return 1.0
 
     def threat(self, header: VotesHeader, claim: PatchClaimT) -> PatchThreat:
         return PatchThreat(patch_sizes=claim.patch_sizes)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from components.certify.cost import CostedModel
 from components.certify.family import Summary, VotePlan, VoteRequest, recorded_vote_fields
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.patch.base import TIMES, PatchFamily, patch_vote_fields, square_words
@@ -170,6 +171,12 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
     derive = staticmethod(derive_ablations)
     audit = staticmethod(audit_ablations)
     kept_tokens = staticmethod(ablation_lengths)
+
+    def touched_share(self, settings: AblationSettings, model: CostedModel) -> float:
+        assert settings.challenge is not None
+        band = settings.band or (model.trained_ablation or ("", model.side))[1]
+        share = min((settings.challenge.patch_size + band - 1) / model.side, 1.0)
+        return share**2 if settings.kind == "blocks" else share
 
     challenger = staticmethod(AblationChallenger)
 

@@ -11,31 +11,26 @@ from components.analyze.blocks import Blocks, find_blocks
 from components.analyze.lesions import lesions_of
 from components.analyze.prefixes import Variant, num_shared, shared_order
 from components.analyze.restricted import restrictions_of
-from pipelines.recipe.costs import CostedNetwork, Hardware, Row
+from pipelines.recipe.costs import CostedNetwork, Question, StepCost
+from pipelines.recipe.model_costs import folder_costs, model_cost, num_test_items
 from pipelines.recipe.schema.analyze import AnalyzeSection
 from pipelines.recipe.schema.recipe import Recipe
-from pipelines.stages.evaluate.cost import (
-    SuiteWork,
-    estimate_row,
-    folder_costs,
-    model_cost,
-    num_test_items,
-)
+from pipelines.stages.evaluate.cost import SuiteWork, step_cost
 
 
-def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
-    """One row per study: items, passes, FLOPs, hours at each place, memory."""
+def costs_of(recipe: Recipe, asked: Question) -> list[StepCost]:
+    """One step per study: items, passes, FLOPs, memory."""
     section = recipe.analyze
     if section is None:
         return []
     models = [model_cost(recipe, name) for name in recipe.analyzed_models()]
     models += folder_costs("analyze.other_models", section.other_models)
-    rows = []
+    found = []
     for study in section.studies():
-        works = [_work(recipe, section, study, model, given=num_items) for model in models]
+        works = [_work(recipe, section, study, model, asked) for model in models]
         step, size = f"analyze.{study}", section.micro_batch
-        rows.append(estimate_row(step, _mean(works), models, hardware, micro_batch=size))
-    return rows
+        found.append(step_cost(step, _mean(works), models, asked, micro_batch=size, recipe=recipe))
+    return found
 
 
 def _mean(works: Sequence[SuiteWork]) -> SuiteWork:
@@ -50,14 +45,14 @@ def _mean(works: Sequence[SuiteWork]) -> SuiteWork:
 
 
 def _work(
-    recipe: Recipe, section: AnalyzeSection, study: str, model: CostedNetwork, *, given: int | None
+    recipe: Recipe, section: AnalyzeSection, study: str, model: CostedNetwork, asked: Question
 ) -> SuiteWork:
     """The work of one study for one model."""
     if section.accumulation and study == "accumulation":
         images = section.accumulation.num_images
         return SuiteWork(images, 2 * images, gradients=images * section.accumulation.num_steps)
     subset = getattr(section, study).subset
-    count = num_test_items(recipe, subset, given, key=f"analyze.{study}")
+    count = num_test_items(recipe, subset, asked, key=f"analyze.{study}")
     if section.gaps and study == "gaps":
         passes = 2 if section.gaps.search is None else 4  # clean and attacked, before and after
         return SuiteWork(count, passes * count, gradients=count * section.gaps.num_steps)

@@ -1,72 +1,89 @@
 """Cost estimates of a recipe's certificates, from shapes alone: no data or weights are read."""
 
-import torch
-from torch import Tensor, nn
-
 from components.certify.cost import NO_DENOISER, CostedModel
-from components.certify.estimate import Estimate, device_bytes, estimate
+from components.certify.estimate import VOTE_BYTES, device_bytes
 from components.certify.family import AnyFamily
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.core.errors import CasemateError
 from components.models.costs import Costs, costs_of_shapes
 from pipelines.recipe import denoisers
-from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
+from pipelines.recipe.costs import (
+    NUM_CLASSES,
+    AtOneLevel,
+    CostedNetwork,
+    Question,
+    StepCost,
+    Work,
+    image_side,
+    known_splits,
+)
 from pipelines.recipe.facts import known_channels, source_info
 from pipelines.recipe.schema.recipe import Recipe
 
+CLAIM_BYTES = 100  # of an item in the certificates
+FILES = 3  # votes.parquet, certificates.parquet, certificate.json
 
-def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
-    """One row per certificate that votes: passes, FLOPs, hours at each place, memory.
+
+def costs_of(recipe: Recipe, asked: Question) -> list[StepCost]:
+    """One step per certificate that votes, with the attack that challenges it.
 
     Entries of a sweep that take their part of finer votes cost nothing and have no row.
     """
-    if not recipe.certify:
-        raise CasemateError(
-            "certify", recipe.name, "has neither certificates nor suites: nothing to estimate"
+    return [
+        _step(recipe, name, entry.section, asked)
+        for name, entry in recipe.certificates().items()
+        if not entry.finer
+    ]
+
+
+def _step(recipe: Recipe, name: str, settings: CertificateSettings, asked: Question) -> StepCost:
+    key = f"certify.{name}"
+    family, model = family_of(settings.kind), _model(recipe, settings, key=key)
+    count = _num_items(recipe, settings, asked.num_items, key=key)
+    work = family.work(settings, model, num_items=count)
+    least = family.least_share(settings, passes_per_item=work.passes_per_item)
+    flops, votes_bytes = work.flops_per_item / work.passes_per_item, VOTE_BYTES * work.passes
+    votes = Work(
+        what="votes",
+        most=work.passes,
+        least=least * work.passes,
+        flops=flops,
+        net=model.net,
+        probe=lambda lab: lab.votes(recipe, name),
+    )
+    works = [votes]
+    if settings.challenge:
+        attacked = min(settings.challenge.num_items, count)
+        most = attacked * family.challenge_votes(
+            settings, model, passes_per_item=work.passes_per_item
         )
-    rows = []
-    for name, entry in recipe.certificates().items():
-        if entry.finer:
-            continue
-        settings, key = entry.section, f"certify.{name}"
-        family, model = family_of(settings.kind), _model(recipe, settings, key=key)
-        count = _num_items(recipe, settings, num_items, key=key)
-        work = family.work(settings, model, num_items=count)
-        least = family.least_share(settings, passes_per_item=work.passes_per_item)
-        flops = work.flops_per_item / work.passes_per_item
-        rates = hardware.rates([model.net], flops_per_pass=flops)
-        found = {
-            where: estimate(work, rate, num_workers=hardware.num_workers, least_share=least)
-            for where, rate in rates.items()
-        }
-        memory = _memory(family, settings, model, hardware.dtype)
-        row = {"step": key, "num_items": count, "passes": work.passes, "each": family.vote_unit}
-        rows.append(row | _figures(found, memory=memory, num_workers=hardware.num_workers))
-    return rows
-
-
-def _figures(found: dict[str, Estimate], *, memory: int, num_workers: int) -> Row:
-    any_place = next(iter(found.values()))
-    return {
-        "flops": any_place.flops,
-        "votes_bytes": any_place.votes_bytes,
-        "device_bytes": memory,
-        "num_workers": num_workers,
-        "hours": [hours_at(where, cost, memory=memory) for where, cost in found.items()],
-    }
-
-
-class _AtOneLevel(nn.Module):
-    """A denoising network as a function of images alone."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, images: Tensor) -> Tensor:
-        result: Tensor = self.net(images, torch.zeros(len(images), device=images.device))
-        return result
+        low, high = asked.between(0.0, most)
+        works.append(
+            Work(
+                what="challenge",
+                most=high,
+                least=low,
+                flops=flops,
+                net=model.net,
+                probe=lambda lab: lab.votes(recipe, name),
+            )
+        )
+    assumed = []
+    if least < 1:
+        assumed.append(f"items stop early: from {least:.2g} to all of the votes")
+    if settings.challenge:
+        assumed.append("from none to all challenged items withstand their attack")
+    return StepCost(
+        step=key,
+        num_items=count,
+        works=works,
+        memory=_memory(family, settings, model, "fp32"),
+        storage=votes_bytes + CLAIM_BYTES * count,
+        objects=FILES + bool(settings.challenge),
+        assumed=assumed,
+        own={"passes": work.passes, "each": family.vote_unit, "votes_bytes": votes_bytes},
+    )
 
 
 def _model(recipe: Recipe, settings: CertificateSettings, *, key: str) -> CostedModel:
@@ -117,7 +134,7 @@ def _denoiser(
             "place (no weights are needed), or estimate where the folder is"
         )
         raise CasemateError(f"{key}.denoiser", source, remedy)
-    net = _AtOneLevel(found.network(image_size=side, channels=channels))
+    net = AtOneLevel(found.network(image_size=side, channels=channels))
     costs = costs_of_shapes(net, image_size=side, channels=channels)
     sampler, sigma = settings.denoising_sampler, settings.noise_sigma
     assert sampler is not None  # sections with a denoiser have a sampler and noise
@@ -148,8 +165,8 @@ def _memory(
 def _num_items(
     recipe: Recipe, settings: CertificateSettings, given: int | None, *, key: str
 ) -> int:
-    published = source_info(recipe.data).splits or {}
-    known = [n for n in (settings.num_items, given, recipe.data.limits.get("test")) if n]
-    if not known and not published.get("test"):
+    known = known_splits(recipe, Question(num_items=given))["test"]
+    found = [n for n in (settings.num_items, given, known) if n]
+    if not found:
         raise CasemateError(f"{key}.num_items", "", "is not known without the data; give --items N")
-    return min(known) if known else int(published["test"])
+    return min(found)

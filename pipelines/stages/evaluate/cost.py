@@ -1,31 +1,39 @@
 """Cost estimates of the suites of a recipe: forward passes, FLOPs, hours; no weights are read.
 
-Passes count once per image and model. A step of an attack is a pass with a gradient, three times
-the FLOPs of one without. Corruptions also cost CPU time, once for all models.
+Passes count once per image and model; a step of an attack is a pass with the gradient of its
+pixels, which costs two. Passes have `micro_batch` rows, and the last one of a unit is padded.
+Corruptions also cost CPU time, once for all models.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from components.attacks.spatial import grid_poses
-from components.certify.estimate import Rate, Work, device_bytes, estimate
 from components.core.errors import CasemateError
+from components.core.pass_counts import ascent
 from components.data.sources import find_source
-from components.evaluate.settings import PREPARED, SubsetSettings, TransferSuiteSettings
+from components.evaluate.settings import PREPARED, TransferSuiteSettings
 from components.evaluate.shape_bias import PUBLISHED_COUNTS
-from components.models.spec import ABSENT_KEYS
-from pipelines.recipe.costs import NUM_CLASSES, CostedNetwork, Hardware, Row, hours_at, image_side
-from pipelines.recipe.facts import given_spec, known_channels, known_side, source_info, spec_of
+from pipelines.recipe.costs import CostedNetwork, Lab, Question, Row, Speed, StepCost, Work
+from pipelines.recipe.facts import known_side
+from pipelines.recipe.model_costs import (
+    folder_costs,
+    known_test_items,
+    model_cost,
+    num_test_items,
+    pass_memory,
+)
 from pipelines.recipe.schema.evaluate import CLEAN, EvaluateSection, suite_of
 from pipelines.recipe.schema.recipe import Recipe
 
-MACS = 2  # FLOPs of a multiply-accumulate
-GRADIENT = 3  # cost of a pass with its gradient, in passes
+GRADIENT = ascent(1).cost  # of a pass with its gradient, in passes
+ITEMS_PER_UNIT = 100  # as in `evaluation.py`, which needs workers
 NUM_VARIANTS = 95
 CORRUPTION_SECONDS = 0.12  # CPU time of all 95 variants of an image of 224 pixels: make bench
 SIDE = 224
+FILES = 3  # predictions.parquet, metrics.parquet, summary.json
+ROW_BYTES = 60  # of an item and a model in the results
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,75 +45,107 @@ class SuiteWork:
     gradients: int = 0  # passes with a gradient
     least_share: float = 1.0  # of the passes, if items stop early
     cpu_seconds: float = 0.0  # for all models together
+    num_variants: int = 0  # of corruptions that are made here
 
 
-def estimates_of(recipe: Recipe, hardware: Hardware, *, num_items: int | None) -> list[Row]:
-    """One row per step: items, passes, FLOPs, CPU seconds, hours at each place, memory.
+def costs_of(recipe: Recipe, asked: Question) -> list[StepCost]:
+    """One step per suite: items, passes, FLOPs, CPU seconds, memory.
 
     What nobody wrote into the recipe is left out while the number of test items is unknown.
     """
     section = recipe.evaluation()
     if section is None or (
-        recipe.evaluate is None and known_test_items(recipe, section.subset, num_items) is None
+        recipe.evaluate is None and known_test_items(recipe, section.subset, asked) is None
     ):
         return []
-    works = dict(_works(recipe, section, given=num_items))
-    rows = []
+    works = dict(_works(recipe, section, asked))
+    found = []
     for part, names in recipe.evaluation_parts().items():
         suite = suite_of(part)
         models = [model_cost(recipe, name) for name in names]
         models += _other_models(section.transfer) if suite == "transfer" else []
         step, size = f"evaluate.{part}", section.micro_batch
-        rows.append(estimate_row(step, works[suite], models, hardware, micro_batch=size))
-    return rows
+        found.append(step_cost(step, works[suite], models, asked, micro_batch=size, recipe=recipe))
+    return found
 
 
-def estimate_row(
+def step_cost(
     step: str,
     work: SuiteWork,
     models: Sequence[CostedNetwork],
-    hardware: Hardware,
+    asked: Question,
     *,
     micro_batch: int,
-) -> Row:
-    """The row of one step: `work` of each of these models."""
-    flops = sum(
-        MACS * model.costs.flops * (work.passes + GRADIENT * work.gradients) for model in models
-    )
-    passes = work.passes * len(models)
-    mean = MACS * sum(model.costs.flops for model in models) / len(models)
-    rates = hardware.rates([model.net for model in models], flops_per_pass=mean)
-    memory = max(_memory(model, micro_batch, hardware.dtype) for model in models)
-    num_workers = hardware.num_workers
-    return {
-        "step": step,
-        "num_items": work.num_items,
-        "num_models": len(models),
+    recipe: Recipe,
+) -> StepCost:
+    """The cost of one step: `work` of each of these models."""
+    padding = padded_share(work.num_items, micro_batch)
+    works = [
+        _work(step, work, model, recipe, asked, padding, number)
+        for number, model in enumerate(models)
+    ]
+    passes, count = work.passes * len(models), len(models)
+    own: Row = {
+        "num_models": count,
         "passes": passes,
         "least_passes": round(passes * work.least_share),
-        "gradients": work.gradients * len(models),
-        "flops": flops,
+        "gradients": work.gradients * count,
         "cpu_seconds": work.cpu_seconds,
-        "device_bytes": memory,
-        "num_workers": num_workers,
-        "hours": [
-            _hours(where, rate, flops, work, num_workers, memory) for where, rate in rates.items()
-        ],
     }
+    return StepCost(
+        step=step,
+        num_items=work.num_items,
+        works=works,
+        memory=max(pass_memory(model, micro_batch, "fp32") for model in models),
+        storage=ROW_BYTES * passes,
+        objects=FILES,
+        assumed=["from no to all items end early"] if work.least_share < 1 else [],
+        own=own,
+    )
 
 
-def _hours(
-    where: str, rate: Rate, flops: float, work: SuiteWork, num_workers: int, memory: int
-) -> Row:
-    found = estimate(Work(1, 1, flops), rate, num_workers=num_workers, least_share=work.least_share)
-    return hours_at(where, found, memory=memory, further=work.cpu_seconds / num_workers / 3600)
+def _work(
+    step: str,
+    work: SuiteWork,
+    model: CostedNetwork,
+    recipe: Recipe,
+    asked: Question,
+    padding: float,
+    number: int,
+) -> Work:
+    most = padding * (work.passes + GRADIENT * work.gradients)
+    low, high = asked.between(work.least_share * most, most)
+    first = number == 0  # images are corrupted once for all models
+    return Work(
+        what=f"model {number + 1}",
+        most=high,
+        least=low,
+        flops=model.flops,
+        net=model.net,
+        probe=_probe(recipe, step, number),
+        cpu_seconds=work.cpu_seconds if first else 0.0,
+        cpu_probe=lambda lab: lab.corrupting(recipe, work.num_items),
+    )
+
+
+def _probe(recipe: Recipe, step: str, number: int) -> Callable[[Lab], Speed]:
+    return lambda lab: lab.passes(recipe, step, number)
+
+
+def padded_share(num_items: int, micro_batch: int) -> float:
+    """Rows that are computed for each item: the last pass of a unit is filled up."""
+    if not num_items:
+        return 1.0
+    num_units = -(-num_items // ITEMS_PER_UNIT)
+    size = num_items / num_units
+    return -(-size // micro_batch) * micro_batch / size
 
 
 def _works(
-    recipe: Recipe, section: EvaluateSection, *, given: int | None
+    recipe: Recipe, section: EvaluateSection, asked: Question
 ) -> Iterator[tuple[str, SuiteWork]]:
     """The work of every suite, for one model."""
-    count = num_test_items(recipe, section.subset, given, key="evaluate")
+    count = num_test_items(recipe, section.subset, asked, key="evaluate")
     side = known_side(recipe.data) or SIDE
     for suite in section.suites():
         if suite == CLEAN:
@@ -115,7 +155,15 @@ def _works(
             share = num_variants / NUM_VARIANTS * (side / SIDE) ** 2
             made = section.corruptions.source == "generate"
             seconds = CORRUPTION_SECONDS * count * share if made else 0.0
-            yield suite, SuiteWork(count, num_variants * count, cpu_seconds=seconds)
+            yield (
+                suite,
+                SuiteWork(
+                    count,
+                    num_variants * count,
+                    cpu_seconds=seconds,
+                    num_variants=num_variants if made else 0,
+                ),
+            )
         elif suite == "shifts":
             shifted = sum(_shifted_items(name, section) for name in section.shifts)
             yield suite, SuiteWork(shifted, shifted + count)
@@ -139,25 +187,6 @@ def _transfer(recipe: Recipe, how: TransferSuiteSettings, count: int) -> SuiteWo
     return SuiteWork(num_items, passes, gradients=num_items * steps)
 
 
-def num_test_items(recipe: Recipe, subset: SubsetSettings, given: int | None, *, key: str) -> int:
-    """Items of a subset; an error if the data must be read to know."""
-    known = known_test_items(recipe, subset, given)
-    if known is None:
-        raise CasemateError(
-            f"{key}.subset.num_items", "", "is not known without the data; give --items N"
-        )
-    return known
-
-
-def known_test_items(recipe: Recipe, subset: SubsetSettings, given: int | None) -> int | None:
-    """Items of a subset, as far as it is known without the data."""
-    chosen = len(subset.item_ids) if subset.item_ids else subset.num_items
-    published = (source_info(recipe.data).splits or {}).get("test")
-    return min(
-        (n for n in (chosen, given, recipe.data.limits.get("test"), published) if n), default=None
-    )
-
-
 def _shifted_items(name: str, section: EvaluateSection) -> int:
     """Items of a shifted dataset: as limited, as prepared, or as published."""
     shift = section.shifts[name]
@@ -177,55 +206,5 @@ def _shifted_items(name: str, section: EvaluateSection) -> int:
     return found
 
 
-def model_cost(recipe: Recipe, name: str) -> CostedNetwork:
-    """A model of the recipe: from its section, or from the folder of a given one."""
-    if recipe.given_model():
-        spec = given_spec(recipe)
-        if spec is None:
-            remedy = "is not on this machine: what it costs is unknown; estimate where it is"
-            raise CasemateError("model.pretrained", recipe.model.pretrained, remedy)
-        return _of_spec(spec)
-    section, side = recipe.model_of(name), image_side(recipe)
-    return CostedNetwork.of(
-        section.architecture,
-        side=section.upsample or side,
-        channels=known_channels(recipe.data) or 3,
-        num_classes=source_info(recipe.data).num_classes or NUM_CLASSES,
-        options=section.options,
-    )
-
-
 def _other_models(how: TransferSuiteSettings | None) -> list[CostedNetwork]:
     return folder_costs("evaluate.transfer.models", how.models if how else {})
-
-
-def folder_costs(key: str, folders: Mapping[str, str]) -> list[CostedNetwork]:
-    """The models of these folders; `key` is the one that names them in a recipe."""
-    found = []
-    for name, folder in folders.items():
-        spec = spec_of(Path(folder).expanduser())
-        if spec is None:
-            remedy = "is not on this machine: what it costs is unknown; estimate where it is"
-            raise CasemateError(f"{key}.{name}", folder, remedy)
-        found.append(_of_spec(spec))
-    return found
-
-
-def _of_spec(spec: Mapping[str, Any]) -> CostedNetwork:
-    values = {**ABSENT_KEYS, **spec}
-    return CostedNetwork.of(
-        values["architecture"],
-        side=values.get("upsample") or values["image_size"],
-        channels=values["channels"],
-        num_classes=values["num_classes"],
-        options=values.get("options") or {},
-    )
-
-
-def _memory(model: CostedNetwork, micro_batch: int, dtype: str) -> int:
-    return device_bytes(
-        params=model.costs.params,
-        activation_bytes=model.costs.activation_bytes,
-        micro_batch=micro_batch,
-        dtype=dtype,
-    )

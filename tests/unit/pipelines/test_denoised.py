@@ -31,13 +31,13 @@ from components.models.resizing import resized
 from pipelines.flow.plan import plan, steps_of
 from pipelines.recipe import lint
 from pipelines.recipe.check import check
-from pipelines.recipe.costs import Hardware
+from pipelines.recipe.costs import Hardware, Question, rows_of
 from pipelines.recipe.facts import Facts
 from pipelines.recipe.load import parse, with_values
 from pipelines.runtime.artifacts import StageDir
 from pipelines.stages.certify import challenge
 from pipelines.stages.certify import stage as certify
-from pipelines.stages.certify.cost import estimates_of
+from pipelines.stages.certify.cost import costs_of
 from pipelines.stages.certify.resample import resample
 from tests.unit.pipelines.conftest import FakeRun, InProcess
 
@@ -289,7 +289,7 @@ def test_an_estimate_counts_every_pass_of_the_denoiser(cleaner, tmp_path):
     def flops(section):
         data = {"source": "digits", "image_size": SIDE, "channels": 1}
         hardware = Hardware(accelerators=["A100"], dtype="fp32", num_workers=1)
-        (row,) = estimates_of(recipe_of(section, data=data), hardware, num_items=3)
+        (row,) = rows_of(costs_of(recipe_of(section, data=data), Question(num_items=3)), hardware)
         return row["flops"]
 
     alone, once = flops({"denoiser": None}), flops({})

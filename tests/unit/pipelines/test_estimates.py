@@ -8,9 +8,9 @@ from components.core.errors import CasemateError
 from components.data.ablation import Ablations
 from components.models.pixels import PixelModel
 from components.models.spec import ModelSpec
-from pipelines.recipe.costs import Hardware
+from pipelines.recipe.costs import Hardware, Question, rows_of
 from pipelines.recipe.load import parse
-from pipelines.stages.certify.cost import estimates_of
+from pipelines.stages.certify.cost import costs_of
 
 OPTIONS = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
 PLACE = {"accelerators": ["A100"], "dtype": "fp32", "num_workers": 2}
@@ -24,7 +24,7 @@ def priced(section, *, model=None, **place):
          "train": {}, "certify": {"p": {"patch_sizes": [1], **section}}},
         source="x",
     )  # fmt: skip
-    (row,) = estimates_of(recipe, Hardware(**{**PLACE, **place}), num_items=None)
+    (row,) = rows_of(costs_of(recipe, Question()), Hardware(**{**PLACE, **place}))
     return row
 
 
@@ -59,7 +59,7 @@ def test_kept_black_every_pass_costs_a_whole_image():
     recipe = parse({"name": "x", "data": {"source": "digits", "image_size": 8},
                     "model": {"architecture": "tiny_vit", "options": OPTIONS}, "train": {},
                     "certify": {"l": {**noisy, "num_items": 7}}}, source="x")  # fmt: skip
-    (draws,) = estimates_of(recipe, Hardware(**PLACE), num_items=None)
+    (draws,) = rows_of(costs_of(recipe, Question()), Hardware(**PLACE))
     assert row["passes"] == draws["passes"] == 56  # 8 bands, and 1 + 7 draws
     assert row["flops"] == draws["flops"]
 
