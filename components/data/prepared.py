@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.types import Images
 from components.data.encodings import Encoding
+from components.data.read_ahead import PlannedReader
 from components.data.stream import (
     Rows,
     ShardReader,
@@ -25,6 +26,13 @@ from components.data.stream import (
 MEMORY_MB = 4096  # splits up to this size are held in memory
 MAX_SIDE = 2**16  # pixels of an image
 CACHE_SHARDS = 8  # cached shards of a larger split; items are shuffled among this many at a time
+
+
+class BalancedOrder(NamedTuple):
+    """A permutation, and the slot of each position: the place of its shard in its window."""
+
+    order: Tensor
+    slots: Tensor  # by position, not by place in the order
 
 
 class Split(Protocol):
@@ -117,12 +125,26 @@ class LazySplit:
 
     def order(self, generator: torch.Generator) -> Tensor:
         """A permutation of the positions that never needs more shards than the cache holds."""
+        sizes, window = self._sizes(), self.reader.cache_shards
+        return windowed_order(sizes, window=window, generator=generator)
+
+    def balanced_order(self, generator: torch.Generator) -> BalancedOrder:
+        """A permutation whose parts hold equally many items of each shard of a window."""
+        sizes, window = self._sizes(), self.reader.cache_shards
+        return balanced_order(sizes, window=window, generator=generator)
+
+    def planned(self, positions: Tensor) -> tuple["LazySplit", PlannedReader]:
+        """The split for a pass over these positions, read ahead; close the reader after it."""
+        reader = PlannedReader(self.reader, positions.numpy())
+        return replace(self, reader=reader), reader
+
+    def _sizes(self) -> list[int]:
+        """Items of each shard that the split uses."""
         sizes, left = [], len(self)
         for shard in self.reader.shards:
             sizes.append(min(shard.num_items, left))
             left -= sizes[-1]
-        used = [size for size in sizes if size]
-        return windowed_order(used, window=self.reader.cache_shards, generator=generator)
+        return [size for size in sizes if size]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +203,32 @@ def windowed_order(shard_sizes: list[int], *, window: int, generator: torch.Gene
         near = torch.cat([shards[number] for number in queue[first : first + window]])
         order.append(near[torch.randperm(len(near), generator=generator)])
     return torch.cat([*order, torch.arange(0)])
+
+
+def balanced_order(
+    shard_sizes: list[int], *, window: int, generator: torch.Generator
+) -> BalancedOrder:
+    """Shards in random order, items shuffled within each; shards of a window take turns, by pairs.
+
+    Any part of 2 k * `window` items holds 2 k of each shard, where shards have one size.
+    """
+    if window < 1:
+        raise ValueError(f"window must be >= 1, got {window}")
+    shards = torch.split(torch.arange(sum(shard_sizes)), shard_sizes)
+    queue = torch.randperm(len(shards), generator=generator).tolist()
+    slots = torch.zeros(sum(shard_sizes), dtype=torch.int64)
+    order = []
+    for first in range(0, len(queue), window):
+        turns, near = [], []
+        for slot, number in enumerate(queue[first : first + window]):
+            shard = shards[number]
+            slots[shard] = slot
+            near.append(shard[torch.randperm(len(shard), generator=generator)])
+            pairs = torch.div(torch.arange(len(shard)), 2, rounding_mode="floor").double()
+            turns.append((pairs + 0.5) / (len(shard) / 2))  # a smaller shard: fewer, further apart
+        places = torch.argsort(torch.cat(turns), stable=True)
+        order.append(torch.cat(near)[places])
+    return BalancedOrder(torch.cat([*order, torch.arange(0)]), slots)
 
 
 @dataclass(frozen=True, eq=False)

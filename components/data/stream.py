@@ -6,6 +6,7 @@ Free of torch, like `shards.py`: workers that only read pixels start quickly.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,8 @@ class ShardReader:
 
     The cache holds encoded files and only requested rows are decoded: one of eight workers decodes
     an eighth of the rows. Each file is checksummed when it is first read. Safe to call from several
-    threads.
+    threads, which read different files at the same time and none twice. `verified` are the numbers
+    of files that were checked before.
     """
 
     def __init__(
@@ -135,18 +137,23 @@ class ShardReader:
         image_shape: tuple[int, int, int],
         cache_shards: int,
         encoding: Encoding = PNG,
+        verified: set[int] | None = None,
     ) -> None:
         if cache_shards < 1:
             raise ValueError(f"cache_shards must be >= 1, got {cache_shards}")
         self.folder, self.shards, self.image_shape = folder, tuple(shards), image_shape
         self.cache_shards, self.encoding = cache_shards, encoding
         self._ends = np.cumsum([shard.num_items for shard in shards], dtype=np.int64)
-        self._tables: OrderedDict[int, pa.Table] = OrderedDict()
-        self._verified: set[int] = set()
+        self._tables: OrderedDict[int, Future[pa.Table]] = OrderedDict()
+        self.verified = set() if verified is None else verified
         self._lock = Lock()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    def numbers(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of the file of each position."""
+        return np.searchsorted(self._ends, positions, side="right")
 
     def rows(self, positions: NDArray[np.int64]) -> Rows:
         """The items at `positions`, in that order; reads no other file and decodes no other row."""
@@ -155,7 +162,7 @@ class ShardReader:
         images = np.empty((len(positions), *self.image_shape), dtype=np.uint8)
         labels = np.empty(len(positions), dtype=np.int64)
         item_ids = [""] * len(positions)
-        numbers = np.searchsorted(self._ends, positions, side="right")
+        numbers = self.numbers(positions)
         for number in dict.fromkeys(numbers.tolist()):  # in order of first use, for cache locality
             table = self._table(number)
             (places,) = np.nonzero(numbers == number)
@@ -165,6 +172,7 @@ class ShardReader:
                 item_ids[place] = ids[row].as_py()
                 images[place] = self._decoded(encoded[row].as_py(), item_ids[place])
             labels[places] = table.column("label").to_numpy()[within]
+            self._used(number, len(places))
         return Rows(item_ids, images, labels)
 
     def _decoded(self, content: bytes, item_id: str) -> Pixels:
@@ -183,12 +191,33 @@ class ShardReader:
         return image
 
     def _table(self, number: int) -> pa.Table:
-        with self._lock:  # a second thread waits for the file instead of reading it again
-            if number not in self._tables:
-                while len(self._tables) >= self.cache_shards:  # before reading, to limit the peak
-                    self._tables.popitem(last=False)
-                shard, verified = self.shards[number], number in self._verified
-                self._tables[number] = read_shard(self.folder, shard, verified=verified)
-                self._verified.add(number)
-            self._tables.move_to_end(number)
-            return self._tables[number]
+        with self._lock:
+            coming = self._tables.get(number)
+            if coming is not None:  # another thread may be reading it
+                self._tables.move_to_end(number)
+            else:
+                self._make_room()
+                own = self._tables[number] = Future()
+        return self._read(number, own) if coming is None else coming.result()
+
+    def _read(self, number: int, coming: "Future[pa.Table]") -> pa.Table:
+        try:
+            verified = number in self.verified
+            table = read_shard(self.folder, self.shards[number], verified=verified)
+        except BaseException as error:
+            with self._lock:  # the next thread tries again
+                if self._tables.get(number) is coming:
+                    del self._tables[number]
+            coming.set_exception(error)
+            raise
+        self.verified.add(number)
+        coming.set_result(table)
+        return table
+
+    def _make_room(self) -> None:
+        """Drop the least recent files before one is read, to limit the peak."""
+        while len(self._tables) >= self.cache_shards:
+            self._tables.popitem(last=False)
+
+    def _used(self, number: int, count: int) -> None:
+        """Called after `count` rows of a file were decoded."""

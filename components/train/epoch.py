@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -130,11 +131,15 @@ def epoch_batches(
 ) -> Feed[tuple[int, Share], Batch]:
     """A worker's batches of an epoch from some step on, built ahead."""
     planned = plan.batches(data)
+    shares = list(islice(enumerate(planned.shares(epoch, worker)), first_step, None))
+    index = torch.cat([share.index for _, share in shares] or [torch.arange(0)])
+    stack = ExitStack()
+    ready = stack.enter_context(data.planned(index))
 
     def build(numbered: tuple[int, Share]) -> Batch:
         step, share = numbered
         return make_batch(
-            data,
+            ready,
             share,
             plan=plan,
             num_classes=bare.spec.num_classes,
@@ -145,8 +150,7 @@ def epoch_batches(
             objective=objective,
         )
 
-    numbered = islice(enumerate(planned.shares(epoch, worker)), first_step, None)
-    return Feed(build, numbered, feeding=feeding)
+    return Feed(build, shares, feeding=feeding, close=stack.close)
 
 
 def train_epoch(

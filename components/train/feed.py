@@ -4,7 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Generic, Self, TypeVar
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from components.core.errors import CasemateError
 from components.core.seeding import generator_for
 from components.data.augment.repeats import repeat_augment_indices, split_indices
-from components.data.prepared import ImageSplit, Split
+from components.data.prepared import ImageSplit, LazySplit, Split
 from components.train.settings import TrainSettings
 
 Planned = TypeVar("Planned")
@@ -68,6 +69,20 @@ class TrainingSet:
         places = torch.cat([torch.nonzero(~generated)[:, 0], torch.nonzero(generated)[:, 0]])
         return joined.rows(torch.argsort(places))
 
+    @contextmanager
+    def planned(self, index: Tensor) -> Iterator["TrainingSet"]:
+        """The same items for a pass over these positions: shards on disk are read ahead, once."""
+        generated = index >= len(self.real)
+        real, synthetic = self.real, self.synthetic
+        with ExitStack() as stack:
+            if isinstance(real, LazySplit):
+                real, reader = real.planned(index[~generated])
+                stack.enter_context(reader)
+            if isinstance(synthetic, LazySplit):
+                synthetic, reader = synthetic.planned(index[generated] - len(self.real))
+                stack.enter_context(reader)
+            yield replace(self, real=real, synthetic=synthetic)
+
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
@@ -84,6 +99,9 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         copies = self.train.augment.copies
+        if self.train.order == "balanced" and self.data.synthetic is not None:
+            remedy = "cannot be combined with data.synthetic; remove one of them"
+            raise CasemateError("train.order", self.train.order, remedy)
         if copies > 1 and self.data.synthetic is not None:
             remedy = "cannot be combined with data.synthetic; set it to 1"
             raise CasemateError("train.augment.copies", copies, remedy)
@@ -123,11 +141,14 @@ class BatchPlan:
                 f"batch of {self.train.batch_size} cannot be shared by {worker.world} workers"
             )
         mine = slice(worker.rank * size, (worker.rank + 1) * size)
-        items, copies = self._real_samples(epoch)
+        items, copies, slots = self._real_samples(epoch)
         made = self._generated_samples(epoch)
         for step in range(self.num_batches):
             span = slice(step * real, (step + 1) * real)
             batch, which = items[span], copies[span]
+            if slots is not None:
+                near = by_slot(slots[batch])
+                batch, which = batch[near], which[near]
             if generated:
                 batch = torch.cat([batch, made[step * generated : (step + 1) * generated]])
                 which = torch.zeros(len(batch), dtype=torch.int64)
@@ -135,12 +156,17 @@ class BatchPlan:
                 batch = batch[torch.randperm(len(batch), generator=generator_for(*address))]
             yield Share(batch[mine], which[mine])
 
-    def _real_samples(self, epoch: int) -> tuple[Tensor, Tensor]:
-        order = self.data.real.order(generator_for(self.seed, "shuffle", epoch))
+    def _real_samples(self, epoch: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Items and copies of an epoch; slots of the items by which batches are sorted, if any."""
+        generator, slots = generator_for(self.seed, "shuffle", epoch), None
+        if self.train.order == "balanced" and isinstance(self.data.real, LazySplit):
+            order, slots = self.data.real.balanced_order(generator)
+        else:
+            order = self.data.real.order(generator)
         copies, size = self.train.augment.copies, self.train.batch_size
         if self.train.augment.clean_copy:  # every item in all copies
-            return split_indices(order, num_splits=copies, batch_size=size)
-        return repeat_augment_indices(order, num_repeats=copies, batch_size=size)
+            return *split_indices(order, num_splits=copies, batch_size=size), slots
+        return *repeat_augment_indices(order, num_repeats=copies, batch_size=size), slots
 
     def _generated_samples(self, epoch: int) -> Tensor:
         """Positions of the generated items of an epoch; passes continue across epochs."""
@@ -155,6 +181,14 @@ class BatchPlan:
         ]
         start = first - passes.start * num_items
         return torch.cat(orders)[start : start + needed] + len(self.data.real)
+
+
+def by_slot(slots: Tensor) -> Tensor:
+    """Places of the rows of a batch, sorted by slot; pairs of neighbours stay, as mixing needs."""
+    if len(slots) % 2:
+        return torch.argsort(slots, stable=True)
+    pairs = torch.argsort(slots[::2], stable=True)
+    return torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +208,18 @@ class Feed(Generic[Planned, Built]):
     """Results of `build` for each planned part, in order, built ahead by background threads.
 
     A part that fails raises its error when its turn comes. Leaving the context drops parts that
-    were not read and ends the threads. `wait_seconds` is the time the reader waited.
+    were not read, ends the threads and calls `close`. `wait_seconds` is the time the reader waited.
     """
 
     def __init__(
-        self, build: Callable[[Planned], Built], plan: Iterable[Planned], *, feeding: Feeding
+        self,
+        build: Callable[[Planned], Built],
+        plan: Iterable[Planned],
+        *,
+        feeding: Feeding,
+        close: Callable[[], object] = lambda: None,
     ) -> None:
-        self.wait_seconds = 0.0
+        self.wait_seconds, self._close = 0.0, close
         self._build, self._plan, self._num_ahead = build, iter(plan), feeding.num_ahead
         self._coming: deque[Future[Built]] = deque()
         self._pool = ThreadPoolExecutor(feeding.num_threads, thread_name_prefix="feed")
@@ -190,6 +229,7 @@ class Feed(Generic[Planned, Built]):
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._close()
 
     def __iter__(self) -> Iterator[Built]:
         return self

@@ -204,6 +204,9 @@ class TrainSettings(Settings):
     """Random changes of training images."""
     memory_mb: Count = 4096
     """A larger split is streamed, in an order with locality."""
+    order: Annotated[Literal["window", "balanced"], Later()] = "window"
+    """Of a streamed split: `window` shuffles the items of eight files; `balanced` also puts equally
+    many of each into a batch, so that each train worker reads its own part of the files only."""
     val_items: Count = 256
     """Validation items that are attacked after each epoch."""
     val_eps: PositivePixels | None = None

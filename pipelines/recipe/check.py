@@ -121,6 +121,9 @@ def _batches(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     elif (augment.mixup or augment.cutmix) and share % 2:
         remedy = f"leaves a worker {share} images; mixing needs pairs"
         problems.add("train.batch_size", size, remedy)
+    if synthetic and recipe.train.order == "balanced":
+        remedy = "cannot be combined with data.synthetic; remove one of them"
+        problems.add("train.order", "balanced", remedy)
     if synthetic and augment.copies > 1:
         remedy = "cannot be combined with data.synthetic; set it to 1"
         problems.add("train.augment.copies", augment.copies, remedy)

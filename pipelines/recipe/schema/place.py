@@ -47,8 +47,9 @@ class ClusterSection(Section):
     """Cores of a train worker."""
     gpus_per_train_worker: int = Field(default=0, ge=0)
     """GPUs of a train worker, a whole number."""
-    feed_threads: Count = 1
-    """Threads of a train worker that build batches ahead of the model."""
+    feed_threads: Literal["auto"] | Count = "auto"
+    """Threads of a train worker that build batches ahead; auto: as many as it has cores with a GPU,
+    else one."""
     num_actors: Count | None = None
     """Actors of a sharded stage; null: as many as fit."""
     cpus_per_actor: Count = 1
@@ -61,6 +62,13 @@ class ClusterSection(Section):
     """Steps between checkpoints; null: after each epoch only."""
     max_failures: int = Field(default=3, ge=0)
     """Restarts of a training after lost workers."""
+
+    @property
+    def num_feed_threads(self) -> int:
+        """Threads that build batches ahead; the batches do not depend on it."""
+        if self.feed_threads != "auto":
+            return self.feed_threads
+        return self.cpus_per_train_worker if self.gpus_per_train_worker else 1
 
     @property
     def actor_device(self) -> str:

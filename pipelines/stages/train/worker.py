@@ -97,7 +97,7 @@ def train_loop(config: Mapping[str, TrainJob]) -> None:
         else partial(prepare_model, move_to_device=device),
         device=device,
         fresh=checkpoint is None,
-        feeding=Feeding.by_threads(recipe.cluster.feed_threads),
+        feeding=Feeding.by_threads(recipe.cluster.num_feed_threads),
     )
     if checkpoint:
         with checkpoint.as_directory() as folder:

@@ -124,7 +124,7 @@ class TrialTraining:
             fresh=saved is None,
             wrap=_wrap_of(recipe, worker, device),
             worker=worker,
-            feeding=Feeding.by_threads(recipe.cluster.feed_threads),
+            feeding=Feeding.by_threads(recipe.cluster.num_feed_threads),
         )
         self.recorded = RecordedAttack(self.session.val_attack) if self.session.val_attack else None
         self.session.val_attack = self.recorded

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +17,13 @@ from hypothesis import strategies as st
 from components.core.errors import CasemateError
 from components.data import encodings, stream
 from components.data.fitting import Fitting
-from components.data.prepared import ImageSplit, LazySplit, PreparedDataset, windowed_order
+from components.data.prepared import (
+    ImageSplit,
+    LazySplit,
+    PreparedDataset,
+    balanced_order,
+    windowed_order,
+)
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources.base import Entry
 
@@ -189,6 +197,97 @@ def test_damage_is_named_when_the_shard_is_first_used(folder, tmp_path):
         lazy.span(0, 13)
 
 
+# -- one pass, read ahead
+
+
+def positions_of(shards: list[int]) -> torch.Tensor:
+    return torch.tensor([number * SHARD for number in shards])
+
+
+@pytest.mark.parametrize("num_threads", [1, 4, 16])
+def test_a_planned_pass_reads_every_shard_once(dataset, spy, num_threads):
+    whole, lazy = dataset.load("train"), dataset.lazy("train", cache_shards=1)
+    order = lazy.order(torch.Generator().manual_seed(1))
+    spy.read.clear()
+    ready, reader = lazy.planned(order)
+    batches = order.split(3)  # they straddle the windows
+    with reader, ThreadPoolExecutor(num_threads) as pool:
+        for batch, rows in zip(batches, pool.map(ready.rows, batches), strict=True):
+            assert equal(rows, whole.rows(batch))
+        assert not reader._tables  # each left after its last use
+    assert sorted(spy.read) == [f"train-{number:05d}.parquet" for number in range(6)]
+
+
+def test_two_windows_are_read_ahead_and_no_more(dataset, spy):
+    lazy = dataset.lazy("train", cache_shards=2)
+    ready, reader = lazy.planned(positions_of([5, 1, 0, 3, 2, 4]))
+    with reader:
+        assert spy.read == []  # nothing before the first request
+        ready.rows(positions_of([5]))
+        until(lambda: len(spy.read) == 5)  # shard 5 is used up, four more fit
+        assert {int(file[6:11]) for file in spy.read} == {5, 1, 0, 3, 2}
+        time.sleep(0.02)
+        assert len(reader._tables) == 4
+        ready.rows(positions_of([1, 0]))
+        until(lambda: len(spy.read) == 6)
+    assert not reader._tables
+    assert not any(thread.name.startswith("read-ahead") for thread in threading.enumerate())
+
+
+def test_a_reader_far_ahead_does_not_wait_for_room(dataset, spy):
+    lazy = dataset.lazy("train", cache_shards=1)
+    ready, reader = lazy.planned(positions_of([0, 1, 2, 3, 4, 5]))
+    with reader:
+        assert len(ready.rows(positions_of([5, 4, 3, 2, 1]))) == 5  # shard 0 stays in memory
+        assert len(ready.rows(positions_of([0]))) == 1
+        assert len(ready.rows(positions_of([0]))) == 1  # not planned: read again, and not kept
+        assert not reader._tables
+    assert len(spy.read) == 7
+
+
+def test_damage_ahead_is_told_to_the_reader_of_the_item(folder, tmp_path):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "train-00003.parquet").write_bytes(b"x")
+    lazy = PreparedDataset.open(tmp_path).lazy("train", cache_shards=2)
+    ready, reader = lazy.planned(torch.arange(len(lazy)))
+    with reader:
+        for _ in range(2):
+            assert len(ready.rows(torch.arange(4, 8))) == 4
+            with pytest.raises(CasemateError, match=r"train-00003\.parquet is damaged"):
+                ready.rows(torch.arange(12, 14))
+
+
+def test_files_are_checked_once_in_all_passes(dataset, spy):
+    lazy = dataset.lazy("train")
+    for _ in range(3):
+        ready, reader = lazy.planned(torch.arange(NUM_ITEMS))
+        with reader:
+            ready.rows(torch.arange(NUM_ITEMS))
+    assert (len(spy.read), spy.checked) == (18, 6)
+
+
+def test_different_files_are_read_at_the_same_time(dataset, monkeypatch):
+    read, both = stream.read_shard, threading.Barrier(2, timeout=20)
+
+    def reading(*args, **options):
+        both.wait()  # would break if the second read waited for the first
+        return read(*args, **options)
+
+    monkeypatch.setattr(stream, "read_shard", reading)
+    lazy = dataset.lazy("train", cache_shards=2)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lazy.rows, [torch.tensor([0]), torch.tensor([9])]))
+    assert [rows.item_ids for rows in found] == [("noise-0",), ("noise-9",)]
+
+
+def until(condition) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 # -- sizes
 
 
@@ -264,3 +363,31 @@ def test_windowed_order_shuffles_shards_and_items():
     window = [i // 50 for i in order(1)[:100]]
     assert 30 < sum(a != b for a, b in pairwise(window)) < 70  # two shards, thoroughly mixed
     assert len({i // 50 for i in order(1, window=6)[:60]}) == 6
+
+
+@given(st.lists(st.integers(0, 7), max_size=8), st.integers(1, 9), st.integers(0, 99))
+def test_balanced_order_is_a_permutation_window_by_window(sizes, window, seed):
+    generator = torch.Generator().manual_seed(seed)
+    order, slots = balanced_order(sizes, window=window, generator=generator)
+    assert sorted(order.tolist()) == list(range(sum(sizes)))
+    plain = torch.Generator().manual_seed(seed)
+    queue = torch.randperm(len(sizes), generator=plain).tolist()
+    owner = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=int))
+    opened = [queue.index(number) for number in owner[order].tolist()]
+    assert [place // window for place in opened] == sorted(place // window for place in opened)
+    assert slots[order].tolist() == [place % window for place in opened]
+
+
+def test_parts_of_a_balanced_order_hold_equally_many_items_of_each_shard():
+    def order(seed: int):
+        generator = torch.Generator().manual_seed(seed)
+        return balanced_order([48] * 9, window=3, generator=generator).order
+
+    assert torch.equal(order(1), order(1))
+    assert not torch.equal(order(1), order(2))
+    for window in order(1).split(3 * 48):
+        for part in window.split(12):
+            counts = torch.bincount(part // 48, minlength=9)
+            assert counts[counts > 0].tolist() == [4, 4, 4]
+            shards = (part // 48).tolist()
+            assert shards[::2] == shards[1::2]  # pairs, for mixing

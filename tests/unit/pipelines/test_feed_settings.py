@@ -1,4 +1,4 @@
-"""`data.train_format` in recipes: what is encoded, what is fingerprinted, what is refused."""
+"""The feed in recipes: stored formats, threads and order; what is fingerprinted or refused."""
 
 import pytest
 
@@ -63,3 +63,26 @@ def test_a_missing_decoder_is_told_by_the_gate(monkeypatch):
     monkeypatch.setattr(encodings, "DECODER", "no-such-decoder")
     with pytest.raises(CasemateError, match="needs no-such-decoder, which is not installed"):
         check.check(recipe)
+
+
+def test_feed_threads_follow_the_cores_of_a_gpu_worker():
+    def threads(**cluster) -> int:
+        document = {"name": "test", "data": {"source": "mnist5k"}, "cluster": cluster}
+        return load.parse(document, source="r").cluster.num_feed_threads
+
+    assert threads() == threads(cpus_per_train_worker=8) == 1  # the model needs the cores
+    assert threads(cpus_per_train_worker=8, gpus_per_train_worker=1) == 8
+    assert threads(feed_threads=3, cpus_per_train_worker=8, gpus_per_train_worker=1) == 3
+    with pytest.raises(CasemateError, match=r"cluster\.feed_threads"):
+        threads(feed_threads=0)
+
+
+def test_the_balanced_order_is_refused_beside_generated_images(tmp_path):
+    made = {"source": "npz", "path": str(tmp_path), "ratio": 0.5}
+    document = {
+        "name": "test",
+        "data": {"source": "mnist5k", "synthetic": made},
+        "train": {"order": "balanced"},
+    }
+    with pytest.raises(CasemateError, match=r"train\.order: balanced cannot be combined"):
+        check.check(load.parse(document, source="r"))
