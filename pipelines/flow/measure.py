@@ -156,7 +156,7 @@ class MeasuredHere:
             data,  # type: ignore[arg-type]  # what it asks of a dataset
             fresh=False,
             device=torch.device(self.device),
-            feeding=Feeding.by_threads(recipe.cluster.feed_threads),
+            feeding=Feeding.by_threads(recipe.cluster.num_feed_threads),
         )
         steps = self._steps(session, cost)
         model = session.model
