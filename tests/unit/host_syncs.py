@@ -15,7 +15,7 @@ mask) or that copies between the two is noted with the line of ours that asked f
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 DEVICE = torch.device("meta")  # with the CPU the only device that every build of torch has
 ROOT = Path(__file__).parents[2]
@@ -111,8 +111,13 @@ def _is_device(device: Any) -> bool:
     return device is not None and torch.device(device) == DEVICE
 
 
-def _tensors(*parts: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor)]
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors of arguments: plain values, tensors, and lists of tensors."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _any_on_device(tensors: Iterable[Tensor]) -> bool:
@@ -121,7 +126,7 @@ def _any_on_device(tensors: Iterable[Tensor]) -> bool:
 
 def _reason_to_wait(func: Any, args: Any, kwargs: Any) -> str:
     """Why the host waits for the result of this operation; empty if it does not."""
-    tensors = _tensors(args, kwargs)
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     if func in COPIES:
         ends = {isinstance(tensor, OnDevice) for tensor in tensors}
         if kwargs.get("device") is not None:
@@ -160,23 +165,26 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
     """The operation on the values, its results on the device if any operand is there."""
     if func is aten._fused_sdp_choice.default:
         return 0  # attention by plain products: fused kernels are chosen by the device
-    tensors = _tensors(args, kwargs)
+    tensors = [*_tensors(args), *_tensors(kwargs.values())]
     on_device = _any_on_device(tensors)
     if kwargs.get("device") is not None:
         on_device = _is_device(kwargs["device"])
     elif on_device and func not in (*COPIES, *INDEXING):
         _refuse_two_devices(func, tensors)
-    own = kwargs | ({"device": torch.device("cpu")} if "device" in kwargs else {})
-    held_args, held_kwargs = tree_map(_held, (args, own))
-    found = func(*held_args, **held_kwargs)
+    held = {name: _held(value) for name, value in kwargs.items()}
+    own = held | ({"device": torch.device("cpu")} if "device" in kwargs else {})
+    found = func(*map(_held, args), **own)
     if not on_device:
         return found
     placed = tree_map(lambda leaf: OnDevice(leaf) if isinstance(leaf, Tensor) else leaf, found)
     return return_and_correct_aliasing(func, args, kwargs, placed)
 
 
-def _held(leaf: Any) -> Any:
-    return leaf.held if isinstance(leaf, OnDevice) else leaf
+def _held(value: Any) -> Any:
+    """An argument with the values of its tensors."""
+    if isinstance(value, OnDevice):
+        return value.held
+    return type(value)(map(_held, value)) if type(value) in (list, tuple) else value
 
 
 def _refuse_two_devices(func: Any, tensors: Iterable[Tensor]) -> None:
