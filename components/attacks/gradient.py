@@ -224,10 +224,10 @@ class GradientAttack(BudgetedAttack, GradientSettings):
             items,
             norm=self.norm,
             eps=self.eps,
-            num_steps=self.num_steps,
-            num_restarts=self.num_restarts,
             start_of=lambda rows, restart: self.start(items.take(rows), restart),
             rule_of=self.rule,
+            num_steps=self.num_steps,
+            num_restarts=self.num_restarts,
         )
 
     def start(self, items: Items, restart: int) -> Images:

@@ -21,9 +21,9 @@ class TrainResult:
     """A trained model and its history."""
 
     model: str
+    rows: tuple[Json, ...]
     digest: str
     spec: Json
-    rows: tuple[Json, ...]
     num_weights: int | None = None  # None: in a remote storage, which is not read for it
 
 

@@ -56,7 +56,7 @@ def read_train(step: str, folder: Folder) -> TrainResult:
     model = step.removeprefix("train.")
     rows = tuple(history["rows"])
     weights = _num_weights(folder, "model/model.safetensors")
-    return TrainResult(model, str(header["digest"]), header["spec"], rows, weights)
+    return TrainResult(model, rows, str(header["digest"]), header["spec"], weights)
 
 
 def read_tune(step: str, folder: Folder) -> TuneResult:
@@ -116,7 +116,7 @@ def read_model(step: str, folder: Folder) -> TrainResult:
     header = read_json(folder / "model.json", step=step)
     _need(header, ("digest", "spec"), path=folder / "model.json", step=step)
     model, weights = step.removeprefix("model."), _num_weights(folder, "model.safetensors")
-    return TrainResult(model, str(header["digest"]), header["spec"], (), weights)
+    return TrainResult(model, (), str(header["digest"]), header["spec"], weights)
 
 
 def _num_weights(folder: Folder, name: str) -> int | None:

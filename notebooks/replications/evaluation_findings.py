@@ -110,21 +110,22 @@ def _robust_training(lines: Lines) -> Experiment:
     """Ford et al. 2019, Adversarial examples are a natural consequence of test error in noise."""
     measures = ("clean", "mean95", "noise", "blur", "weather", "digital", "fog and contrast")
     pairs = {"ViT": (ROBUST_VIT, VIT), "ResNet": (ROBUST_RESNET, RESNET)}
+    contrasts = [
+        Contrast(
+            f"{measure}, {family}: adversarial minus standard training",
+            SIGN,
+            lines.between(measure, *models),
+            sign,
+        )
+        for family, models in pairs.items()
+        for measure, sign in (("noise", +1), ("fog and contrast", -1))
+    ]
     return Experiment(
         key=f"adversarial training, {lines.data}",
         claim="Adversarial training raises accuracy under noise and lowers it under fog and low "
         "contrast.",
         table=lines.table([VIT, ROBUST_VIT, RESNET, ROBUST_RESNET], measures),
-        contrasts=[
-            Contrast(
-                f"{measure}, {family}: adversarial minus standard training",
-                SIGN,
-                lines.between(measure, *models),
-                sign,
-            )
-            for family, models in pairs.items()
-            for measure, sign in (("noise", +1), ("fog and contrast", -1))
-        ],
+        contrasts=contrasts,
         remark="FGSM training, l-inf, eps 4/255 on photographs and 0.1 on digits. The claim is not from "
         "this paper but from Ford et al. 2019, for convolutional networks.",
     )

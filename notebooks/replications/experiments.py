@@ -137,19 +137,20 @@ def weight_decay(results: Results) -> Experiment:
         "fgsm, decay 1": ("+1.6", +1),
         "fgsm, decay 0": ("-0.3", -1),
     }
+    contrasts = [
+        Contrast(
+            f"robust accuracy, decay {arm.rpartition(' ')[2]} minus decay 0.05",
+            figure,
+            _between(results, arm, "fgsm", "apgd-ce"),
+            sign,
+        )
+        for arm, (figure, sign) in published.items()
+    ]
     return Experiment(
         key="weight decay",
         claim="Ten times the usual weight decay, 0.5 instead of 0.05, makes FGSM training better.",
         table=_table(results, arms, ("clean", "apgd-ce")),
-        contrasts=[
-            Contrast(
-                f"robust accuracy, decay {arm.rpartition(' ')[2]} minus decay 0.05",
-                figure,
-                _between(results, arm, "fgsm", "apgd-ce"),
-                sign,
-            )
-            for arm, (figure, sign) in published.items()
-        ],
+        contrasts=contrasts,
         remark="The arm `fgsm` has decay 0.05. Three comparisons share it, so that one of them may "
         "look decided by chance more often than one in twenty.",
     )

@@ -26,8 +26,8 @@ class StartedRecipe:
 
     file: Path
     task: str
-    found: Mapping[str, Any]
     text: str
+    found: Mapping[str, Any]
     notices: tuple[str, ...]
 
 
@@ -73,7 +73,7 @@ def init(
         write_text(target, text)
     except OSError as error:
         raise CasemateError(OUT, target, f"cannot be written: {error.strerror}") from error
-    return StartedRecipe(target, task, _found(inspected, begun), text, notices)
+    return StartedRecipe(target, task, text, _found(inspected, begun), notices)
 
 
 def _at_most(look: int | None) -> dict[str, int]:

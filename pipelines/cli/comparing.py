@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from components.evaluate.comparison import Comparison, Share
 
 commands = typer.Typer()
+PlacesArg = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[LABEL=]PLACE...",
+        help="Flows, steps, certificates, model folders (paths or URIs); mlflow:RUN_ID.",
+    ),
+]
 
 
 @commands.command(epilog="Example: casemate compare base=runs/a new=runs/b --out comparison.html")
 def compare(
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[LABEL=]PLACE...",
-            help="Flows, steps, certificates, model folders (paths or URIs); mlflow:RUN_ID.",
-        ),
-    ] = None,
+    places: PlacesArg = None,
     names: NamesOpt = None,
     storage: Annotated[
         str | None, typer.Option(metavar="DIR|URI", help="Where results of models are searched.")

@@ -120,13 +120,13 @@ class StepPlace:
         return self.key.partition("/")[0]
 
     @property
-    def name(self) -> str:
-        return self.key.rpartition("/")[2]
-
-    @property
     def path(self) -> Path:
         """The step's folder: what people see of it, or what this machine keeps for a bucket."""
         return self.storage.path / self.key
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
 
     @property
     def work(self) -> Path:

@@ -74,10 +74,10 @@ class Tracker:
         self,
         section: TrackingSection,
         *,
+        patience: float = 0.0,
         storage: Storage,
         recipe: str | None = None,
         flow: str | None = None,
-        patience: float = 0.0,
     ) -> None:
         self.uri = tracking_uri(section, storage)
         _silence()

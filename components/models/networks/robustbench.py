@@ -35,9 +35,6 @@ class Entry(NamedTuple):
     dataset: str
     threat: str
 
-    def __str__(self) -> str:
-        return f"{PREFIX}{self.dataset}/{self.threat}/{self.name}"
-
     @classmethod
     def of(cls, text: str) -> "Entry":
         """The entry of `NAME[@DATASET[/THREAT]]`; by default cifar10 and Linf, as in load_model."""
@@ -50,6 +47,9 @@ class Entry(NamedTuple):
             if value not in known:
                 raise CasemateError(KEY, entry, f"has {value!r}, not one of {', '.join(known)}")
         return entry
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.dataset}/{self.threat}/{self.name}"
 
 
 def is_robustbench(architecture: str) -> bool:

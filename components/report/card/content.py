@@ -246,7 +246,7 @@ def _results(subject: Subject, evidence: Evidence) -> Results:
     height, width = (image.height, image.width) if image else (size, size)
     channels = int(subject.spec.get("channels", 0))
     data = Dataset(subject.classes, channels, height, width, "", {})
-    own = TrainResult(subject.name, subject.digest, dict(subject.spec), ())
+    own = TrainResult(subject.name, (), subject.digest, dict(subject.spec))
     trained = (subject.trained or own,)
     return Results(data, trained, None, evidence.attacks, evidence.certificates)
 

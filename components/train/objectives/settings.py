@@ -123,11 +123,11 @@ class AblationTrainingSettings(TrainingObjectiveSettings):
     def ablation(self) -> "AblationTrainingSettings":
         return self
 
-    def trained_ablation(self) -> tuple[str, int]:
-        return f"{self.shape}s", self.size
-
     def lengths(self) -> Iterator[tuple[str, int]]:
         yield "size", self.size
+
+    def trained_ablation(self) -> tuple[str, int]:
+        return f"{self.shape}s", self.size
 
 
 @OBJECTIVES.register("components.train.objectives.noise:GaussianNoise")

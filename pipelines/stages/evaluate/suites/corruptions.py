@@ -98,10 +98,6 @@ class StoredTask:
     start: int
     stop: int
 
-    @property
-    def num_items(self) -> int:
-        return self.stop - self.start
-
     def run(self, worker: EvaluateWorker) -> pa.Table:
         with at_key(PATH):
             listing = _listed(self.source, self.root, self.variant, self.subset, worker.config.seed)
@@ -111,6 +107,10 @@ class StoredTask:
         to_model = labels_among(self.source, worker.dataset.classes)
         labels = torch.tensor([to_model[entry.label] for _, entry in part])
         return _predictions(worker, self.variant, [name for name, _ in part], labels, stacked)
+
+    @property
+    def num_items(self) -> int:
+        return self.stop - self.start
 
     def _image(self, source: Source, entry: Entry, worker: EvaluateWorker) -> NDArray[np.uint8]:
         pixels = source.decode(entry)
