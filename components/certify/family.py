@@ -1,4 +1,4 @@
-"""Interface of certificate families, and the input of their workers.
+"""Interface of certificate families.
 
 A family defines seven things: the units of work behind its votes, the worker that computes one, the
 claims that follow from votes, how they are verified independently, how an attack challenges them,
@@ -7,12 +7,11 @@ what they cost, and how they are described. The registry maps a kind to its fami
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,20 +23,18 @@ from components.certify.header import RECORDED_PACKAGES, FieldTypes, ImageShape,
 from components.certify.settings import CertificateSettings, ChallengeSettings, ClaimSettings
 from components.certify.tasks import (
     Dataset,
-    DataSource,
-    ModelSource,
-    VoteFields,
     VoteSettings,
     VoteTask,
     digest_of,
     spec_of,
 )
+from components.certify.vote_requests import VotePlan, VoteRequest
 from components.certify.vote_rows import ItemVotes, VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.settings import default_of
 from components.core.threats import Threat
 from components.core.types import Array
-from components.core.units import Unit, UnitSource, WorkFn
+from components.core.units import WorkFn
 from components.data.prepared import PreparedDataset
 
 SettingsT = TypeVar("SettingsT", bound=CertificateSettings)
@@ -45,59 +42,6 @@ VotesT = TypeVar("VotesT", bound=VoteSettings)
 ClaimT = TypeVar("ClaimT", bound=ClaimSettings)
 ChallengeT = TypeVar("ChallengeT", bound=ChallengeSettings)
 Summary = Mapping[str, Any]  # of a certificate, as JSON values
-
-
-@dataclass(frozen=True, kw_only=True)  # no slots: generic classes set __orig_class__
-class VoteRequest(Generic[SettingsT]):
-    """A request for one certificate: its settings, model and data."""
-
-    settings: SettingsT
-    key: str  # key of the settings in the recipe, for errors
-    dataset: DataSource
-    model: ModelSource
-    denoiser: str | None  # the source of the network in front of the model
-    seed: int
-    device: str
-
-    @property
-    def vote_fields(self) -> VoteFields:
-        """What every family's vote settings take from a request."""
-        own = self.settings
-        return VoteFields(
-            kind=own.kind,
-            micro_batch=own.planned_micro_batch,
-            device=self.device,
-            undecided=frozenset(self._undecided()),
-        )
-
-    def _undecided(self) -> Iterator[str]:
-        """Settings `auto` that depend on the device of the workers; a driver may lack it."""
-        if self.settings.micro_batch == "auto":
-            yield "micro_batch"
-        for name in ("precision", "noise") if self.device != "cpu" else ():
-            if getattr(self.settings, name, None) == "auto":
-                yield name
-
-
-def recorded_vote_fields(header: VotesHeader) -> VoteFields:
-    """The same, from a header."""
-    own = header.settings
-    return VoteFields(
-        kind=header.kind,
-        micro_batch=own["micro_batch"],
-        device=own["device"],
-        undecided=frozenset(),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class VotePlan:
-    """The work behind a votes file: the initial units, a source of further ones, the rows."""
-
-    units: Sequence[Unit]
-    source: UnitSource | None = None
-    votes: Callable[[Iterable[pa.Table]], Iterable[pa.Table | VoteRow]] = iter
-    """From the results of all units, in any order, to the rows of the file: by default all."""
 
 
 class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):

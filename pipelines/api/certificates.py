@@ -184,7 +184,7 @@ def _certify(
     seed: int,
 ) -> Certificate:
     from components.attacks.gradients import attack_mode
-    from components.certify.family import VoteRequest
+    from components.certify.vote_requests import VoteRequest
     from pipelines.runtime.temporary_folders import temporary_folder
     from pipelines.stages.certify.in_process import certify
 

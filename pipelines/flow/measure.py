@@ -23,8 +23,8 @@ from components.attacks.gradient import in_fixed_batches
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.listing import make_attack
-from components.certify.family import VoteRequest
 from components.certify.registry import family_of
+from components.certify.vote_requests import VoteRequest
 from components.core import arithmetic
 from components.core.arithmetic import EXACT, using
 from components.core.errors import CasemateError

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from components.certify.family import VoteRequest
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import draw_units
 from components.certify.registry import family_of
+from components.certify.vote_requests import VoteRequest
 from components.models.checkpoint import save_model
 from components.models.spec import ModelSpec
 from components.train.session import initial_model

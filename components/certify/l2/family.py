@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 from components.certify.challenge import ChallengeTask, Claimed
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work, l2_work
-from components.certify.family import (
-    CertificateFamily,
-    Summary,
-    VotePlan,
-    VoteRequest,
-    recorded_vote_fields,
-)
+from components.certify.family import CertificateFamily, Summary
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.l2.certificate import check_l2_claim, check_new_radii, derive_l2
 from components.certify.l2.challenge import L2Challenger
@@ -50,6 +44,7 @@ from components.certify.l2.voters import (
     fastest_draws,
 )
 from components.certify.tasks import Dataset, open_data, spec_of
+from components.certify.vote_requests import VotePlan, VoteRequest, recorded_vote_fields
 from components.certify.vote_rows import VOTES_NAME, ItemVotes, Votes
 from components.core.arithmetic import using
 from components.core.errors import CasemateError

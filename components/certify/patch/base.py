@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from components.certify.challenge import Claimed
 from components.certify.cost import CostedModel
 from components.certify.estimate import Work
-from components.certify.family import CertificateFamily, Summary, VotePlan, VoteRequest
+from components.certify.family import CertificateFamily, Summary
 from components.certify.header import VotesHeader
 from components.certify.patch.certificate import is_sound
 from components.certify.patch.cost import (
@@ -30,6 +30,7 @@ from components.certify.patch.settings import (
 )
 from components.certify.patch.voters import PatchVoteFields, PatchVoteSettings
 from components.certify.tasks import spec_of
+from components.certify.vote_requests import VotePlan, VoteRequest
 from components.certify.vote_rows import Votes
 from components.core.errors import CasemateError
 from components.core.pass_counts import CLEAN, ascent

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from components.certify.cost import CostedModel
-from components.certify.family import Summary, VotePlan, VoteRequest, recorded_vote_fields
+from components.certify.family import Summary
 from components.certify.header import FieldTypes, VotesHeader
 from components.certify.patch.base import TIMES, PatchFamily, patch_vote_fields, square_words
 from components.certify.patch.certificate import (
@@ -60,6 +60,7 @@ from components.certify.patch.voters import (
     voting_masks,
 )
 from components.certify.tasks import spec_of
+from components.certify.vote_requests import VotePlan, VoteRequest, recorded_vote_fields
 from components.certify.vote_rows import VoteRow, Votes
 from components.core.errors import CasemateError
 from components.core.precision import resolve_precision

@@ -10,9 +10,9 @@ import pyarrow as pa
 import torch
 
 from components.certify.certificate import CertificateDocument, check_claim, write_certificate
-from components.certify.family import VotePlan, VoteRequest
 from components.certify.registry import family_of
 from components.certify.tasks import digest_of, open_data
+from components.certify.vote_requests import VotePlan, VoteRequest
 from components.certify.vote_rows import VOTES_NAME
 from components.certify.votes import check_can_store, write_votes
 from components.core.arithmetic import EXACT, Arithmetic, use, using

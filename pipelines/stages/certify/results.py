@@ -5,9 +5,9 @@ from typing import Any
 
 from components.certify.certificate import CertificateDocument
 from components.certify.claim_rows import CERTIFICATE_NAME, CERTIFICATES_NAME
-from components.certify.family import VoteRequest
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
+from components.certify.vote_requests import VoteRequest
 from components.certify.vote_rows import VOTES_NAME
 from components.core.digests import digest_file
 from components.core.files import rename

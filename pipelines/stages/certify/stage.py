@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from components.certify.certificate import check_claim, write_certificate
 from components.certify.challenge import ChallengeTask
-from components.certify.family import VoteRequest
 from components.certify.header import VotesHeader
 from components.certify.registry import family_of
 from components.certify.settings import CertificateSettings
 from components.certify.tasks import VoteSettings, VoteTask, digest_of
+from components.certify.vote_requests import VoteRequest
 from components.certify.vote_rows import VOTES_NAME, Votes
 from components.certify.votes import check_can_store, read_votes, write_votes
 from components.core.digests import digest_json

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from components.attacks.passes import AttackPasses
-from components.certify.family import VoteRequest
 from components.certify.l2.settings import GaussianSettings
 from components.certify.l2.voters import draw_unit
 from components.certify.patch.settings import AblationSettings
 from components.certify.registry import family_of
+from components.certify.vote_requests import VoteRequest
 from components.data import stream
 from components.data.fitting import Fitting
 from components.data.sources import open_source
