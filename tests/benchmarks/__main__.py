@@ -39,6 +39,7 @@ BENCHMARKS = (
     Benchmark("input"),
     Benchmark("memory"),
     Benchmark("attacks", on_gpu=True),
+    Benchmark("autoattack"),
     Benchmark("training", on_gpu=True),
     Benchmark("sampling", on_gpu=True),
     Benchmark("patches", on_gpu=True),
