@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from components.data.sources.base import Pixels
 from components.data.stream import ShardReader
 
 WINDOWS = 2  # of shards in memory: one in use and the next
@@ -59,6 +60,12 @@ class PlannedReader(ShardReader):
     def _table(self, number: int) -> pa.Table:
         self._start()
         return super()._table(number)
+
+    def _empty(self, num_images: int) -> Pixels:
+        """Room for (N, C, H, W), in the order of memory that decoders write and crops read."""
+        channels, height, width = self.image_shape
+        room = np.empty((num_images, height, width, channels), dtype=np.uint8)
+        return room.transpose(0, 3, 1, 2)
 
     def _make_room(self) -> None:
         """Shards leave after their last use only."""

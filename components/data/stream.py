@@ -159,7 +159,7 @@ class ShardReader:
         """The items at `positions`, in that order; reads no other file and decodes no other row."""
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"positions outside 0..{len(self) - 1}")
-        images = np.empty((len(positions), *self.image_shape), dtype=np.uint8)
+        images = self._empty(len(positions))
         labels = np.empty(len(positions), dtype=np.int64)
         item_ids = [""] * len(positions)
         numbers = self.numbers(positions)
@@ -213,6 +213,10 @@ class ShardReader:
         self.verified.add(number)
         coming.set_result(table)
         return table
+
+    def _empty(self, num_images: int) -> Pixels:
+        """Room for images, (N, C, H, W)."""
+        return np.empty((num_images, *self.image_shape), dtype=np.uint8)
 
     def _make_room(self) -> None:
         """Drop the least recent files before one is read, to limit the peak."""

@@ -145,4 +145,5 @@ class Augmentation(AugmentSettings):
 
 
 def _to_unit(images: Tensor) -> Images:
-    return images.to(torch.float32).div_(255)
+    unit = images.to(torch.float32, memory_format=torch.contiguous_format)
+    return unit.div_(255)

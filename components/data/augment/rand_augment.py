@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.special import ndtri
@@ -124,7 +125,7 @@ def rand_augment(
         raise CasemateError("train.augmentation.fill", fill, remedy)
     rand = policy(setting, fill=fill, interpolation=interpolation)
     drawn = draw_operations(rand, draws)
-    result = images.cpu().clone()
+    result = images.cpu().clone(memory_format=torch.contiguous_format)
     arrays = result.numpy()  # the same memory
     for row in np.flatnonzero(drawn.applied.any(axis=1)).tolist():
         picture = to_picture(arrays[row])

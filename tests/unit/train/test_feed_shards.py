@@ -16,8 +16,8 @@ from components.data.settings import AugmentSettings
 from components.data.shards import describe_dataset, open_job, plan_shards, write_shard
 from components.data.sources.base import Entry
 from components.models.spec import ModelSpec
-from components.train.epoch import EpochPlan, epoch_batches
-from components.train.feed import BatchPlan, Feeding, TrainingSet, Worker, by_slot
+from components.train.epoch import EpochPlan, epoch_batches, make_batch
+from components.train.feed import BatchPlan, Feeding, Share, TrainingSet, Worker, by_slot
 from components.train.session import initial_model
 from components.train.settings import TrainSettings
 
@@ -31,7 +31,7 @@ class Noise:
         return [Entry(f"i{i}", i % 2, None, str(i)) for i in range(NUM_SHARDS * SHARD)]
 
     def decode(self, entry: Entry) -> np.ndarray:
-        return np.random.default_rng(int(entry.locator)).integers(0, 256, (8, 8, 1), dtype=np.uint8)
+        return np.random.default_rng(int(entry.locator)).integers(0, 256, (8, 8, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def batches(
     split, train: TrainSettings, *, worker: Worker | None = None, threads: int = 1, first_step=0
 ):
     options = {"patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
-    spec = ModelSpec("tiny_vit", 2, 1, 8, (0.5,), (0.5,), options=options)
+    spec = ModelSpec("tiny_vit", 2, 3, 8, (0.5,) * 3, (0.5,) * 3, options=options)
     feed = epoch_batches(
         TrainingSet(split),
         initial_model(spec, seed=0),
@@ -177,3 +177,27 @@ def test_generated_images_are_read_once_too(split, read, folder):
         for share in shares:
             assert ready.rows(share.index).item_ids == data.rows(share.index).item_ids
     assert ready.real is not data.real
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        {},
+        {"flip": True},
+        {"crop": "pad", "pad": 2, "flip": True},
+        {"crop": "resized", "jitter": 0.2},
+    ],
+)
+def test_streamed_batches_are_those_of_the_split_in_memory(split, folder, augment):
+    whole = TrainingSet(PreparedDataset.open(folder).load("train"))
+    plan = EpochPlan(settings("window", **augment), seed=3, epochs=2, image_size=8)
+    cpu, share = torch.device("cpu"), Share(torch.tensor([3, 200, 17]), torch.zeros(3, dtype=int))
+
+    def batch(data: TrainingSet) -> torch.Tensor:
+        built = make_batch(data, share, plan=plan, num_classes=2, epoch=0, step=0, device=cpu)
+        return built.images
+
+    with TrainingSet(split).planned(share.index) as ready:
+        streamed = batch(ready)
+    assert torch.equal(streamed, batch(whole))
+    assert streamed.is_contiguous()  # strides choose kernels, and these choose roundings
