@@ -77,7 +77,7 @@ def test_code_of_the_users_own_may_lie_in_any_folder(checkout, tmp_path_factory,
 
 def revision_in(folder: Path, **env: str) -> str:
     """The revision that the code in a folder says of itself."""
-    script = "from pipelines.runtime.artifacts import git_revision; print(git_revision())"
+    script = "from pipelines.runtime.provenance import git_revision; print(git_revision())"
     environ = {k: v for k, v in os.environ.items() if not k.startswith("CASEMATE_REV")}
     return subprocess.check_output(
         [sys.executable, "-c", script],

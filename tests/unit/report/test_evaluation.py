@@ -41,6 +41,11 @@ def found(rows):
     return {chapter.anchor: chapter for chapter in chapters(Evaluation(rows, made_failures()))}
 
 
+@pytest.fixture(scope="module")
+def page(found):
+    return render(content(found.values()))
+
+
 def content(shown):
     return Content("t", "s", (), EMPTY, (), tuple(shown), "recipe")
 
@@ -96,9 +101,9 @@ def test_every_figure_has_its_table_and_says_what_it_shows(found):
     content(found.values()).tables()  # names are unique
 
 
-def test_equal_rows_give_equal_bytes(found):
+def test_equal_rows_give_equal_bytes(page):
     again = chapters(Evaluation(made_rows(), made_failures()))
-    assert render(content(again)) == render(content(found.values()))
+    assert render(content(again)) == page
 
 
 @pytest.mark.parametrize("suites", [*[(name,) for name in SUITES], ("shifts", "spatial"), ()])
@@ -118,7 +123,7 @@ def test_one_model_without_failure_maps_renders(rows):
     assert len(shown["corruptions"].charts) == 1  # lines need several models
 
 
-def test_missing_numbers_are_empty_and_say_why(found):
+def test_missing_numbers_are_empty_and_say_why(found, page):
     scores = {t.name: t for t in found["corruptions"].tables}["evaluate.corruptions.scores"]
     titles = [column.title for column in scores.columns]
     by_model = {line[0]: dict(zip(titles, line, strict=True)) for line in scores.rows}
@@ -131,7 +136,6 @@ def test_missing_numbers_are_empty_and_say_why(found):
     across = [line for line in matrix.rows if line[:2] == ("rn-50", "vit-b")]
     assert across[0][3] == Missing()
     assert across[0][-1] == "the source takes 3x16x16, the target 3x8x8"
-    page = render(content(found.values()))
     assert re.search(r'<td class="num"[^>]*><span>none</span></td>', page)
     assert "no items" in page  # the class without items
 
@@ -248,8 +252,8 @@ def test_overview_needs_more_than_clean_items(rows):
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="no browser on this machine")
-def test_charts_fit_a_phone(found, tmp_path):
-    (tmp_path / "r.html").write_text(render(content(found.values())), encoding="utf-8")
+def test_charts_fit_a_phone(found, page, tmp_path):
+    (tmp_path / "r.html").write_text(page, encoding="utf-8")
     seen = visit(tmp_path / "r.html", width=390, height=844, scheme="dark")
     assert seen.errors == seen.requests == ()
     assert seen.scroll_width <= seen.inner_width

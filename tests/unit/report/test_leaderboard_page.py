@@ -1,15 +1,15 @@
 """The page of the leaderboard in a real browser: fits, sorts, filters, reads without scripts."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 
 from components.report.leaderboard import leaderboard_page
-from tests.e2e.browser import ARGUMENTS, LAYOUT, check_page, find_chromium, visit
+from tests.e2e.browser import LAYOUT, browser_pages, check_page, find_chromium, visit
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None, reason="no chromium, chromium-browser or google-chrome on this machine"
@@ -70,21 +70,25 @@ def page_file(tmp_path_factory) -> Path:
     return path
 
 
-@contextmanager
-def opened(path: Path, *, scripts: bool = True, width: int = 1280) -> Iterator[Page]:
-    errors: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
-        try:
-            page = browser.new_page(
-                java_script_enabled=scripts, viewport={"width": width, "height": 900}
-            )
+Opened = Callable[..., AbstractContextManager[Page]]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Opened]:
+    """Opens pages without errors in one browser for all tests of this module."""
+    with browser_pages() as open_page:
+
+        @contextmanager
+        def open_one(path: Path, *, scripts: bool = True, width: int = 1280) -> Iterator[Page]:
+            errors: list[str] = []
+            page = open_page(path, width=width, scripts=scripts)
             page.on("pageerror", lambda error: errors.append(str(error)))
-            page.goto(path.resolve().as_uri())
+            page.reload()
             yield page
-        finally:
-            browser.close()
-    assert errors == []
+            page.context.close()
+            assert errors == []
+
+        yield open_one
 
 
 def column(page: Page, section: str, number: int) -> list[str]:
@@ -100,7 +104,7 @@ def test_the_page_fits_and_asks_for_nothing(page_file, width, scheme):
 
 
 @pytest.mark.parametrize("width", [1280, 1440])
-def test_no_column_of_a_board_is_cut_off_on_a_desk(page_file, width):
+def test_no_column_of_a_board_is_cut_off_on_a_desk(opened, page_file, width):
     """With ties, reasons, long names and every other column that a board may have."""
     with opened(page_file, width=width) as page:
         assert page.evaluate(LAYOUT)["cut"] == []
@@ -108,7 +112,7 @@ def test_no_column_of_a_board_is_cut_off_on_a_desk(page_file, width):
         assert last["x"] + last["width"] <= width
 
 
-def test_columns_sort_as_numbers_and_empty_ranks_stay_last(page_file):
+def test_columns_sort_as_numbers_and_empty_ranks_stay_last(opened, page_file):
     board = "board-00000001 .scroll:nth-of-type(2)"  # the second budget of the chapter
     with opened(page_file) as page:
         ranks = "1", "2", "3", "suspect"
@@ -129,7 +133,7 @@ def test_columns_sort_as_numbers_and_empty_ranks_stay_last(page_file):
         assert labels == sorted(labels)
 
 
-def test_filters_leave_what_is_asked_for(page_file):
+def test_filters_leave_what_is_asked_for(opened, page_file):
     with opened(page_file, width=390) as page:
         boards = page.locator("main section[data-kind]")
         status = page.locator(".filters output")
@@ -155,7 +159,7 @@ def test_filters_leave_what_is_asked_for(page_file):
         assert width[0] <= width[1]
 
 
-def test_without_scripts_everything_is_there_and_nothing_is_dead(page_file):
+def test_without_scripts_everything_is_there_and_nothing_is_dead(opened, page_file):
     with opened(page_file, scripts=False) as page:
         assert page.locator(".filters, th button").count() == 0
         assert page.locator("main section[data-kind]:visible").count() == 3
