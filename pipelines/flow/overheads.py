@@ -1,129 +1,125 @@
-"""Fixed times of a flow on this machine: starts of Ray, of workers, and of the tracking store.
+"""Fixed times of a flow on this machine, from a real flow that computes next to nothing.
 
-Measured once per estimate, in a process of its own that starts what a flow starts:
-`python -m pipelines.flow.overheads NUM_CPUS`.
+`casemate run` on a few digits and a network of a few weights, in a process of its own, with one
+core, so that its steps follow each other: what they take is starts of processes, imports, files and
+the tracking store.
 """
 
-import json
-import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from components.core.errors import CasemateError, last_line
+import psutil
+import yaml
+
+from components.core.errors import CasemateError
 from pipelines.recipe.costs import NO_SPEED, Seconds, Speed, StepCost
-from pipelines.recipe.schema.place import ClusterSection
+from pipelines.runtime.shipping import ROOT
 
-LIGHT = 3  # processes without torch that Ray Data starts for a dataset
+FLOW: Mapping[str, object] = {
+    "name": "overheads",
+    "data": {"source": "digits", "limits": {"train": 32, "val": 16, "test": 16}},
+    "model": {
+        "architecture": "tiny_vit",
+        "options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 1},
+    },
+    "train": {"epochs": 1, "batch_size": 16},
+    "attack": {"few": {"eps": 0.1, "num_items": 4, "sanity": None, "attacks": [{"kind": "fgsm"}]}},
+    "evaluate": None,
+    "cluster": {"num_cpus": 1},
+}
+DONE = re.compile(r"^(\S+)\s+(?:\d+ min )?[\d.]+ s\s+\S+-[0-9a-f]{12}$")
+STEPS = {"prepare": "prepare", "train": "train.main", "attack": "attack.few", "report": "report"}
+LIKE = {"tune": "train"}  # stages that start what another one does; all others: attack
+SAMPLES = 0.25  # seconds
+
+
+class ProcessorTime:
+    """Of a process and of all that it starts, also of those that have ended."""
+
+    def __init__(self, pid: int) -> None:
+        self._root, self._spent = psutil.Process(pid), dict[tuple[int, float], float]()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    @property
+    def total(self) -> float:
+        """Seconds so far; those of a process's last quarter of a second may be missing."""
+        self._look()
+        return sum(self._spent.values())
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        while not self._stopped.wait(SAMPLES):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            found = [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in found:
+            try:
+                times, key = process.cpu_times(), (process.pid, process.create_time())
+            except psutil.NoSuchProcess:
+                continue
+            self._spent[key] = times.user + times.system
+
+
+def timed_flow(command: list[str]) -> dict[str, Speed]:
+    """Seconds of every step of a flow on one core: from the end of the step before to its own."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, cwd=ROOT
+    )
+    spent, began, before = ProcessorTime(process.pid), time.monotonic(), 0.0
+    found: dict[str, Speed] = {}
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line.rstrip())
+        if step := DONE.match(said[-1]):
+            now, total = time.monotonic(), spent.total
+            found[step[1]] = Speed(now - began, total - before)
+            began, before = now, total
+    spent.stop()
+    if process.wait():
+        last = next((text for text in reversed(said) if text), "no word of why")
+        raise CasemateError("--measure", "a small flow", f"does not run here: {last}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Seconds by the clock and of the processor."""
+    """Seconds by the clock and of the processor, of one step of a stage."""
 
-    ray: Speed = NO_SPEED
-    light_worker: Speed = NO_SPEED
-    """A process of Ray's without torch."""
-    worker: Speed = NO_SPEED
-    """One that loads the code of a stage, torch included."""
-    tracking: Speed = NO_SPEED
-    """A new store with a first run."""
+    stages: Mapping[str, Speed]
 
     def of_step(self, cost: StepCost, num_workers: int) -> Seconds:
-        """What a step takes besides its passes."""
-        if cost.stage == "report":
-            return Seconds()
-        if cost.stage == "prepare":  # the first step waits for Ray and the store
-            return _seconds(self.ray + self.tracking + LIGHT * self.light_worker)
-        if cost.stage == "train":  # a controller, then the workers at once
-            both = self.light_worker + self.worker
-            return _seconds(both, cpu=self.light_worker.cpu + num_workers * self.worker.cpu)
-        return _seconds(self.worker, cpu=num_workers * self.worker.cpu)
+        """What a step takes besides its passes; its workers start at once."""
+        name = LIKE.get(cost.stage, cost.stage)
+        own = self.stages.get(name, self.stages.get("attack", NO_SPEED))
+        count = 1 if cost.stage in ("prepare", "report") else num_workers
+        return Seconds(own.wall, own.wall, count * own.cpu, count * own.cpu)
 
 
-def _seconds(speed: Speed, *, cpu: float | None = None) -> Seconds:
-    spent = speed.cpu if cpu is None else cpu
-    return Seconds(speed.wall, speed.wall, spent, spent)
-
-
-def measured_overheads(cluster: ClusterSection) -> Overheads:
-    """Start a Ray, two workers and a store, and see what it takes."""
-    command = [sys.executable, "-m", "pipelines.flow.overheads", str(cluster.num_cpus or 0)]
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
-    if done.returncode:
-        reason = last_line(RuntimeError(done.stderr.strip() or "no word of why"))
-        raise CasemateError("--measure", "Ray", f"does not start here: {reason}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    return Overheads(**{name: Speed(*speed) for name, speed in found.items()})
-
-
-def main(num_cpus: int) -> None:
-    """Print what each start takes."""
-    import psutil
-
-    def spent() -> float:
-        """Processor time of this process and of all that it has started."""
-        own = psutil.Process()
-        total = 0.0
-        for process in [own, *own.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
-
-    def timed(start: Callable[[], Any]) -> Speed:
-        wall, cpu = time.perf_counter(), spent()
-        start()
-        return Speed(time.perf_counter() - wall, max(spent() - cpu, 0.0))
-
-    found: dict[str, Speed] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        found["tracking"] = timed(lambda: _track(Path(folder)))
-        import ray
-
-        from pipelines.runtime.cluster import connect
-
-        found["ray"] = timed(
-            lambda: connect(ClusterSection(num_cpus=num_cpus or None), address=None)
-        )
-
-        @ray.remote(num_cpus=0)
-        class Started:
-            def load(self, module: str) -> str:
-                __import__(module)
-                return module
-
-        def start(module: str) -> Callable[[], Any]:
-            return lambda: ray.get(Started.remote().load.remote(module))  # type: ignore[attr-defined]
-
-        found["light_worker"] = timed(start("pipelines.stages.train.worker"))
-        found["worker"] = timed(start("pipelines.stages.train.session"))
-        ray.shutdown()
-    told = {name: list(asdict(speed).values()) for name, speed in found.items()}
-    sys.stdout.write(json.dumps(told) + "\n")
-
-
-def _track(folder: Path) -> None:
-    """What the driver of a flow loads, and a store with a run."""
-    from mlflow import MlflowClient
-
-    import pipelines.flow.run  # noqa: F401 - with all that it needs
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
-    run = client.create_run(client.create_experiment("overheads"))
-    client.log_param(run.info.run_id, "name", "value")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+def measured_overheads() -> Overheads:
+    """Those of this machine, now."""
+    with tempfile.TemporaryDirectory(prefix="casemate-") as name:
+        recipe = Path(name) / "overheads.yaml"
+        values = {**FLOW, "storage": {"root": str(Path(name) / "runs")}}
+        recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
+        found = timed_flow([sys.executable, "-m", "pipelines.cli", "run", str(recipe)])
+    missing = [step for step in STEPS.values() if step not in found]
+    if missing:
+        raise CasemateError("--measure", "a small flow", f"has told nothing of {missing[0]}")
+    return Overheads({stage: found[step] for stage, step in STEPS.items()})
