@@ -177,21 +177,14 @@ def _cost(recipe: "Recipe", accelerator: str) -> Row:
     try:
         rows = estimate(recipe, accelerators=[accelerator], dtype=PRECISION)
     except CasemateError as error:
-        return {**open_, "why": _reason(str(error))}
+        key, remedy = error.key.rpartition(": ")[2], error.remedy.partition(":")[0]
+        return {**open_, "why": f"{key} {error.value} {remedy}"}
     unknown = {row["step"].partition(".")[0]: row["unknown"] for row in rows if "unknown" in row}
     unknown.pop("prepare", None)  # takes no accelerator
     left_out = [WORDS.get(stage, stage) for stage in unknown]
     hours = [row["hours"][0] for row in rows if row["hours"]]
     low, high = (sum(hour[end] for hour in hours) for end in ("low", "high"))
     if high == 0:
-        return {**open_, "why": _reason(next(iter(unknown.values()), ""))}
+        why = next(iter(unknown.values()), "").partition("; ")[0]
+        return {**open_, "why": why.replace(": ", " ", 1)}
     return {**cost, "hours_low": low, "hours_high": high, "not_estimated": left_out, "why": ""}
-
-
-def _reason(text: str) -> str:
-    """The key and what is wrong with it, without the file and the remedy."""
-    for part in (".yaml: ", ": "):
-        head, found, rest = text.partition(part)
-        if found and (part != ": " or "/" in head or head.endswith(".yaml")):
-            text = rest
-    return text.partition("; ")[0].replace(": ", " ", 1)

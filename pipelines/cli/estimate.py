@@ -110,7 +110,7 @@ def _amounts(rows: Sequence[Row]) -> list[list[str]]:
             [
                 row["step"],
                 f"{row['num_items']:,}" if row["num_items"] else "",
-                _between(row["least_passes"], row["passes"]) + DRAWS.get(row.get("each", ""), ""),
+                _passes(row),
                 f"{row['flops']:.2g}" if row["flops"] else "",
                 size(row["device_bytes"]) if row["device_bytes"] else "",
                 size(row["storage_bytes"]),
@@ -120,6 +120,12 @@ def _amounts(rows: Sequence[Row]) -> list[list[str]]:
     sums = [sum(row[name] for row in rows) for name in ("flops", "storage_bytes", "objects")]
     table.append(["all", "", "", f"{sums[0]:.2g}", "", size(sums[1]), f"{sums[2]:,}"])
     return table
+
+
+def _passes(row: Row) -> str:
+    if not row["passes"]:
+        return ""
+    return _between(row["least_passes"], row["passes"]) + DRAWS.get(row.get("each", ""), "")
 
 
 def _times(rows: Sequence[Row], sums: Sequence[Row]) -> list[list[str]]:
@@ -138,7 +144,7 @@ def _times(rows: Sequence[Row], sums: Sequence[Row]) -> list[list[str]]:
             table.append([row["step"], *(own.get(total["where"], "") for total in sums)])
         table.append(["all", *(time_of(total["low"], total["high"]) for total in sums)])
     device = [time_of(total["device_hours_low"], total["device_hours_high"]) for total in sums]
-    table.append(["of one device" if here else "of one accelerator", *device])
+    table.append(["device time" if here else "accelerator time", *device])
     if any("cost_low" in total for total in sums):
         money = [
             _money(total["cost_low"], total["cost_high"]) if "cost_low" in total else ""

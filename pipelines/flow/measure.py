@@ -4,6 +4,7 @@ Each kind of work runs as in its stage: the real objective, attack or voter on n
 of the recipe's size. Passes are counted while they run, so a few steps tell the time of a pass.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from components.core import arithmetic
 from components.core.arithmetic import EXACT, using
 from components.core.errors import CasemateError
 from components.core.folders import Folder
+from components.core.pass_counts import ascent
 from components.data.corruptions.generate import corrupt
 from components.data.memory import MemoryDataset, numbered
 from components.data.prepared import ImageSplit
@@ -52,6 +54,8 @@ from pipelines.recipe.costs import (
     image_side,
 )
 from pipelines.recipe.facts import given_spec, known_channels, source_info, spec_of
+from pipelines.recipe.load import with_values
+from pipelines.recipe.model_costs import folder_costs, model_cost
 from pipelines.recipe.schema.attack import AttackSection
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.stages.attack.cost import rows_of_pass
@@ -59,7 +63,8 @@ from pipelines.stages.train.cost import TrainingCost
 from pipelines.stages.train.session import make_session
 
 SECONDS = 3.0  # that a kind of work is timed for, about
-FLOPS = 3e10  # of the passes over validation items that are timed, about
+FLOPS = 1e11  # of what is timed at once on a CPU, about: some seconds
+MOST_BYTES = 2**29  # of random images at a time
 LEAST_STEPS, MOST_STEPS = 4, 40
 HARMLESS = 1e-6  # a budget that breaks nothing: every row stays, as in the upper estimate
 FEWER: Mapping[str, int] = {
@@ -145,9 +150,23 @@ class MeasuredHere:
         found: TrainingSpeeds = self._known[key]
         return found
 
+    def _rows(self, wanted: int, flops: float) -> int:
+        """Rows of what is timed: fewer on a CPU where one takes so many FLOPs."""
+        if self.device != "cpu":
+            return wanted
+        return min(wanted, max(4, round(FLOPS / max(flops, 1.0)) // 4 * 4))
+
     def _training(self, cost: TrainingCost) -> TrainingSpeeds:
-        num_val = min(cost.num_val, 128, max(4, round(FLOPS / max(cost.flops, 1.0))))
-        data = self._dataset(cost.recipe, train=cost.batch_size * MOST_STEPS, val=num_val)
+        one = cost.flops * cost.epoch_counts(cost.epochs - 1).cost
+        rows = self._rows(cost.batch_size, one / (cost.batch_size * cost.num_steps))
+        if rows < cost.batch_size:
+            smaller = with_values(cost.recipe, {"train.batch_size": rows})
+            assert smaller.train is not None
+            cost = replace(cost, recipe=smaller, train=smaller.train)
+        num_val = min(cost.num_val, self._rows(128, cost.flops))
+        batch_bytes = rows * math.prod(self._images(cost.recipe, 1).shape)
+        num_steps = min(MOST_STEPS, max(LEAST_STEPS, MOST_BYTES // batch_bytes))
+        data = self._dataset(cost.recipe, train=rows * num_steps, val=num_val)
         inputs = self._denoiser_folder(cost.recipe, cost.model)
         recipe = build.with_absolute_paths(cost.recipe, inputs)
         session = make_session(
@@ -237,7 +256,9 @@ class MeasuredHere:
     def _attack(
         self, recipe: Recipe, section: AttackSection, name: str, settings: AttackSettings | None
     ) -> Speed:
-        model, size = self._model(recipe, name), rows_of_pass(section)
+        model, few = self._model(recipe, name), FEWER["num_steps"]
+        flops = model_cost(recipe, name).flops * ascent(few).cost
+        size = self._rows(rows_of_pass(section), flops)
         x = self._images(recipe, size).to(self.device).float() / 255
         logits_of = in_fixed_batches(model, size=size)
         with attack_mode(model), fast_forward(model.net):
@@ -267,12 +288,16 @@ class MeasuredHere:
         if key not in self._known:
             with self._threads(recipe.cluster.cpus_per_actor), using(EXACT):
                 if number < len(names):
-                    model = self._model(recipe, names[number])
+                    name = names[number]
+                    model, network = self._model(recipe, name), model_cost(recipe, name)
                 else:
                     analyzed = stage == "analyze"
                     others = section.other_models if analyzed else section.transfer.models
-                    model = self._folder_model(list(others.values())[number - len(names)])
-                size, side = section.micro_batch, model.spec.image_size
+                    folder = list(others.values())[number - len(names)]
+                    model = self._folder_model(folder)
+                    (network,) = folder_costs(step, {"other": folder})
+                side = model.spec.image_size
+                size = self._rows(section.micro_batch, network.flops)
                 x = torch.rand(size, model.spec.channels, side, side, device=self.device)
                 with attack_mode(model), fast_forward(model.net), torch.no_grad():
                     found = _timed(lambda: model(x), device=self.device)
@@ -315,11 +340,17 @@ class MeasuredHere:
         denoiser = settings.denoiser_name
         if behind is not None:
             denoiser = f"model:{self._random_model(recipe, behind) / 'model'}"
-        x = self._images(recipe, 40)
         model = self._model(recipe, settings.model)
+        flops = model_cost(recipe, settings.model).flops
+        x = self._images(recipe, self._rows(40, 16 * flops))
+        changes: dict[str, object] = {"num_items": len(x)}
+        if hasattr(settings, "block_size"):  # a unit may have thousands of draws
+            size = settings.planned_micro_batch
+            fitting = self._rows(settings.block_size, flops / 10) // size * size
+            changes["block_size"] = max(fitting, size)
         data = MemoryDataset.of(x, torch.zeros(len(x)).long(), num_classes=model.spec.num_classes)
         request = VoteRequest(
-            settings=_changed(settings, {"num_items": len(x)}),
+            settings=_changed(settings, changes),
             key=f"certify.{name}",
             dataset=data,
             model=model,
