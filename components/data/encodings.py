@@ -59,8 +59,9 @@ class Encoding:
 
     def check_decoder(self, where: object) -> None:
         """Refuse JPEG that was prepared for another decoder: its pixels may differ here."""
-        if self.decoder is not None and self.decoder != jpeg_decoder():
-            remedy = f"was prepared for {self.decoder}, here is {jpeg_decoder()}; prepare again"
+        if self.format == "jpeg" and self.decoder != jpeg_decoder():
+            named = self.decoder or "an unnamed decoder"
+            remedy = f"was prepared for {named}, here is {jpeg_decoder()}; prepare again"
             raise CasemateError("dataset", where, remedy)
 
     def encode(self, pixels: Pixels, *, original: bytes | None = None) -> bytes:

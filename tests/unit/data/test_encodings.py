@@ -180,6 +180,25 @@ def test_another_decoder_is_refused_for_training_images_only(tmp_path):
     assert len(prepared.load("test")) == 3
 
 
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ({"format": "jpeg", "quality": 95}, "for an unnamed decoder, here is torchcodec"),
+        ({"format": "webp"}, "cannot be used: unknown encoding 'webp'"),
+        ({"format": "raw", "speed": 9}, "cannot be used: .*speed"),
+        ("jpeg", "cannot be used"),
+    ],
+)
+def test_encodings_that_cannot_be_used_are_one_line(tmp_path, encoding, message):
+    prepare(tmp_path / "it", JPEG)
+    path = tmp_path / "it" / "dataset.json"
+    document = json.loads(path.read_text())
+    document["splits"]["train"]["encoding"] = encoding
+    path.write_text(json.dumps(document))
+    with pytest.raises(CasemateError, match=message):
+        PreparedDataset.open(tmp_path / "it").load("train")
+
+
 def test_png_records_do_not_name_a_format(tmp_path):
     source = Pictures()
     job = open_job(source, source.entries(), folder=tmp_path, fitting=Fitting(), on_error="fail")
