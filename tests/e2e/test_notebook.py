@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 from scipy.stats import binomtest
 
 from tests.e2e.cli import ROOT
@@ -20,19 +21,35 @@ HALF_DIGIT = 0.5e-6  # the table prints six decimals
 
 
 @pytest.fixture(scope="module")
-def cells(finished_flow):
-    """The executed code cells by id; an error in any of them is raised here."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    client = NotebookClient(
-        notebook,
-        timeout=180,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(NOTEBOOK.parent)}},
-    )
+def executed(finished_flow):
+    """Executes a notebook: `executed(path, cell="before -> after")` gives its code cells by id.
+
+    All share one kernel, whose imports take seconds, but no variables. An error is raised here.
+    """
+    place = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    client = NotebookClient(new_notebook(), timeout=180, kernel_name="python3", resources=place)
     env = {**os.environ, "CASEMATE_STORAGE": str(finished_flow)}
     env.pop("MLFLOW_TRACKING_URI", None)
-    client.execute(env=env)
-    return {cell["id"]: cell for cell in notebook.cells if cell["cell_type"] == "code"}
+
+    def run(path: Path, **changes: str) -> dict:
+        client.nb = nbformat.read(path, as_version=4)
+        cells = {cell["id"]: cell for cell in client.nb.cells if cell["cell_type"] == "code"}
+        for name, change in changes.items():
+            before, after = change.split(" -> ")
+            assert before in cells[name]["source"]
+            cells[name]["source"] = cells[name]["source"].replace(before, after)
+        client.nb.cells.insert(0, new_code_cell("%reset -f"))
+        client.execute(env=env, cleanup_kc=False)
+        return cells
+
+    yield run
+    client.nb = new_notebook()
+    client.execute(cleanup_kc=True)
+
+
+@pytest.fixture(scope="module")
+def cells(executed):
+    return executed(NOTEBOOK)
 
 
 def text_of(cell) -> str:
@@ -101,20 +118,7 @@ def test_steps_and_runs_are_listed(cells):
     assert runs.count("FINISHED") == 12  # the flow and its eleven steps
 
 
-def executed(path: Path, **changes: str) -> dict:
-    """The executed code cells of a notebook by id; `changes` replace the text of its cells."""
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        if cell["id"] in changes:
-            before, after = changes[cell["id"]].split(" -> ")
-            assert before in cell["source"]
-            cell["source"] = cell["source"].replace(before, after)
-    place = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place).execute()
-    return {cell["id"]: cell for cell in notebook.cells if cell["cell_type"] == "code"}
-
-
-def test_a_vit_is_taken_apart():
+def test_a_vit_is_taken_apart(executed):
     cells = executed(INSIDE, train="num_steps, eps = 600 -> num_steps, eps = 30")
     pictures = ("correlation", "lesions", "masks", "restricted", "perturbations", "accumulation")
     for name in pictures:
@@ -126,7 +130,7 @@ def test_a_vit_is_taken_apart():
     assert last[1] == last[2]  # no attention between patches in the first or the last 6 of 6 blocks
 
 
-def test_a_network_of_ones_own_is_attacked_and_certified():
+def test_a_network_of_ones_own_is_attacked_and_certified(executed):
     cells = executed(OWN_MODEL, model="1520 -> 1506")  # 6 items
     assert "robust" in text_of(cells["attack"])
     assert "gaussian_noise" in text_of(cells["evaluate"])
@@ -134,7 +138,7 @@ def test_a_network_of_ones_own_is_attacked_and_certified():
         assert "num_items" in text_of(cells[name])
 
 
-def test_runs_are_compared_item_by_item():
+def test_runs_are_compared_item_by_item(executed):
     cells = executed(
         COMPARE, certify="num_estimate=1000, radii=radii -> num_estimate=400, radii=radii"
     )
