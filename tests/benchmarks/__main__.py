@@ -39,7 +39,7 @@ BENCHMARKS = (
     Benchmark("input"),
     Benchmark("memory"),
     Benchmark("attacks", on_gpu=True),
-    Benchmark("autoattack"),
+    Benchmark("autoattack", on_gpu=True),
     Benchmark("training", on_gpu=True),
     Benchmark("sampling", on_gpu=True),
     Benchmark("patches", on_gpu=True),
