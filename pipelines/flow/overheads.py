@@ -5,6 +5,7 @@ core, so that its steps follow each other: what they take is starts of processes
 the tracking store.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ DONE = re.compile(r"^(\S+)\s+(?:\d+ min )?[\d.]+ s\s+\S+-[0-9a-f]{12}$")
 STEPS = {"prepare": "prepare", "train": "train.main", "attack": "attack.few", "report": "report"}
 LIKE = {"tune": "train"}  # stages that start what another one does; all others: attack
 SAMPLES = 0.25  # seconds
+ELSEWHERE = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")  # the flow stays on this machine
 
 
 class ProcessorTime:
@@ -79,7 +81,13 @@ class ProcessorTime:
 def timed_flow(command: list[str]) -> dict[str, Speed]:
     """Seconds of every step of a flow on one core: from the end of the step before to its own."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1, cwd=ROOT
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        bufsize=1,
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in ELSEWHERE},
     )
     spent, began, before = ProcessorTime(process.pid), time.monotonic(), 0.0
     found: dict[str, Speed] = {}
@@ -116,7 +124,11 @@ def measured_overheads() -> Overheads:
     """Those of this machine, now."""
     with tempfile.TemporaryDirectory(prefix="casemate-") as name:
         recipe = Path(name) / "overheads.yaml"
-        values = {**FLOW, "storage": {"root": str(Path(name) / "runs")}}
+        kept = {
+            "storage": {"root": f"{name}/runs"},
+            "tracking": {"uri": f"sqlite:///{name}/runs.db"},
+        }
+        values = {**FLOW, **kept}
         recipe.write_text(yaml.safe_dump(values), encoding="utf-8")
         found = timed_flow([sys.executable, "-m", "pipelines.cli", "run", str(recipe)])
     missing = [step for step in STEPS.values() if step not in found]

@@ -13,6 +13,7 @@ from torch import nn
 from components.attacks.gradients import attack_mode
 from components.attacks.interface import Items
 from components.attacks.listing import attack_list, attention_scales, make_attack, scaled_attack
+from components.attacks.sanity.audit import NUM_QUERIES, audit, audit_counts
 from components.attacks.settings import ATTACKS, AasSettings, PgdSettings, ScaleAscentSettings
 from components.core.pass_counts import CLEAN, PassCounts
 from components.models.counting import counted_passes
@@ -98,6 +99,16 @@ def test_scaled_attacks_and_their_search_cost_what_is_counted(surrogate):
         attack.examine(net, items())
         attack.restarts()(net, items())
     assert seen.counts == NUM_ITEMS * settings.pass_counts(NUM_CLASSES)
+
+
+def test_the_sanity_suite_costs_what_is_counted():
+    counts = audit_counts(norm="linf", eps=0.1, num_pixels=48, num_items=NUM_ITEMS, surrogate=False)
+    with attack_mode(Stubborn()) as model, counted_passes(model) as seen:
+        audit(model, items(), net=model, norm="linf", eps=0.1)
+    assert seen.counts.to_pixels == NUM_ITEMS * counts.to_pixels
+    # Without access to its attention it is looked at once less; Square asks ahead.
+    least = NUM_ITEMS * (counts.forward - 1)
+    assert least <= seen.counts.forward <= least + NUM_ITEMS * NUM_QUERIES
 
 
 def test_every_registered_attack_has_counts():
