@@ -20,9 +20,10 @@ import psutil
 import yaml
 
 from components.core.errors import CasemateError
-from pipelines.recipe.costs import NO_SPEED, Seconds, Speed, StepCost
+from pipelines.recipe.costs import OWN_WORKERS, Seconds, Speed, StepCost
 from pipelines.runtime.shipping import ROOT
 
+FEW = {"eps": 0.1, "num_items": 4, "sanity": None, "attacks": [{"kind": "fgsm"}]}
 FLOW: Mapping[str, object] = {
     "name": "overheads",
     "data": {"source": "digits", "limits": {"train": 32, "val": 16, "test": 16}},
@@ -31,12 +32,16 @@ FLOW: Mapping[str, object] = {
         "options": {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 1},
     },
     "train": {"epochs": 1, "batch_size": 16},
-    "attack": {"few": {"eps": 0.1, "num_items": 4, "sanity": None, "attacks": [{"kind": "fgsm"}]}},
+    "attack": {"first": FEW, "second": FEW},
     "evaluate": None,
     "cluster": {"num_cpus": 1},
 }
 DONE = re.compile(r"^(\S+)\s+(?:\d+ min )?[\d.]+ s\s+\S+-[0-9a-f]{12}$")
-STEPS = {"prepare": "prepare", "train": "train.main", "attack": "attack.few", "report": "report"}
+KEPT = "kept"  # a sharded step whose workers were started by the one before it
+STEPS = {
+    **{"prepare": "prepare", "train": "train.main", "report": "report"},
+    **{"attack": "attack.first", KEPT: "attack.second"},
+}
 LIKE = {"tune": "train"}  # stages that start what another one does; all others: attack
 SAMPLES = 0.25  # seconds
 ELSEWHERE = ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")  # the flow stays on this machine
@@ -112,10 +117,12 @@ class Overheads:
 
     stages: Mapping[str, Speed]
 
-    def of_step(self, cost: StepCost, num_workers: int) -> Seconds:
+    def of_step(self, cost: StepCost, num_workers: int, *, kept: bool) -> Seconds:
         """What a step takes besides its passes; its workers start at once."""
         name = LIKE.get(cost.stage, cost.stage)
-        own = self.stages.get(name, self.stages.get("attack", NO_SPEED))
+        if cost.stage not in OWN_WORKERS:
+            name = KEPT if kept else "attack"
+        own = self.stages[name]
         count = 1 if cost.stage in ("prepare", "report") else num_workers
         return Seconds(own.wall, own.wall, count * own.cpu, count * own.cpu)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NUM_CLASSES = 1000  # while the files are not read; the head is a small share of all FLOPs
 MACS = 2  # FLOPs of a multiply-accumulate
 HERE = "here"
+OWN_WORKERS = ("prepare", "train", "tune", "report")  # all other stages share the kept ones
 MANIFESTS = 2  # objects of every step besides its files
 Row = dict[str, Any]  # of the estimate, as JSON has it
 
@@ -75,8 +76,8 @@ class TrainingSpeeds:
 class FixedTimes(Protocol):
     """What a flow takes besides passes."""
 
-    def of_step(self, cost: "StepCost", num_workers: int) -> "Seconds":
-        """The starts that a step waits for."""
+    def of_step(self, cost: "StepCost", num_workers: int, *, kept: bool) -> "Seconds":
+        """What a step starts and writes; `kept`: an earlier step has left its workers to it."""
 
 
 class Lab(Protocol):
@@ -344,10 +345,21 @@ def rows_of(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """The rows of an estimate; with a `lab`, by speeds that it measures on this machine."""
-    return [_row(cost, hardware, lab, say) for cost in costs]
+    rows, kept = [], False
+    for cost in costs:
+        rows.append(_row(cost, hardware, lab, say, kept=kept))
+        kept = kept or cost.stage not in OWN_WORKERS
+    return rows
 
 
-def _row(cost: StepCost, hardware: Hardware, lab: Lab | None, say: Callable[[str], None]) -> Row:
+def _row(
+    cost: StepCost,
+    hardware: Hardware,
+    lab: Lab | None,
+    say: Callable[[str], None],
+    *,
+    kept: bool,
+) -> Row:
     row: Row = {"step": cost.step, "num_items": cost.num_items}
     cost = replace(cost, memory=_memory(cost, hardware.dtype))
     if cost.unknown:
@@ -367,7 +379,7 @@ def _row(cost: StepCost, hardware: Hardware, lab: Lab | None, say: Callable[[str
     if lab is not None:
         say(f"{cost.step}: measuring")
         parts, total = _measured(cost, lab)
-        total = _on(num_workers, total) + lab.overheads.of_step(cost, num_workers)
+        total = _on(num_workers, total) + lab.overheads.of_step(cost, num_workers, kept=kept)
         return {**row, "parts": parts, "hours": [_place(HERE, total, cost, hardware, num_workers)]}
     parts = [
         {"what": work.what, "passes": work.most, "least_passes": work.least} for work in cost.works

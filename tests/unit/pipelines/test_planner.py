@@ -9,9 +9,11 @@ from components.certify.estimate import ACCELERATORS
 from components.core.errors import CasemateError
 from pipelines import api
 from pipelines.cli.main import app
+from pipelines.flow.overheads import KEPT, STEPS, Overheads
 from pipelines.recipe.costs import (
     Hardware,
     Question,
+    Seconds,
     Speed,
     StepCost,
     TrainingSpeeds,
@@ -193,9 +195,8 @@ class Stopwatch:
 
     overheads = property(lambda self: self)
 
-    def of_step(self, cost, num_workers):
-        from pipelines.recipe.costs import Seconds
-
+    def of_step(self, cost, num_workers, *, kept):
+        assert not kept
         return Seconds(10, 10, 10 * num_workers, 10 * num_workers)
 
     def num_workers(self, stage):
@@ -259,3 +260,20 @@ def test_wrong_words_are_refused_in_one_line(words, said):
     found = run("demo", *words)
     assert isinstance(found.exception, CasemateError)  # the command line shows it and exits with 2
     assert said in str(found.exception)
+
+
+def test_a_step_whose_workers_an_earlier_one_has_started_waits_for_less():
+    starts = Overheads({stage: Speed(9.0, 9.0) for stage in STEPS} | {KEPT: Speed(1.0, 1.0)})
+    steps = [StepCost(step=step, num_items=1) for step in ("train.a", "attack.a", "certify.p")]
+    waits = [starts.of_step(step, 2, kept=kept).cpu_low
+             for step, kept in zip(steps, (False, False, True), strict=True)]  # fmt: skip
+    assert waits == [18, 18, 2]
+    seen = []
+
+    class Noted(Stopwatch):
+        def of_step(self, cost, num_workers, *, kept):
+            seen.append(kept)
+            return Seconds()
+
+    rows_of(steps, Hardware(accelerators=(), dtype="fp32"), lab=Noted())
+    assert seen == [False, False, True]
