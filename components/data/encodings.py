@@ -5,10 +5,10 @@ name and version belong to the dataset. Free of torch until the first JPEG is de
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from PIL import Image
@@ -18,6 +18,7 @@ from components.data.settings import DataSettings
 from components.data.sources.base import Pixels
 
 if TYPE_CHECKING:  # workers that only read PNG do not load torch
+    import torch
     from torch import Tensor
 
 FORMATS = ("png", "jpeg", "raw")
@@ -123,6 +124,19 @@ def decode_jpeg(content: bytes, *, channels: int) -> Pixels:
     image: Tensor = decoded(content, mode="GRAY" if channels == 1 else "RGB")
     pixels: Pixels = image.permute(1, 2, 0).numpy()
     return pixels
+
+
+def decode_jpegs(contents: Sequence[bytes], *, channels: int, device: "torch.device") -> "Tensor":
+    """(N, C, H, W) uint8 on `device`, decoded there in one call.
+
+    A GPU has a decoder of its own (nvJPEG), which rounds differently than that of the host.
+    """
+    import torch
+    from torchcodec.decoders import decode_jpeg as decoded
+
+    mode: Literal["GRAY", "RGB"] = "GRAY" if channels == 1 else "RGB"
+    images: list[Tensor] = decoded(list(contents), mode=mode, device=device)
+    return torch.stack(images)
 
 
 def is_jpeg_of(content: bytes, pixels: Pixels) -> bool:

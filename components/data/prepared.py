@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from components.core.errors import CasemateError
+from components.core.errors import CasemateError, first_line
 from components.core.folders import Folder
 from components.core.types import Images
-from components.data.encodings import Encoding
+from components.data.encodings import Encoding, decode_jpegs
 from components.data.read_ahead import PlannedReader
 from components.data.stream import (
     Rows,
@@ -105,13 +105,34 @@ class LazySplit:
 
     reader: ShardReader
     limit: int | None = None  # only the first items; None: all
+    decoded_on: torch.device | None = None  # where `rows` decodes JPEG; None: on the host
 
     def __len__(self) -> int:
         return min(len(self.reader), len(self.reader) if self.limit is None else self.limit)
 
     def rows(self, index: Tensor) -> ImageSplit:
         """The items at these positions, in this order."""
-        return _in_memory(self.reader.rows(index.numpy()))
+        if self.decoded_on is None:
+            return _in_memory(self.reader.rows(index.numpy()))
+        found = self.reader.encoded(index.numpy())
+        images = self._on_device(found.contents, self.decoded_on)
+        return ImageSplit(tuple(found.item_ids), images, torch.from_numpy(found.labels))
+
+    def _on_device(self, contents: list[bytes], device: torch.device) -> Tensor:
+        """(N, C, H, W) uint8 of JPEG files, decoded there."""
+        shape = self.reader.image_shape
+        if not contents:
+            return torch.empty(0, *shape, dtype=torch.uint8, device=device)
+        try:
+            images = decode_jpegs(contents, channels=shape[0], device=device)
+        except RuntimeError as error:
+            remedy = f"does not work on {device} ({first_line(error)}); write host"
+            raise CasemateError("train.decode", "device", remedy) from error
+        if tuple(images.shape[1:]) != shape:
+            found, stored = ("x".join(map(str, sides)) for sides in (images.shape[1:], shape))
+            remedy = f"is {found}, not the {stored} of its dataset; prepare again"
+            raise CasemateError("dataset", self.reader.folder, remedy)
+        return images
 
     def take(self, num_items: int) -> ImageSplit:
         """At most the first `num_items`: a random sample, as the stored order is shuffled."""

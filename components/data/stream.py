@@ -5,7 +5,7 @@ Free of torch, like `shards.py`: workers that only read pixels start quickly.
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +40,15 @@ class Rows:
 
     item_ids: list[str]
     images: Pixels  # (N, C, H, W)
+    labels: NDArray[np.int64]  # (N,)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Some items of one split, as they are stored."""
+
+    item_ids: list[str]
+    contents: list[bytes]
     labels: NDArray[np.int64]  # (N,)
 
 
@@ -157,9 +166,30 @@ class ShardReader:
 
     def rows(self, positions: NDArray[np.int64]) -> Rows:
         """The items at `positions`, in that order; reads no other file and decodes no other row."""
+        images = self._empty(len(positions))
+
+        def put(place: int, content: bytes, item_id: str) -> None:
+            images[place] = self._decoded(content, item_id)
+
+        item_ids, labels = self._each(positions, put)
+        return Rows(item_ids, images, labels)
+
+    def encoded(self, positions: NDArray[np.int64]) -> EncodedRows:
+        """The same, not decoded."""
+        contents = [b""] * len(positions)
+
+        def put(place: int, content: bytes, _: str) -> None:
+            contents[place] = content
+
+        item_ids, labels = self._each(positions, put)
+        return EncodedRows(item_ids, contents, labels)
+
+    def _each(
+        self, positions: NDArray[np.int64], put: Callable[[int, bytes, str], None]
+    ) -> tuple[list[str], NDArray[np.int64]]:
+        """Ids and labels of the items; `put` gets the place, bytes and id of each."""
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self):
             raise IndexError(f"positions outside 0..{len(self) - 1}")
-        images = self._empty(len(positions))
         labels = np.empty(len(positions), dtype=np.int64)
         item_ids = [""] * len(positions)
         numbers = self.numbers(positions)
@@ -170,10 +200,10 @@ class ShardReader:
             ids, encoded = table.column("item_id"), table.column("image")
             for place, row in zip(places.tolist(), within.tolist(), strict=True):
                 item_ids[place] = ids[row].as_py()
-                images[place] = self._decoded(encoded[row].as_py(), item_ids[place])
+                put(place, encoded[row].as_py(), item_ids[place])
             labels[places] = table.column("label").to_numpy()[within]
             self._used(number, len(places))
-        return Rows(item_ids, images, labels)
+        return item_ids, labels
 
     def _decoded(self, content: bytes, item_id: str) -> Pixels:
         """One image (C, H, W); an error if it is not one of the dataset's shape."""

@@ -207,6 +207,9 @@ class TrainSettings(Settings):
     order: Annotated[Literal["window", "balanced"], Later()] = "window"
     """Of a streamed split: `window` shuffles the items of eight files; `balanced` also puts equally
     many of each into a batch, so that each train worker reads its own part of the files only."""
+    decode: Annotated[Literal["host", "device"], Later()] = "host"
+    """Where training images of `data.train_format: jpeg` are decoded. `device`: on the GPU, for
+    each batch anew, by a decoder that rounds differently than that of the host."""
     val_items: Count = 256
     """Validation items that are attacked after each epoch."""
     val_eps: PositivePixels | None = None
@@ -249,6 +252,9 @@ class TrainSettings(Settings):
         yield from {str(problem): problem for problem in own}.values()  # variants may share one
         yield from self._denoiser_problems()
         yield from self._validation_problems()
+        if self.decode == "device" and self.augment.rand_augment is not None:
+            remedy = "cannot be combined with rand_augment, which works on the host"
+            yield Problem("decode", self.decode, remedy)
         lengths = [self.epochs, *(v.epochs for v in self.variants.values() if v.epochs)]
         yield from self.schedule.problems_in(min(lengths))
 

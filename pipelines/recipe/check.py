@@ -132,6 +132,21 @@ def _batches(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         problems.add("data.synthetic.ratio", synthetic.ratio, remedy)
 
 
+def _decoding(recipe: Recipe, facts: Facts, problems: Problems) -> None:
+    """Decoding on GPUs that are not there, or of images that are not JPEG."""
+    if recipe.train is None or recipe.train.decode == "host":
+        return
+    remedy = ""
+    if recipe.data.train_format != "jpeg":
+        remedy = "needs data.train_format: jpeg"
+    elif not recipe.cluster.gpus_per_train_worker:
+        remedy = "needs GPUs; set cluster.gpus_per_train_worker, or write host"
+    elif recipe.data.synthetic:
+        remedy = "cannot be combined with data.synthetic; write host"
+    if remedy:
+        problems.add("train.decode", recipe.train.decode, remedy)
+
+
 def _rates(recipe: Recipe, facts: Facts, problems: Problems) -> None:
     """A cosine schedule whose floor is above its peak."""
     if recipe.train is None:
@@ -327,7 +342,7 @@ def _prepared(recipe: Recipe, facts: Facts, problems: Problems) -> None:
         problems.add("data.image_size", shape, "is not square; set data.image_size")
 
 
-SECTIONS: list[Check] = [_trained_models, _devices, _batches, _rates]
+SECTIONS: list[Check] = [_trained_models, _devices, _batches, _decoding, _rates]
 REGISTRIES: list[Check] = [
     *(_data, _architectures, _augmentation, _user_code),
     evaluation.check_files,

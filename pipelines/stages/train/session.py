@@ -1,6 +1,7 @@
 """The training of a recipe's model as a session, on any worker: needs no Ray."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from components.train.feed import Feeding, Worker
 from components.train.objectives.base import Objective
 from components.train.objectives.make import make_objective
 from components.train.session import Session, initial_model
+from components.train.settings import TrainSettings
 from pipelines.recipe import build, denoisers
 from pipelines.recipe.schema.recipe import Recipe
 
@@ -45,7 +47,7 @@ def make_session(
     return Session(
         network.to(device),
         objective_of(recipe, model),
-        train=train or dataset.open_split("train", memory_mb=memory),
+        train=train or training_split(recipe.train, dataset, device=device),
         val=dataset.open_split("val", memory_mb=memory),
         synthetic=dataset.open_split("synthetic", memory_mb=memory) if synthetic else None,
         plan=EpochPlan(
@@ -60,6 +62,19 @@ def make_session(
         worker=worker,
         feeding=feeding,
     )
+
+
+def training_split(
+    train: TrainSettings,
+    dataset: PreparedDataset,
+    *,
+    device: torch.device,
+    limit: int | None = None,
+) -> Split:
+    """The first `limit` items: in memory if they fit, still encoded if the device decodes them."""
+    if train.decode == "host":
+        return dataset.open_split("train", memory_mb=train.memory_mb, limit=limit)
+    return replace(dataset.lazy("train"), limit=limit, decoded_on=device)
 
 
 def objective_of(recipe: Recipe, model: str) -> Objective:

@@ -26,7 +26,7 @@ from pipelines.recipe import load as recipes
 from pipelines.recipe.schema.recipe import MAIN, Recipe
 from pipelines.recipe.trials import Values, trial_recipe, tuned
 from pipelines.runtime.devices import device_name, worker_device
-from pipelines.stages.train.session import make_session
+from pipelines.stages.train.session import make_session, training_split
 from pipelines.stages.train.worker import all_reduce
 
 EPOCHS, SCORE = "epochs", "score"  # what schedulers and searches look at
@@ -117,9 +117,7 @@ class TrialTraining:
             recipe,
             MAIN,
             dataset,
-            train=dataset.open_split(
-                "train", memory_mb=recipe.train.memory_mb, limit=section.train_items
-            ),
+            train=training_split(recipe.train, dataset, device=device, limit=section.train_items),
             device=device,
             fresh=saved is None,
             wrap=_wrap_of(recipe, worker, device),
