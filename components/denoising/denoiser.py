@@ -95,9 +95,9 @@ def on_schedule(noisy: Images, sigma: float) -> Tensor:
 
     abar is exact for sigma: rounding to a timestep does not change the noise level.
     """
-    return math.sqrt(abar_of(sigma)) * (2 * noisy - 1)
+    return (2 * noisy).sub_(1).mul_(math.sqrt(abar_of(sigma)))
 
 
 def to_pixels(clean: Tensor) -> Images:
     """[-1, 1] to [0, 1]."""
-    return (clean + 1) / 2
+    return (clean + 1).div_(2)

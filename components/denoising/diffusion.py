@@ -91,7 +91,7 @@ class Diffusion:
         output = output[:, : noisy.shape[1]]
         signal, noise = math.sqrt(abar), math.sqrt(1 - abar)
         if self.prediction == "epsilon":
-            estimate = (noisy - noise * output) / signal
+            estimate = (noisy - noise * output).div_(signal)
         elif self.prediction == "v_prediction":
             estimate = signal * noisy - noise * output
         else:

@@ -37,7 +37,7 @@ class PixelModel(nn.Module):
     def network_input(self, x: Images) -> Tensor:
         """Images as the network sees them: resized, then normalised."""
         self.spec.check_image(x.shape[1:])
-        return (self.resized(x) - self.mean) / self.std
+        return (self.resized(x) - self.mean).div_(self.std)
 
     def forward(
         self, x: Images, visible: Tensor | None = None, times: Tensor | None = None

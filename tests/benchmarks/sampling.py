@@ -97,18 +97,20 @@ def loop(s: Setup) -> None:
 
 
 def bare(s: Setup) -> Case:
-    """The two networks on tensors that are there already."""
-    denoiser, classifier = s.model.denoiser, s.model.classifier
-    noisy = torch.randn(s.micro_batch, *s.image.shape, device=device())
-    times = torch.full((s.micro_batch,), 259.0, device=device())
-    side = classifier.spec.image_size
-    seen = torch.randn(s.micro_batch, s.image.shape[0], side, side, device=device())
+    """The two networks on what they get in the loop: times of some operations depend on values."""
+    nets = (s.model.denoiser.network, s.model.classifier.net)
+    seen: list[tuple[torch.Tensor, ...]] = []
+    hooks = [net.register_forward_pre_hook(lambda _, inputs: seen.append(inputs)) for net in nets]
+    loop(s)
+    for hook in hooks:
+        hook.remove()
+    inputs = [tuple(x.clone() for x in given) for given in seen[:2]]
 
     def passes() -> None:
         with torch.inference_mode():
             for _ in range(s.num_batches):
-                denoiser.network(noisy, times)
-                classifier.net(seen)
+                for net, given in zip(nets, inputs, strict=True):
+                    net(*given)
 
     return passes
 
