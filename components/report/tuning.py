@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from components.core.shares import measured_percent
 from components.report import tuning_figures
 from components.report.content import (
     Accuracy,
@@ -39,8 +40,8 @@ def _intro(tuned: TuneResult) -> str:
     if is_at_chance(tuned):
         words.append(
             f"The best trial is at chance: always predicting the most frequent label is right on "
-            f"{100 * (tuned.chance or 0):.1f}% of these items, which its interval does not exceed. "
-            "This search does not tell its trials apart; train longer or on more items."
+            f"{measured_percent(tuned.chance or 0)}% of these items, which its interval does not "
+            "exceed. This search does not tell its trials apart; train longer or on more items."
         )
     if tied:
         words.append(
@@ -210,7 +211,7 @@ def _heat_cell(trial: TunedTrial | None) -> HeatCell | None:
     if trial is None or trial.score is None:
         return None
     score, star = trial.score, "" if trial.status == "finished" else "*"
-    return HeatCell(1 - score.value, f"{100 * score.value:.1f}{star}", score.interval())
+    return HeatCell(1 - score.value, f"{measured_percent(score.value)}{star}", score.interval())
 
 
 def _axis_chart(

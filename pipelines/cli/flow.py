@@ -12,7 +12,7 @@ import typer
 from components.core.errors import CasemateError
 from components.core.folders import Folder
 from components.core.object_stores import is_uri
-from components.core.shares import ShareKind, interval_ends, percent
+from components.core.shares import ShareKind, interval_ends, measured_percent, percent
 from pipelines import api
 from pipelines.cli.options import AddressOpt, Chosen, JsonOpt, takes_recipe
 from pipelines.stages.registry import STAGES
@@ -126,9 +126,10 @@ def check_resumable(recipe: "Recipe", *, storage: str | None, force: bool) -> No
 def show_search(tuned: "SearchOutcome") -> None:
     """The best trial: its score as the other figures, its values and the recipe made of them."""
     score, trial = tuned["score"], f"trial {tuned['trial']}"
-    spread = f"[{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
+    shown = percent(score["value"], score["num_items"], "measured")
+    spread = "[{}, {}]".format(*interval_ends(score["low"], score["high"]))
     print(
-        f"{tuned['metric']:<28} {trial:<10} {100 * score['value']:5.1f} %  "
+        f"{tuned['metric']:<28} {trial:<10} {shown:>6} %  "
         f"95% {spread:<14} n={score['num_items']} (validation)"
     )
     values = ", ".join(f"{key}: {value}" for key, value in tuned["values"].items())
@@ -138,7 +139,7 @@ def show_search(tuned: "SearchOutcome") -> None:
     if tuned["at_chance"]:
         print(
             f"  at chance: the most frequent label everywhere scores "
-            f"{100 * (tuned['chance'] or 0):.1f} %; train longer or on more items"
+            f"{measured_percent(tuned['chance'] or 0)} %; train longer or on more items"
         )
     print(f"  best recipe: {tuned['best_recipe']}")
 

@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
+from components.report.results import read_tune
 from pipelines.cli.flow import show_search
 from pipelines.recipe.load import loads, with_values
 from pipelines.runtime.artifacts import StageDir
@@ -123,7 +124,9 @@ def test_a_best_trial_at_chance_is_told_in_its_recipe_and_by_commands(tmp_path, 
         show_search(found)
         shown = capsys.readouterr().out.splitlines()
         assert shown[0].startswith("val_robust_accuracy")
-        assert f"{held}.0 %  95% [" in shown[0]
+        (row,) = [r for r in read_tune("tune", out.path).trials if r.number == 1]
+        assert f" {row.score.percent('attacked')[:-1]} %  95% [" in shown[0]  # as in the report
+        assert "[{}, {}]".format(*row.score.interval().split(" to ")) in shown[0]
         assert shown[1] == "  best of 2 trials, 1 stopped early: train.weight_decay: 1"
         assert ("at chance" in shown[2]) == at_chance
         assert shown[-1] == f"  best recipe: {out.path / 'best.yaml'}"

@@ -98,7 +98,7 @@ def test_a_grid_of_two_keys_is_a_heat_map_of_all_its_cells():
     assert [chart.name for chart in charts] == ["tune.heat", *(f"tune.{key}" for key in keys)]
     shown = texts(charts[0].svg)
     assert {"fgsm", "pgd", "0", "0.05", "0.5", *keys} <= shown
-    assert {"80.0", "78.0", "40.0", "90.0*"} <= shown  # the star: stopped early
+    assert {"80.00", "78.00", "40.00", "90.00*"} <= shown  # the star: stopped early
     assert share(40).interval() in shown
     assert sum(text == "–" for text in (n.text for n in parsed(charts[0].svg).iter())) == 2  # noqa: RUF001
     assert "weight_decay = 0.05" in charts[0].caption[0]
