@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
-from pipelines.api.runs import estimate, load_recipe
+from pipelines.api.runs import DTYPE, estimate, load_recipe
 
 if TYPE_CHECKING:
     from pipelines.recipe.schema.recipe import Recipe
 
-ACCELERATOR, PRECISION = "A100", "fp16"  # of the costs
+ACCELERATOR = "A100"  # of the costs
 WORDS = {"prepare": "data", "train": "training", "tune": "trials", "attack": "attacks"}
 Row = dict[str, Any]
 
@@ -172,10 +172,10 @@ def _report_print(recipe: "Recipe", storage: str | Path | None) -> str | None:
 
 def _cost(recipe: "Recipe", accelerator: str) -> Row:
     """Hours of all steps, and what cannot be estimated here with the reason."""
-    cost: Row = {"accelerator": accelerator, "precision": PRECISION, "not_estimated": []}
+    cost: Row = {"accelerator": accelerator, "precision": DTYPE, "not_estimated": []}
     open_: Row = {**cost, "hours_low": None, "hours_high": None}
     try:
-        rows = estimate(recipe, accelerators=[accelerator], dtype=PRECISION)
+        rows = estimate(recipe, accelerators=[accelerator], dtype=DTYPE)
     except CasemateError as error:
         key, remedy = error.key.rpartition(": ")[2], error.remedy.partition(":")[0]
         return {**open_, "why": f"{key} {error.value} {remedy}"}

@@ -256,7 +256,7 @@ def estimate(
     """
     from components.core.problems import named
     from pipelines.recipe.check import check
-    from pipelines.recipe.costs import Hardware, Question, parse_prices, rows_of
+    from pipelines.recipe.costs import HERE, Hardware, Question, parse_prices, rows_of
     from pipelines.recipe.schema.recipe import Recipe
     from pipelines.stages.registry import STAGES
 
@@ -270,7 +270,12 @@ def estimate(
         passes_per_second=passes_per_second,
         prices=parse_prices(prices),
     )
-    asked = Question(num_items=num_items, num_train=num_train, withstand=withstand)
+    if idle := set(hardware.prices).difference({""}, hardware.places(), [HERE] * measure):
+        remedy = "is the price of an accelerator that is not estimated; name it by --accelerator"
+        raise CasemateError("--price", sorted(idle)[0], remedy)
+    asked = Question(
+        num_items=num_items, num_train=num_train, withstand=withstand, num_workers=num_workers
+    )
     with named(loaded.source, Recipe.model_fields):
         costs = [cost for stage in STAGES.values() for cost in stage.cost().costs_of(loaded, asked)]
         if not measure:

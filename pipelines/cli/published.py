@@ -119,8 +119,9 @@ def _recipe_cells(recipes: Sequence[Row]) -> list[list[str]]:
         [about["recipe"], *([_cost(about)] if "cost" in about else []), _status(about)]
         for about in recipes
     ]
-    where = recipes[0].get("cost", {}).get("accelerator")
-    return [["recipe", *([f"cost on one {where}"] if where else []), "status"], *rows]
+    cost = recipes[0].get("cost")
+    head = [f"cost on one {cost['accelerator']}, {cost['precision']}"] if cost else []
+    return [["recipe", *head, "status"], *rows]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -110,6 +110,8 @@ class Question:
     """Training items."""
     withstand: float | None = None
     """Share of items that no attack breaks; None: a range from none to all."""
+    num_workers: int | None = None
+    """Workers of each step; None: as the recipe."""
 
     def between(self, least: float, most: float) -> tuple[float, float]:
         """The range of work that ends early for items that an attack breaks."""

@@ -54,7 +54,7 @@ def _step(recipe: Recipe, model: str, asked: Question) -> StepCost:
         step=step,
         num_items=training.num_train,
         works=training.works(asked),
-        memory=training.memory(),
+        memory=training.memory(asked.num_workers or recipe.cluster.train_workers),
         storage=kept,
         objects=FILES + bool(recipe.model_of(model).pretrained),
         num_workers=recipe.cluster.train_workers,
@@ -183,9 +183,11 @@ class TrainingCost:
         copies += (train.average is not None) + (train.select == "best")
         return copies * self.network.weight_bytes
 
-    def memory(self) -> int:
-        """Bytes of a worker at most: its state, the gradient and a batch's activations."""
-        share = -(-self.batch_size // self.recipe.cluster.train_workers)
+    def memory(self, num_workers: int) -> int:
+        """Bytes of one of the workers at most: its state, the gradient and activations of its share
+        of a batch.
+        """
+        share = -(-self.batch_size // num_workers)
         rows = min(share, self.train.micro_batch or share)
         passes = max(self.objective.epoch_counts(self.epochs - 1, num_steps=1).to_weights, 1)
         activations = rows * passes * self.network.costs.activation_bytes

@@ -44,7 +44,7 @@ def _step(recipe: Recipe, asked: Question) -> StepCost:
         step="tune",
         num_items=trials[0].num_train,
         works=scaled,
-        memory=max(trial.memory() for trial in trials),
+        memory=max(trial.memory(recipe.cluster.train_workers) for trial in trials),
         storage=10_000 + 300 * num_trials,
         objects=FILES,
         num_starts=1,
