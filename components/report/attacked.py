@@ -1,9 +1,10 @@
 """Attack results in the report: accuracy by attack, by budget and steps, and sanity checks."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
+from components.attacks.sanity.findings import NOT_CHECKED
 from components.core.shares import measured_percent
 from components.report import attack_figures, figures
 from components.report.content import (
@@ -25,6 +26,8 @@ LINES: tuple[tuple[str, Literal["line", "dash"]], ...] = (
     ("proven", "dash"),
 )  # one per model
 
+RESULTS = FAILS, UNCHECKED, HOLDS = "FAILS", "not checked", "holds"  # of checks, in their order
+
 
 def never_rises(model: AttackedModel) -> bool:
     """Whether accuracy never rises along the list and ends at the robust accuracy."""
@@ -40,11 +43,21 @@ def verdicts(attack: AttackResult) -> tuple[AttackVerdict, ...]:
             f"{attack.name}, {name}",
             model.sanity["verdict"],
             tuple(model.sanity["reasons"]),
-            len(model.sanity["findings"]),
+            *_num_checks(model.sanity["findings"]),
         )
         for name, model in attack.models.items()
         if model.sanity
     )
+
+
+def _num_checks(findings: Collection[Mapping[str, Any]]) -> tuple[int, int]:
+    """(checks that were run, checks that could not be)."""
+    missing = sum(map(_is_unchecked, findings))
+    return len(findings) - missing, missing
+
+
+def _is_unchecked(check: Mapping[str, Any]) -> bool:
+    return str(check["text"]).startswith(NOT_CHECKED)
 
 
 def charts(attack: AttackResult) -> Iterator[Chart]:
@@ -242,7 +255,7 @@ def _steps_table(attack: AttackResult) -> Table:
 
 
 def _findings_table(attack: AttackResult) -> Table:
-    """All checks: folded if all pass, else failed ones come first."""
+    """All checks: folded if none fails; failed ones come first, then those that were not run."""
     columns = (
         *(Column("Model"), Column("Check"), Column("Result")),
         *(Column("found", "number"), Column("limit", "number"), Column("Finding", "note")),
@@ -252,24 +265,36 @@ def _findings_table(attack: AttackResult) -> Table:
         for name, model in attack.models.items()
         for f in (model.sanity or {"findings": []})["findings"]
     ]
-    found.sort(key=lambda pair: bool(pair[1]["ok"]))
+    found.sort(key=lambda pair: RESULTS.index(_result(pair[1])))
     rows: list[tuple[Cell, ...]] = [
-        (name, f["name"], "holds" if f["ok"] else "FAILS", f["value"], f["limit"], _finding(f))
+        (
+            *(name, f["name"], _result(f)),
+            *([None, None] if _is_unchecked(f) else [f["value"], f["limit"]]),
+            _finding(f),
+        )
         for name, f in found
     ]
-    passed = sum(bool(f["ok"]) for _, f in found)
-    label = f"{passed} of {len(found)} checks pass"
-    title, folded = f"{attack.name}: do these attacks work?", passed == len(found)
+    results = [_result(f) for _, f in found]
+    failed, missing, passed = map(results.count, RESULTS)
+    label = f"{passed} of {failed + passed} checks pass"
+    label += f", {missing} not checked" * (missing > 0)
+    title, folded = f"{attack.name}: do these attacks work?", not failed
     if not folded:
         title = f"{title} {label}"
     name = f"{attack.name}.sanity"
     return Table(name, columns, tuple(rows), title=title, folded=folded, fold_label=label)
 
 
+def _result(check: Mapping[str, Any]) -> str:
+    if _is_unchecked(check):
+        return UNCHECKED
+    return HOLDS if check["ok"] else FAILS
+
+
 def _finding(check: Mapping[str, Any]) -> str:
     """What was found; the advice that may follow it only where the check fails."""
     text = str(check["text"])
-    if not check["ok"] or text.startswith("not checked"):
+    if not check["ok"] or _is_unchecked(check):
         return text
     return re.split(r"[:;] ", text, maxsplit=1)[0]
 

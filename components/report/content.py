@@ -210,7 +210,15 @@ class AttackVerdict:
     subject: str
     label: Literal["reliable", "suspect"]
     reasons: tuple[str, ...]
-    num_checks: int = 0
+    num_checks: int = 0  # that were run
+    num_unchecked: int = 0  # that could not be run on this model
+
+    @property
+    def passed(self) -> str:
+        """How many checks pass, and apart from these how many were not run."""
+        run = self.num_checks
+        missing = f", {self.num_unchecked} not checked" if self.num_unchecked else ""
+        return f"{run - len(self.reasons)} of {run} sanity checks pass{missing}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+NOT_CHECKED = "not checked: "  # how the text of a check that could not be run begins
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

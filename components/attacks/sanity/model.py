@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from components.attacks.sanity.findings import Finding, finding
+from components.attacks.sanity.findings import NOT_CHECKED, Finding, finding
 from components.core.errors import CasemateError
 from components.core.types import Images, Logits, LogitsFn
 from components.models.attention.discover import attention_of
@@ -111,7 +111,7 @@ def attention_alive(
 
 def _worst_block(name: str, shares: Mapping[str, float], *, limit: float, why_none: str) -> Finding:
     if not shares:
-        return finding(name, value=0, limit=limit, text=f"not checked: {why_none}")
+        return finding(name, value=0, limit=limit, text=f"{NOT_CHECKED}{why_none}")
     block, share = max(shares.items(), key=lambda pair: pair[1])
     text = f"in {block}, {share:.1%} of the queries have a gap at which softmax has no gradient"
     return finding(name, value=share, limit=limit, text=text)

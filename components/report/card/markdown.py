@@ -70,7 +70,7 @@ def _trust(card: Card) -> Iterator[str]:
     yield f"- {passed} of {len(card.checks)} checks hold."
     yield from (f"- **Failed:** {_plain(check.text)}" for check in card.failed)
     for verdict in card.verdicts:
-        reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
+        reasons = f": {'; '.join(verdict.reasons) or verdict.passed}"
         yield f"- Attack {_plain(verdict.subject)} is **{verdict.label}**{_plain(reasons)}"
     yield from (f"- {_plain(remark)}" for remark in card.remarks)
 

@@ -6,12 +6,14 @@ import io
 import json
 import re
 import shutil
+from dataclasses import asdict
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from components.attacks.sanity.model import attention_alive
 from components.core.errors import CasemateError
 from components.data.prepared import PreparedDataset
 from components.report.chapters import checks
@@ -217,6 +219,22 @@ def test_verdicts_are_badges_with_their_reasons(page):
         ("suspect", "suspect", "attack.linf, standard"),
     ]
     assert page.count("<li>square (attack list): square broke 4 of 40</li>") == 1
+
+
+def test_checks_that_were_not_run_do_not_count_as_passed(write, finished, tmp_path, out):
+    def without_attention(summary):
+        missing = attention_alive({}, why_none="model.architecture: ResNet has none")
+        summary["models"]["main"]["sanity"]["findings"] += map(asdict, missing)
+
+    inputs = changed(finished, "attack.linf", tmp_path, "summary.json", without_attention)
+    page = write({key: inputs[key] for key in ("prepare", "attack.linf")})
+    assert "<b>attack.linf, main</b>: 2 of 2 sanity checks pass, 2 not checked" in page
+    assert "3 of 4 checks pass, 2 not checked" in page  # of both models; one fails
+    table = (out.path / "tables/attack.linf.sanity.csv").read_text()
+    rows = list(csv.DictReader(io.StringIO(table)))
+    results = [row["Result"] for row in rows]
+    assert results == ["FAILS", "not checked", "not checked", "holds", "holds", "holds"]
+    assert rows[1]["found"] == rows[1]["limit"] == ""
 
 
 def test_the_attack_list_is_a_table_of_what_each_attack_left(write, finished, out):
