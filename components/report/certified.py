@@ -41,7 +41,7 @@ def share(held: NDArray[np.bool_]) -> Accuracy:
 
 
 def primary_budget(result: CertifyResult) -> float:
-    """The budget of the headline: the challenged one, else the smallest claimed."""
+    """The budget of the headline, of reports and cards: the challenged one, else the smallest."""
     if result.challenge:
         return result.family.challenged_budget(result.challenge.threat, step=result.name)
     return result.family.smallest_budget(result.document.claim)

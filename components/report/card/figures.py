@@ -12,7 +12,7 @@ from components.certify.family import AnyFamily
 from components.certify.registry import FAMILIES, family_of
 from components.core.shares import measured_percent
 from components.evaluate.metrics import MetricRow
-from components.report.certified import describe_votes, share
+from components.report.certified import describe_votes, primary_budget, share
 from components.report.content import Accuracy, ResultKind
 from components.report.evaluation import rows as look
 from components.report.records import AttackedModel, AttackResult, CertifyResult
@@ -205,22 +205,28 @@ def certificate_figures(result: CertifyResult) -> Iterator[Figure]:
         source=result.name,
         is_headline=False,
     )
-    for entry in result.document.summary["certified"]:
-        budget = float(family.budget(entry))
-        for rule in family.shares(entry):
-            yield Figure(
-                suite,
-                f"Certified {family.threat_name}" + (f", rule {rule}" if rule else ""),
-                kind,
-                state,
-                f"{_budget_words(family, budget, image.height * image.width)}; {votes}",
-                share(result.certified_at(budget, rule=rule)),
-                note=note,
-                source=result.name,
-                budget=budget,
-                area=_area(family, budget, image.height * image.width),
-                is_headline=not rule,
-            )
+    first = primary_budget(result)
+    claims = [
+        (float(family.budget(entry)), rule)
+        for entry in result.document.summary["certified"]
+        for rule in family.shares(entry)
+    ]
+    if all(budget != first for budget, _ in claims):
+        claims.append((first, ""))  # challenged, and none of the stored budgets
+    for budget, rule in claims:
+        yield Figure(
+            suite,
+            f"Certified {family.threat_name}" + (f", rule {rule}" if rule else ""),
+            kind,
+            state,
+            f"{_budget_words(family, budget, image.height * image.width)}; {votes}",
+            share(result.certified_at(budget, rule=rule)),
+            note=note,
+            source=result.name,
+            budget=budget,
+            area=_area(family, budget, image.height * image.width),
+            is_headline=budget == first and not rule,
+        )
     if found := result.challenge:
         yield Figure(
             suite,

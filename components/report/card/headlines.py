@@ -7,25 +7,25 @@ from components.certify.registry import FAMILIES, family_of
 from components.report.card import figures
 from components.report.card.figures import Figure
 
-TARGETS = {"patch": 0.02, "l2": 0.5}  # headline budgets: share of the image, radius
+FIRST = ("patch", "l2")  # certified threats in the order of the papers
 HEADLINE_SHIFTS = {"ImageNet-R": "imagenet-r", "ImageNet-A": "imagenet-a"}
 
 
 def headlines(every: Sequence[Figure]) -> Iterator[Figure]:
     """Clean, certified, attacked, shifted; what was never run says so."""
     yield _clean(every)
-    for name, target in _targets().items():
-        yield _certified(every, name, target)
+    for name in _certified_threats():
+        yield _certified(every, name)
     yield from _attacked(every)
     yield from _corrupted(every)
     yield from _shifted(every)
     yield _first(every, figures.SHAPE, "Shape bias", "Shape bias")
 
 
-def _targets() -> dict[str, float | None]:
-    """Headline budgets of all certificate families; patches first, as in the papers."""
+def _certified_threats() -> list[str]:
+    """The threats of all certificate families, each once."""
     names = dict.fromkeys(family_of(kind).threat_name for kind in FAMILIES)
-    return {name: TARGETS.get(name) for name in (*TARGETS, *names) if name in names}
+    return [name for name in dict.fromkeys((*FIRST, *names)) if name in names]
 
 
 def _clean(every: Sequence[Figure]) -> Figure:
@@ -35,15 +35,15 @@ def _clean(every: Sequence[Figure]) -> Figure:
     return max(own, key=lambda f: (f.num_items or 0, f.source.startswith("evaluate")))
 
 
-def _certified(every: Sequence[Figure], name: str, target: float | None) -> Figure:
-    """The claim at the smallest budget that reaches the target, else at the largest."""
+def _certified(every: Sequence[Figure], name: str) -> Figure:
+    """The headline of the certificate, as in the report; of several, that of the largest budget."""
     suite, title = f"Certificates, {name}", f"Certified {name}"
-    own = [f for f in every if f.suite == suite and f.kind == "proven" and f.is_headline]
+    shown = [f for f in every if f.suite == suite and f.is_headline]
+    own = [f for f in shown if f.kind == "proven"]
     if not own:
-        unsound = [f for f in every if f.suite == suite and f.state == "not sound"]
+        unsound = [f for f in shown if f.state == "not sound"]
         return unsound[0] if unsound else _refused_or_missing(every, suite, title)
-    reached = [f for f in own if target is None or _size(f) >= target - 1e-9]
-    size = min(map(_size, reached)) if reached else max(map(_size, own))
+    size = max(map(_size, own))
     rivals = [f for f in own if _size(f) == size]
     best = max(rivals, key=lambda f: f.share.value if f.share else 0.0)
     if len(rivals) == 1:

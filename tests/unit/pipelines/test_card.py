@@ -218,7 +218,7 @@ def test_pages_markdown_and_folders(finished, tmp_path):
 def test_what_the_command_prints(finished):
     said = call("card", finished, "--model", "main")
     lines = {line.split("  ")[0]: line for line in said.out.splitlines()}
-    assert "  proven  l2 radius 0.5, pixels in [0, 1]" in lines["Certified l2"]
+    assert "  proven  l2 radius 0.25, pixels in [0, 1]" in lines["Certified l2"]
     assert lines["Certified patch"].endswith("not evaluated")
     assert "attacked (suspect)  l∞, eps 8/255" in lines["After fgsm"]
     assert "suspect: attack.linf, main: gradients vanish" in said.out

@@ -6,15 +6,19 @@ from typing import get_args
 
 import pytest
 
+from components.data.prepared import PreparedDataset
 from components.report.card import figures
 from components.report.card.content import Card, build_card
 from components.report.card.evidence import Finding, Subject
 from components.report.card.figures import Figure, State
+from components.report.card.headlines import headlines
 from components.report.card.markdown import SHORTENED, markdown
 from components.report.card.page import page
+from components.report.chapters import headline
 from components.report.content import RESULT_KINDS, Accuracy, Fact
 from components.report.results import read_certify, read_train
 from components.report.wording import TIMES
+from pipelines.stages.report.stage import read_results
 from tests.e2e.browser import check_page, find_chromium, visit
 from tests.unit.report.conftest import CLASSES, DIGESTS, WIDTH
 
@@ -84,17 +88,57 @@ def test_proven_shares_are_rounded_down_and_others_to_nearest():
     assert Figure("s", "mCE", None, "verified", score=76.66).text == "76.7"
 
 
-def test_the_headline_takes_two_percent_of_the_pixels_and_radius_one_half(card):
-    patch = tile(card, "Certified patch")  # sides 1, 2, 3, 4 of 16: 0.4, 1.6, 3.5, 6.2 %
-    assert (patch.budget, patch.badge) == (3, "proven")
-    assert f"3 {TIMES} 3 px, 3.5% of the image" in patch.detail
-    radius = tile(card, "Certified l2")  # none reaches 0.5: the largest claim
-    assert radius.budget == 0.4
-    assert radius.detail.startswith("l2 radius 0.4, pixels in [0, 1]")
+def test_the_headline_is_at_the_challenged_budgets(card):
+    patch = tile(card, "Certified patch")  # claimed: sides 1, 2, 3, 4 of 16
+    assert (patch.budget, patch.badge) == (2, "proven")
+    assert f"2 {TIMES} 2 px, 1.6% of the image" in patch.detail
+    radius = tile(card, "Certified l2")  # claimed: 0.1, 0.25, 0.4
+    assert radius.budget == 0.25
+    assert radius.detail.startswith("l2 radius 0.25, pixels in [0, 1]")
     attack = tile(card, "After 2 attacks")
     assert attack.detail == "l∞, eps 8/255: fgsm, AutoAttack (standard)"
     assert (attack.badge, attack.text) == ("attacked", "65.00%")
     assert tile(card, "Clean accuracy").text == "92.50%"
+
+
+def without_challenge(challenged):
+    return None
+
+
+def at_another_radius(challenged):
+    """Not among the declared radii."""
+    return replace(challenged, threat={**challenged.threat, "eps": 0.3})
+
+
+@pytest.mark.parametrize("changed", [lambda found: found, without_challenge, at_another_radius])
+def test_report_and_card_have_one_headline_for_a_certificate(changed, finished):
+    dataset = PreparedDataset.open(finished["prepare"])
+    results = read_results(dataset, finished)
+    certificates = [
+        replace(one, challenge=changed(one.challenge) if one.family.threat_name == "l2" else None)
+        for one in results.certificates
+    ]
+    table = headline(replace(results, certificates=tuple(certificates)))
+    of_report = {
+        (column.title, column.detail, cell)
+        for column, cell in zip(table.columns, table.rows[0], strict=True)
+        if column.kind == "proven"
+    }
+    every = [f for one in certificates for f in figures.certificate_figures(one)]
+    strip = [f for f in headlines(every) if f.kind == "proven"]
+    shown = {(f.title, one.family.budget_words(f.budget), f.share)
+             for f in strip for one in certificates if one.name == f.source}  # fmt: skip
+    assert len(shown) == len(strip) == 2
+    assert of_report == shown
+
+
+def test_of_several_headlines_the_largest_budget_is_shown(finished, subject):
+    results = read_results(PreparedDataset.open(finished["prepare"]), finished)
+    (one,) = [c for c in results.certificates if c.family.threat_name == "l2"]
+    other = replace(one, name="certify.unchallenged", challenge=None)  # its headline: 0.1
+    every = [f for c in (other, one) for f in figures.certificate_figures(c)]
+    (tile_,) = [f for f in headlines(every) if f.title == "Certified l2"]
+    assert (tile_.budget, tile_.source, tile_.note) == (0.25, one.name, "")
 
 
 def test_the_best_of_several_certificates_says_so(finished, subject):
