@@ -12,10 +12,11 @@ from components.core.folders import Folder, absolute, folder_at
 from components.core.object_stores import is_uri
 from components.core.problems import RecipeError
 from components.core.settings import Problem
-from components.models.places.registry import ModelFacts
+from components.models.places.registry import ModelFacts, find_place
 from pipelines.api import load_recipe
 from pipelines.api.given_models import GivenModel, given_model
 from pipelines.cli.flow import reading, run_and_show
+from pipelines.cli.given_data import SIZES, sizes_of
 from pipelines.cli.options import (
     AddressOpt,
     ChannelsOpt,
@@ -115,8 +116,8 @@ def model_command(
         section = section_of(overrides, **own)
         with (
             busy(f"{model}: loading the model"),
-            _opened(model, facts, source, prepared) as opened,
             _options_named(stage, {*given}, overrides, data_is_folder=prepared is not None),
+            _opened(model, facts, source, prepared, overrides) as opened,
         ):
             loaded = _recipe_of(
                 stage, opened, source, section, prepared,
@@ -171,13 +172,20 @@ def _opened(
     facts: Mapping[str, Any],
     source: Mapping[str, Any],
     prepared: Folder | None,
+    overrides: Sequence[str],
 ) -> Iterator[GivenModel]:
     """The model; what neither it nor the user says about its images follows from the data."""
     given = {**facts, **{key: numbers(flag(key), facts[key]) for key in ("mean", "std")}}
     with ExitStack() as stack:
         try:
             opened = stack.enter_context(
-                given_model(model, ModelFacts(**given), _suggested(source, prepared))
+                given_model(
+                    model,
+                    ModelFacts(**given),
+                    sizes_of(
+                        source, prepared, overrides=overrides, wanted=_unsaid_sizes(model, given)
+                    ),
+                )
             )
         except CasemateError as error:
             key = "model" if error.key == "storage" else error.key  # of the URI of a folder
@@ -185,6 +193,17 @@ def _opened(
                 raise
             raise CasemateError(flag(key), error.value, error.remedy) from error
         yield opened
+
+
+def _unsaid_sizes(model: str, given: Mapping[str, Any]) -> list[str]:
+    """Sizes that neither the user nor the model's place says: they follow from the data."""
+    place, name = find_place(model)
+    if place.kind == "file":
+        from components.models.places.files import kind_of_file
+
+        if kind_of_file(Path(name)) == "pt2":
+            return []
+    return [key for key in SIZES if key in place.takes and given[key] is None]
 
 
 @contextmanager
@@ -221,22 +240,6 @@ def _with_set(problem: Problem) -> Problem:
     """A key that is missing and has no option is written by --set."""
     remedy = problem.remedy.replace("write it", f"write it: --set {problem.field}=VALUE")
     return problem if problem.field.startswith("--") else problem._replace(remedy=remedy)
-
-
-def _suggested(source: Mapping[str, Any], prepared: Folder | None) -> ModelFacts:
-    """Sizes of the data, as far as they are known without reading images."""
-    if prepared is not None:
-        from components.data.prepared import PreparedDataset
-
-        dataset = PreparedDataset.open(prepared)
-        side = dataset.height if dataset.height == dataset.width else None
-        return ModelFacts(
-            image_size=side, channels=dataset.channels, num_classes=len(dataset.classes)
-        )
-    from components.data.sources import find_source
-
-    info = find_source(source["source"]).with_options({})
-    return ModelFacts(image_size=info.side, channels=info.channels, num_classes=info.num_classes)
 
 
 def _recipe_of(

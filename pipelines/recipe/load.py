@@ -237,17 +237,7 @@ def loads(
 ) -> Recipe:
     """A recipe from YAML text; errors name `source`, paths of `extends` are relative to `base`."""
     values = _values(text, source=source, base=base)
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise CasemateError("--set", override, "is not key=value, e.g. --set train.epochs=2")
-        try:
-            set_key(values, key.strip(), yaml.load(value, Loader=BoundedLoader))
-        except (yaml.YAMLError, ValueError) as error:
-            shown = value if len(value) < 200 else f"{value[:197]}..."
-            raise CasemateError(
-                f"--set {key}", shown, f"is not a YAML value: {_one_line(error)}"
-            ) from error
+    override_keys(values, overrides)
     if user_code and (named := references(values)):
         logger.warning("%s runs user code: %s", source, ", ".join(named))
     recipe = parse(values, source=source, base=base, user_code=user_code)
@@ -281,6 +271,21 @@ def with_values(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     for key, value in changes.items():
         set_key(values, key, value)
     return parse(values, source=recipe.source)
+
+
+def override_keys(values: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Set the keys of texts `KEY=VALUE`, whose values are YAML."""
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise CasemateError("--set", override, "is not key=value, e.g. --set train.epochs=2")
+        try:
+            set_key(values, key.strip(), yaml.load(value, Loader=BoundedLoader))
+        except (yaml.YAMLError, ValueError) as error:
+            shown = value if len(value) < 200 else f"{value[:197]}..."
+            raise CasemateError(
+                f"--set {key}", shown, f"is not a YAML value: {_one_line(error)}"
+            ) from error
 
 
 def set_key(values: dict[str, Any], key: str, value: object) -> None:

@@ -87,7 +87,7 @@ def _check_precision(net: nn.Module, name: str) -> None:
 def check_sizes(image_size: object, channels: object) -> None:
     """Raise an error for sizes that are missing or not whole numbers."""
     if image_size is None:
-        raise CasemateError("image_size", None, "is missing: the side of the images in pixels")
+        raise CasemateError("image_size", "", "is missing: the side of the images in pixels")
     for key, value, most in (("image_size", image_size, MAX_SIDE), ("channels", channels, None)):
         if type(value) is not int or value < 1 or (most and value > most):
             wanted = f"from 1 to {most}" if most else "above 0"

@@ -175,7 +175,7 @@ def test_files_that_are_not_networks_say_what_they_are(files, net, tmp_path):
 def test_what_a_file_says_is_not_asked(files):
     load = api.load_model
     assert refusal_of(load, files / "script.pt") == (
-        "image_size: None is missing: the side of the images in pixels"
+        "image_size: is missing: the side of the images in pixels"
     )
     assert "contradicts net.pt2, which takes 8" in refusal_of(load, files / "net.pt2", image_size=9)
     refused = refusal_of(load, files / "net.pt2", num_classes=3)

@@ -119,7 +119,7 @@ def test_a_folder_is_loaded_with_or_without_its_training(models, test_split):
 @pytest.mark.parametrize(
     ("net", "options", "message"),
     [
-        (nn.Flatten(), {}, "image_size: None is missing"),
+        (nn.Flatten(), {}, "image_size: is missing"),
         (nn.Identity(), {"image_size": 4}, r"returned \(1, 3, 4, 4\) for one image"),
         (nn.Flatten(), {"image_size": 2, "num_classes": 9}, r"not \(1, 9\) logits"),
     ],
