@@ -149,6 +149,7 @@ def test_a_failed_compiler_is_told_and_the_attack_goes_on(run_attack, monkeypatc
     assert rows == outcome(run_attack(SECTION))[0]
 
 
+@pytest.mark.cluster  # eight seconds
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_networks_are_attacked_alike_and_checked_by_their_own_code(
     run_attack, monkeypatch
