@@ -271,10 +271,14 @@ def _grouped(refusals: Sequence[Refusal]) -> list[Refusal]:
 
 
 def _single(own: Mapping[str, Sequence[Verdicts]]) -> list[Refusal]:
-    """What one model alone has."""
-    owners: dict[str, set[str]] = {}
+    """What one model alone has, and what is wrong with it, if that is known."""
+    owners: dict[str, dict[str, str]] = {}
     for name, found in own.items():
         for one in found:
-            owners.setdefault(one.base, set()).add(name)
-    alone = [(base, min(names)) for base, names in owners.items() if len(names) == 1]
-    return _grouped([Refusal((base,), name, "", f"only {name} has it") for base, name in alone])
+            names = owners.setdefault(one.base, {})
+            if one.refusal:
+                names.setdefault(name, f"{name}: {one.refusal}")
+            else:
+                names[name] = f"only {name} has it"
+    alone = {base: next(iter(names.items())) for base, names in owners.items() if len(names) == 1}
+    return _grouped([Refusal((base,), name, "", why) for base, (name, why) in alone.items()])

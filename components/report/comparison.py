@@ -154,7 +154,10 @@ def holm_words(comparisons: Sequence[Comparison]) -> str:
     num_tests = max((one.num_tests for one in comparisons), default=0)
     if num_tests < 2:
         return "There is one test: p is not adjusted."
-    return f"p is also adjusted for {num_tests} tests by the method of Holm, which decides."
+    return (
+        f"p is also adjusted for {num_tests} tests by the method of Holm, which decides; intervals "
+        "are not adjusted, so that of a tie may exclude 0."
+    )
 
 
 def _difference_table(name: str, comparisons: Sequence[Comparison]) -> Table:

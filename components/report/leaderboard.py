@@ -145,7 +145,7 @@ def _chapter(boards: Sequence[Record]) -> Chapter:
     is_small, is_alone = board["small"], len(boards) == 1
     title = ", ".join(filter(None, [_threat(board), _budget(board) if is_alone else ""]))
     size = f"{board['num_items']:,} items"
-    few = " Few items: smoke size, which hardly tells models apart." if is_small else ""
+    few = " Few items, which hardly tell models apart." if is_small else ""
     facts = [
         Fact("Dataset digest", board["dataset_digest"], code=True),
         Fact("Items digest", board["items_digest"], code=True),

@@ -147,14 +147,15 @@ def _models(
 
 
 def _by_model(label: str, own: "Sequence[ModelVerdicts]") -> "dict[ComparedModel, list[Verdicts]]":
-    digests = list(dict.fromkeys(v.digest for v in own))
+    """Verdicts by model; what cannot be read and has no digest is a doubt about each."""
+    digests = [d for d in dict.fromkeys(v.digest for v in own) if d] or [""]
     names = {v.digest: v.model for v in reversed(own)}
     found = {}
     for digest in digests:
         name = names[digest]
         if list(names.values()).count(name) > 1:  # models of several flows
             name = f"{name} {digest[:12]}"
-        verdicts = [v.verdicts for v in own if v.digest == digest]
+        verdicts = [v.verdicts for v in own if v.digest in (digest, "")]
         places = tuple(dict.fromkeys(v.place for v in verdicts))
         full = label if len(digests) == 1 else f"{label}/{name}"
         found[ComparedModel(full, names[digest], digest, places)] = verdicts

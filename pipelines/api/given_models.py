@@ -4,11 +4,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from components.core.folders import Folder, absolute, folder_at
-from components.models.places.registry import FOLDER, ModelFacts, find_place, folder_of
+from components.models.places.registry import FOLDER, ModelFacts, ModelPlace, find_place, folder_of
 
 if TYPE_CHECKING:
     from components.models.spec import ModelSpec
@@ -45,12 +45,25 @@ def given_model(text: str, given: ModelFacts, suggested: ModelFacts) -> Iterator
         place.check(given)
         folder = folder_at(absolute(folder_of(name)))
         spec = ModelSpec.from_dict(read_header(folder)["spec"], source=str(folder / "model.json"))
-        yield GivenModel(folder, spec, folder.name, is_new=False)
+        yield GivenModel(folder, spec, _label_of_folder(folder), is_new=False)
         return
     from components.models.places.load import load_any
 
     model = load_any(text, given, suggested)
     with tempfile.TemporaryDirectory(prefix="casemate-") as temporary:
         save_model(Path(temporary), model, recipe_digest="")
-        label = Path(name).name if place.kind == "file" else text
+        label = _label(place, name, text, given.weights)
         yield GivenModel(Path(temporary), model.spec, label, is_new=True)
+
+
+def _label_of_folder(folder: Folder) -> str:
+    """Its name; that of the training it belongs to, as all of these have one folder `model`."""
+    *_, above, own = PurePosixPath("/", str(folder)).parts
+    return above if own == "model" else own
+
+
+def _label(place: ModelPlace, name: str, text: str, weights: str | None) -> str:
+    """The text; of a file only its name, and that of the weights, which tell networks apart."""
+    if place.kind not in ("file", "python"):
+        return text
+    return f"{Path(name).name} {Path(weights).stem}" if weights else Path(name).name

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,10 @@ def verdicts_of(result: FoundResult) -> list[ModelVerdicts]:
     read = READERS.get(result.stage)
     if read is None:
         return []
-    source, figures = _Source(result), figures_of(result)
-    if problem := first_problem(result):
-        return list(_refused(source, figures, problem))
+    source, problem = _Source(result), first_problem(result)
+    if problem:
+        return list(_refused(source, problem))
+    figures = figures_of(result)
     try:
         return [source.described(found) for found in read(source, figures)]
     except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -56,7 +58,10 @@ def is_about(result: FoundResult, digest: str) -> bool:
     if result.stage not in READERS:
         return False
     source = _Source(result)
-    return any(source.digest_of(figure) == digest for figure in figures_of(result))
+    try:
+        return any(source.digest_of(figure) == digest for figure in figures_of(result))
+    except CasemateError:  # it cannot be read, and is refused if it was made from this model
+        return digest in source.models.values()
 
 
 def dataset_of(result: FoundResult) -> Mapping[str, Any]:
@@ -69,10 +74,19 @@ def models_of(result: FoundResult) -> dict[str, str]:
     return _Source(result).models
 
 
-def _refused(source: "_Source", figures: list[Figure], problem: str) -> Iterator[ModelVerdicts]:
-    """Figures without verdicts: rows that do not verify are not read."""
-    for figure in figures:
-        digest = source.digest_of(figure)
+def _refused(source: "_Source", problem: str) -> Iterator[ModelVerdicts]:
+    """Figures without verdicts: rows that do not verify are not read.
+
+    Where even the figures cannot be read, the step stands for them, of each model it was made from.
+    """
+    result = source.result
+    try:
+        about = [(figure, source.digest_of(figure)) for figure in figures_of(result)]
+    except CasemateError:
+        whole = Figure(result.step, None, Fraction(0), None, None, result)
+        known = source.models or {result.name: ""}
+        about = [(replace(whole, model=name), digest) for name, digest in known.items()]
+    for figure, digest in about:
         empty = source.verdicts(figure, [], [], np.zeros(0, np.bool_), conditions={})
         named = figure.model or source.name_of(digest)
         yield ModelVerdicts(named, digest, replace(empty, refusal=problem))

@@ -27,7 +27,7 @@ def _section(
     from components.attacks.short_form import read_attack_list
 
     norm = norm or "linf"
-    listed = read_attack_list(attacks or "autoattack", key="--attacks")
+    listed = read_attack_list("autoattack" if attacks is None else attacks, key="--attacks")
     return {norm: {"norm": norm, "eps": eps, "attacks": listed, "num_items": num_items}}
 
 

@@ -133,8 +133,9 @@ def show_search(tuned: "SearchOutcome") -> None:
         f"95% {spread:<14} n={score['num_items']} (validation)"
     )
     values = ", ".join(f"{key}: {value}" for key, value in tuned["values"].items())
-    early = tuned["num_stopped_early"]
+    early, tied = tuned["num_stopped_early"], tuned["num_tied"]
     stopped = f", {early} stopped early" if early else ""
+    stopped += f", {tied} not significantly worse" if tied else ""
     print(f"  best of {tuned['num_trials']} trials{stopped}: {values or tuned['name']}")
     if tuned["at_chance"]:
         print(

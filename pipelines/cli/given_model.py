@@ -231,7 +231,7 @@ def _options_named(
         found = [_with_set(p._replace(field=option(p.field))) for p in error.problems]
         if len(found) == 1 and found[0].field.startswith("--"):
             raise CasemateError(*found[0]) from error
-        raise RecipeError(error.source, found) from error
+        raise RecipeError("options", found) from error
     except CasemateError as error:
         raise CasemateError(option(error.key), error.value, error.remedy) from error
 

@@ -66,7 +66,7 @@ def _show(board: dict[str, Any]) -> None:
     from components.report.leaderboard import protocol_words
 
     dataset = f"{board['dataset'] or 'dataset'} {board['dataset_digest'][:12]}"
-    few = " only: smoke size" if board["small"] else ""
+    few = " only, which hardly tell models apart" if board["small"] else ""
     print(f"{board['board']}: {board['kind']}, {dataset}, {board['num_items']} items{few}")
     for name, words in protocol_words(board["protocol"]).items():
         print(f"  {name}: {shorten(words, LONGEST, placeholder=' ...')}")

@@ -243,7 +243,10 @@ class _Runner:
 
         if self.fits:
             return
-        check_on_images(self.recipe, PreparedDataset.open(self.steps[DATASET].contents()))
+        dataset = PreparedDataset.open(self.steps[DATASET].contents())
+        check_on_images(self.recipe, dataset)
+        counts = ", ".join(f"{count} {split}" for split, count in dataset.splits.items())
+        progress.say(f"{'items':<16} {counts}; attacks, evaluations and certificates use test")
         self.fits = True
 
     def _lanes(self) -> int:

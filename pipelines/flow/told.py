@@ -78,8 +78,11 @@ def headline_parameters(recipe: Recipe) -> dict[str, Any]:
     found: dict[str, Any] = {
         "seed": recipe.seed,
         "data.source": recipe.data.source,
-        "model.architecture": recipe.model.architecture,
     }
+    if given := recipe.given_model():
+        found["model.pretrained"] = str(given)  # its own model.json says the architecture
+    else:
+        found["model.architecture"] = recipe.model.architecture
     if recipe.train:
         found["train.objective.kind"] = recipe.train.objective.kind
         found["train.epochs"] = recipe.train.epochs

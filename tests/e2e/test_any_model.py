@@ -58,6 +58,7 @@ def done(*arguments):
     """A command that succeeds and writes a report; its JSON."""
     said = call(*arguments, "--json")
     assert said.code == 0, said.err
+    assert "test; attacks, evaluations and certificates use test" in said.err
     assert Path(said.json["report"]).is_file()
     return said.json
 
@@ -99,6 +100,7 @@ def test_code_of_ones_own_is_certified(kept_workers, home, data, tmp_path):
     whats = [row["what"] for row in made["summary"]]
     assert any("patch" in what for what in whats)
     assert any("l2" in what for what in whats)
+    assert Path(made["steps"]["model.main"]).parent.name == "certify-digit-net-py-build-weights"
     for name in ("certify.patch", "certify.l2"):
         said = call("verify", made["steps"][name], "--resample", 1, "--json")
         assert said.code == 0, said.out + said.err
@@ -123,7 +125,9 @@ def test_a_folder_is_certified_as_it_was_trained(kept_workers, finished_flow, da
     made = done("certify", "--model", folder, "--data", data, "--patch-sizes", 1,
                 "--storage", tmp_path, "--num-items", 4)  # fmt: skip
     assert made["steps"]["model.main"] == str(folder / "model")
-    document = json.loads((Path(made["steps"]["certify.patch"]) / "certificate.json").read_text())
+    made_in = Path(made["steps"]["certify.patch"])
+    assert made_in.parent.name == f"certify-{folder.name.replace('.', '-')}"
+    document = json.loads((made_in / "certificate.json").read_text())
     assert document["evidence"]["settings"]["band"] == 2
 
 
@@ -164,6 +168,7 @@ def test_a_model_of_robustbench_is_attacked_on_workers_that_have_the_package(cli
         env=env,
     )
     assert said.code == 0, said.err
+    assert "test; attacks, evaluations and certificates use test" in said.err
     assert Path(said.json["report"]).is_file()
     assert (
         Path(said.json["steps"]["attack.linf"]).parent.name
@@ -189,7 +194,7 @@ def test_mistakes_are_one_line_and_store_nothing(home, data, tmp_path, monkeypat
     large = mistake(*both, "--patch-sizes", "2,9", "--band", 2)
     assert large == "--patch-sizes: 9 is larger than the image (8)"
     by_set = mistake(*both, "--patch-sizes", 1, "--set", "certify.patch.band=9")
-    assert by_set == "casemate certify: certify.patch.band: 9 is larger than the image (8)"
+    assert by_set == "options: certify.patch.band: 9 is larger than the image (8)"
     assert mistake("demo", "--sigma", 1) == (
         "--sigma: 1 cannot be combined with RECIPE, which sets it"
     )
@@ -206,6 +211,7 @@ def test_mistakes_are_one_line_and_store_nothing(home, data, tmp_path, monkeypat
     assert "returns other weights at each call" in attack(code)
     assert "does not apply to a model folder" in attack(tmp_path, "--num-classes", 10)
     assert "eps: '8' is outside [0, 1]" in attack(home / "net.pt2", "--eps", 8)
+    assert attack(home / "net.pt2", "--attacks", "").startswith("--attacks: '' has an empty entry")
     studied = mistake_of("analyze", *both, "--study", "lesions")
     assert "analyze" in studied
     assert not (tmp_path / "s").exists()

@@ -151,7 +151,7 @@ def test_rows_tell_what_is_needed(tmp_path, monkeypatch):
 def test_costs_are_those_of_the_estimate():
     rows = api.published(paper="denoised-smoothing")
     about = {a["recipe"]: a for row in rows for a in row["recipes"]}
-    parts = api.estimate("certify-100k", accelerators=["A100"], dtype="fp16")
+    parts = api.estimate("certify-100k", accelerators=["A100"])
     cost = about["certify-100k"]["cost"]
     assert cost["hours_high"] == pytest.approx(sum(p["hours"][0]["high"] for p in parts))
     assert cost["not_estimated"] == []

@@ -35,7 +35,7 @@ def model_around(
     _check_normalisation(facts.mean, facts.std, channels)
     facts.check_pair()
     assert facts.image_size is not None
-    _check_precision(net, name)
+    _check_weights(net, name)
     net = net.to(device).eval()
     spec = ModelSpec(
         architecture=architecture,
@@ -77,10 +77,15 @@ def _count_classes(
     return int(shape[1])
 
 
-def _check_precision(net: nn.Module, name: str) -> None:
+def _check_weights(net: nn.Module, name: str) -> None:
+    """All in float32, and the parameters finite; a buffer may hold infinities, as masks do."""
     for key, tensor in net.state_dict().items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             remedy = f"has {key} in {tensor.dtype}; convert it with float(): images are float32"
+            raise CasemateError("model", name, remedy)
+    for key, tensor in net.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            remedy = f"has values in {key} that are not finite; look for NaN in its training"
             raise CasemateError("model", name, remedy)
 
 

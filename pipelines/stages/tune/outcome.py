@@ -16,6 +16,7 @@ class SearchOutcome(TypedDict):
     name: str | None  # of a step of an additive ablation
     num_trials: int
     num_stopped_early: int
+    num_tied: int  # further trials whose difference to the best one is not significant
     values: Mapping[str, Any]
     metric: str
     score: Share
@@ -35,6 +36,7 @@ def search_outcome(folder: Folder, *, shown: Folder) -> SearchOutcome:
         "name": best.get("name"),
         "num_trials": len(rows),
         "num_stopped_early": sum(row["status"] == "stopped early" for row in rows),
+        "num_tied": sum(row["tied_with_best"] for row in rows[1:]),
         "values": best["values"],
         "metric": metric,
         "score": score,

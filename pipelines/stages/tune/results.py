@@ -10,7 +10,7 @@ from ray.tune import Result
 from components.core.shares import shown
 from components.core.statistics import clopper_pearson_interval, difference, paired_difference
 from components.core.types import Json
-from pipelines.recipe.load import with_values
+from pipelines.recipe.load import SMOKE, with_values
 from pipelines.recipe.schema.recipe import Recipe
 from pipelines.recipe.trials import Values, tuned
 from pipelines.runtime.artifacts import StageDir
@@ -172,6 +172,8 @@ def best_recipe(recipe: Recipe, trials: Sequence[Trial], compared: Comparison) -
     ties = [t for t in ties if compared.difference(best, t)["low"] <= 0]
     if ties:
         lines.append(f"# {len(ties)} further trials cannot be told from it on these items.")
+    if recipe.source.endswith(SMOKE):
+        lines.append("# A search in smoke size: this recipe is shrunk, its values mean nothing.")
     if compared.is_at_chance(best):
         lines.append("# It is at chance: not above predicting the most frequent label everywhere.")
     if len(best.schedule) > 1:

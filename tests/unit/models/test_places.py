@@ -255,6 +255,18 @@ def counts():
 """
 
 
+def test_weights_that_are_not_finite_are_named(files):
+    state = torch.load(files / "weights.pt")
+    first = next(key for key in state if state[key].is_floating_point())
+    state[first].view(-1)[3] = torch.nan
+    torch.save(state, files / "nan.pt")
+    code = f"python:{files / 'digit_net.py'}:fixed"
+    said = refusal_of(lambda: api.load_model(code, weights=files / "nan.pt", **PIXELS))
+    assert said == f"model: {code} has values in {first} that are not finite; " + (
+        "look for NaN in its training"
+    )
+
+
 def test_factories_return_their_weights_or_get_them(files, monkeypatch):
     (files / "factories.py").write_text(FACTORIES)
     monkeypatch.chdir(files)

@@ -290,6 +290,27 @@ def test_results_that_do_not_verify(storage, tmp_path):
     assert "votes.parquet" in line
 
 
+def test_a_certificate_that_cannot_be_read(storage, tmp_path):
+    """It is refused beside what compares, and does not matter to other models."""
+    root = Storage.at(shutil.copytree(storage.path, tmp_path / "runs"))
+    main = f"train.main-{PRINT[:12]}"
+    folders = {}
+    for flow in ("b", "a<b>&c"):
+        step, made = place_of(root, flow, "certify.l2"), tmp_path / f"made {flow}"
+        certify_step(step, made, gaussian_votes(), GAUSSIAN_CLAIM)
+        folders[flow] = step.path
+        cut = (step.path / "certificate.json").read_text()[:500]
+        (step.path / "certificate.json").unlink()
+        (step.path / "certificate.json").write_text(cut)
+    found = api.compare({"A": root.path / "a" / main, "B": root.path / "b"})
+    assert record_of(found, "robust.linf@8/255")["won"] == 18
+    (refused,) = found.records()["not_comparable"]
+    assert refused["figures"] == ["certify.l2"]
+    assert refused["why"].startswith("B: does not verify: ")
+    alone = mistake_of("compare", folders["b"], folders["a<b>&c"])
+    assert "does not verify" in alone
+
+
 def test_one_result_that_does_not_compare_leaves_the_others(storage, tmp_path):
     at = place_of(storage, "mixed", "certify.l2")
     certify_step(at, tmp_path / "made", gaussian_votes(), GAUSSIAN_CLAIM)

@@ -159,7 +159,7 @@ def test_the_terminal_shows_each_board(storage):
     ]
     assert rows[0][3:5] == ["95.00", "%"]
     assert "suspect: " in text
-    assert "24 items only: smoke size" in said.out
+    assert "24 items only, which hardly tell models apart" in said.out
 
 
 def test_the_order_and_the_place_of_storages_change_no_file(storage, tmp_path):

@@ -106,8 +106,9 @@ def test_what_an_optimiser_keeps_is_part_of_memory_and_checkpoints():
     more = {"average": {"kind": "ema"}, "select": "best"}
     assert cost(**more).state_bytes() == 5 * weights
     assert cost(optimizer={"kind": "sgd"}).state_bytes() == 2 * weights
-    large, small = (cost(batch_size=size).memory() for size in (80, 40))
+    large, small = (cost(batch_size=size).memory(1) for size in (80, 40))
     assert large - small == 40 * cost().network.costs.activation_bytes
+    assert cost(batch_size=80).memory(2) == small  # two workers share the batch
 
 
 def test_trials_cost_what_their_values_cost():

@@ -107,6 +107,11 @@ def test_the_best_recipe_runs_and_says_how_far_to_trust_it():
     best = loads(text, source="best")
     assert (best.name, best.tune, best.train.weight_decay) == ("x-tuned", None, 1)
     assert "# 1 further trials cannot be told" in text
+    assert "shrunk" not in text
+    small = loads(GRID.to_yaml(), source="x", smoke=True)
+    assert "# A search in smoke size: this recipe is shrunk" in tr.best_recipe(
+        small, trials, ROBUST
+    )
     assert "retrain before" not in text
 
 

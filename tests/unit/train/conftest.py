@@ -55,7 +55,8 @@ class Toy:
     def __init__(self, train: ImageSplit, val: ImageSplit) -> None:
         self.splits = {"train": train, "val": val}
 
-    def open_split(self, split: str, *, memory_mb: int) -> ImageSplit:
+    def open_split(self, split: str, *, memory_mb: int, limit: int | None = None) -> ImageSplit:
+        assert limit is None
         return self.splits[split]
 
 

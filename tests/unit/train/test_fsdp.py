@@ -235,12 +235,13 @@ def test_a_frozen_pass_leaves_trainable_weights_behind(toy_spec, tmp_path, new_b
 def test_what_a_worker_runs_saves_whole_models_and_goes_on(tmp_path, train_split, val_split):
     """The loop of Ray Train's workers, with the few calls that it makes to Ray answered here."""
     recipe = loads(RECIPE, source="toy")
+    splits = {"train": train_split, "val": val_split}
     dataset = SimpleNamespace(
         classes=("dark", "bright"),
         channels=1,
         height=8,
         width=8,
-        open_split=lambda split, memory_mb: {"train": train_split, "val": val_split}[split],
+        open_split=lambda split, **_: splits[split],
     )
 
     def work(worker: Worker, start: str | None, out: str) -> None:
