@@ -210,3 +210,10 @@ def step_folder(storage: Path, step: str) -> Path:
     """The one folder of a step below a storage."""
     (folder,) = storage.glob(f"*/{step}-*")
     return folder
+
+
+def check_same_data(*storages: Path) -> None:
+    """Both prepared datasets have the same bytes."""
+    ours, theirs = (step_folder(root, "prepare") for root in storages)
+    for name in ("train-00000.parquet", "dataset.json"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()

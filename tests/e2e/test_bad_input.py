@@ -26,6 +26,7 @@ pytestmark = pytest.mark.e2e
 
 NOTES = re.compile(  # progress of the flow; on a busy machine workers take their time
     r"^[a-z0-9.-]+ +((done before|[0-9.]+ s) +[a-z0-9.-]+|started)$"
+    r"|^items +\d+ train, \d+ val, \d+ test; "
     r"|^[a-z0-9. -]+: (waiting for \d+ worker|\d+ of \d+ steps to run, into )"
 )
 ANYWHERE = "http://127.0.0.1:1"  # nobody listens on port 1

@@ -10,7 +10,8 @@ import pytest
 
 from pipelines.flow.plan import plan
 from pipelines.recipe import load as recipes
-from tests.e2e.cli import ROOT, call, step_folder
+from tests.e2e.cli import ROOT, call, check_same_data, step_folder
+from tests.e2e.heads import ray_head
 from tests.e2e.own_things import RECIPE, write_things
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ray]
@@ -101,3 +102,26 @@ def test_mistakes_are_one_line(tmp_path, change, words):
     *_, complaint = result.err.splitlines()
     assert words in complaint
     assert "Traceback" not in result.err
+
+
+@pytest.fixture
+def head():
+    with ray_head() as found:
+        yield found
+
+
+@pytest.mark.timeout(900)
+def test_drivers_and_jobs_take_the_users_own_code_along(cli, tmp_path, head):
+    recipe = write_things(tmp_path / "mine", train=None, attack={}, certify={})
+    here = {"CASEMATE_USER_CODE": str(tmp_path / "cache")}  # which the cluster does not look into
+    driver = ("prepare", recipe, "--storage", tmp_path / "driver", "--address")
+    dashboard = head.dashboard.removeprefix("http://")
+    wrong = cli(*driver, dashboard, env=here)
+    assert wrong.code == 2
+    assert f"{dashboard} is the port of the dashboard; name that of the head" in wrong.err
+    joined = cli(*driver, head.address, env=here)
+    assert joined.code == 0, joined.err
+    place = ("--storage", tmp_path / "job", "--address", head.dashboard)
+    job = cli("submit", recipe, *place, "--wait", env=here)
+    assert job.code == 0, job.out + job.err
+    check_same_data(tmp_path / "driver", tmp_path / "job")

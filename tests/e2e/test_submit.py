@@ -6,15 +6,22 @@ import shutil
 
 import pytest
 
-from tests.e2e.cli import ROOT, TINY, Cli, step_folder, tiny_recipe, wait_until
+from tests.e2e.cli import (
+    ROOT,
+    TINY,
+    Cli,
+    check_same_data,
+    step_folder,
+    tiny_recipe,
+    wait_until,
+)
 from tests.e2e.heads import ray_head
-from tests.e2e.own_things import write_things
 
 pytestmark = pytest.mark.e2e
 LARGE = 600_000_000  # bytes; 200 MB were refused by the dashboard (413) when they were packed
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def head():
     with ray_head() as found:
         yield found
@@ -77,27 +84,3 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     unknown = cli("logs", "no-such-flow", "--address", dashboard)
     assert unknown.code == 2
     assert flow in unknown.err
-
-
-@pytest.mark.timeout(900)
-def test_drivers_and_jobs_take_the_users_own_code_along(cli, tmp_path, head):
-    recipe = write_things(tmp_path / "mine", train=None, attack={}, certify={})
-    here = {"CASEMATE_USER_CODE": str(tmp_path / "cache")}  # which the cluster does not look into
-    driver = ("prepare", recipe, "--storage", tmp_path / "driver", "--address")
-    dashboard = head.dashboard.removeprefix("http://")
-    wrong = cli(*driver, dashboard, env=here)
-    assert wrong.code == 2
-    assert f"{dashboard} is the port of the dashboard; name that of the head" in wrong.err
-    joined = cli(*driver, head.address, env=here)
-    assert joined.code == 0, joined.err
-    place = ("--storage", tmp_path / "job", "--address", head.dashboard)
-    job = cli("submit", recipe, *place, "--wait", env=here)
-    assert job.code == 0, job.out + job.err
-    check_same_data(tmp_path / "driver", tmp_path / "job")
-
-
-def check_same_data(*storages):
-    """Both prepared datasets have the same bytes."""
-    ours, theirs = (step_folder(root, "prepare") for root in storages)
-    for name in ("train-00000.parquet", "dataset.json"):
-        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
