@@ -12,7 +12,7 @@ BUILDER ?= $(notdir $(firstword $(shell for name in buildah podman docker; do co
 IMAGE_ARGS = VERSION=$(VERSION) REVISION=$(REVISION) $(if $(BASE),BASE=$(BASE)) $(if $(SOURCE),SOURCE=$(SOURCE))
 # Tests with Ray that need no finished flow: they run beside the others, which take as long.
 BESIDE := tests/e2e/test_additions.py tests/e2e/test_own_code.py tests/e2e/test_replications.py \
-  tests/e2e/test_import_weights.py tests/e2e/test_remote_data.py tests/e2e/test_estimate.py tests/ray
+  tests/e2e/test_import_weights.py tests/e2e/test_remote_data.py tests/ray
 # Tests without Ray. Folders are named: a run imports every test module that it looks at.
 FAST := tests/unit tests/recipes tests/golden
 UNIT := not ray and not e2e and not cluster

@@ -382,12 +382,14 @@ def _suite_verdicts(
     correct: Any,
     about: "MetricRow",
 ) -> Verdicts:
+    # The clean images are those of the dataset, whose preprocessing is compared anyway.
+    own = {} if figure.base == "clean" else {"resize of the suite": about.resize}
     return source.verdicts(
         figure,
         table["item_id"],
         labels,
         correct,
-        conditions={"resize of the suite": about.resize},
+        conditions=own,
         dataset=about.dataset_digest,
     )
 

@@ -106,7 +106,7 @@ def select(steps: Sequence[PlannedStep], until: str | None) -> list[PlannedStep]
 def stage_needs(recipe: Recipe) -> dict[str, set[str]]:
     """The stages of a recipe, each with the stages it needs; the data are not read."""
     found = [Step(DATASET)]
-    for stage in stages_of(recipe):
+    for stage in STAGES.values():  # also the one without a section that plans a given model
         if stage.name != DATASET:
             found += stage.steps().steps(Planning(recipe, earlier=tuple(found)))
     stage_of = {step.name: step.stage for step in found}

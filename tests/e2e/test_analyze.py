@@ -46,6 +46,7 @@ def command(places, other, storage, *, workers: int):
             "--set", f"cluster.num_actors={workers}", "--set", "cluster.num_cpus=2")  # fmt: skip
 
 
+@pytest.mark.cluster
 @pytest.mark.ray
 def test_workers_and_a_kill_change_no_byte(kept_workers, cli, places, finished_flow, tmp_path):
     """One worker; and killed in the middle of the lesions with one worker, ended by two."""

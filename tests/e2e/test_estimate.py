@@ -4,7 +4,7 @@ import pytest
 
 from tests.e2e.cli import TINY, write_recipe
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.cluster]
 
 FEW = {"eps": 0.05, "num_items": 8, "sanity": None, "attacks": [{"kind": "fgsm"}]}
 SHORT = {

@@ -110,6 +110,7 @@ def head():
         yield found
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_drivers_and_jobs_take_the_users_own_code_along(cli, tmp_path, head):
     recipe = write_things(tmp_path / "mine", train=None, attack={}, certify={})

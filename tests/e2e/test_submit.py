@@ -48,8 +48,9 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     cli, dashboard = from_checkout, head.dashboard
     storage = tmp_path / "storage"
     certify = {"l2": TINY["certify"]["l2"]}
-    train = {key: value for key, value in TINY["train"].items() if key != "variants"}
-    recipe = tiny_recipe(tmp_path / "tiny.yaml", train=train, attack={}, certify=certify)
+    trained = step_folder(finished_flow, "train.main") / "model"  # trainings: `tests/cluster`
+    given = {"model": {"pretrained": str(trained)}, "train": None, "attack": {}, "evaluate": None}
+    recipe = tiny_recipe(tmp_path / "tiny.yaml", **given, certify=certify)
     sent = {"CASEMATE_REVISION": "0123abc-dirty"}  # the checkout has no .git
     submit = ("submit", recipe, "--address", dashboard, "--storage", storage)
 
@@ -79,7 +80,7 @@ def test_stop_and_resubmit_finish_with_the_same_certificates(
     manifests = [json.loads(path.read_text()) for path in storage.glob("tiny/*/manifest.json")]
     assert {manifest["git_revision"] for manifest in manifests} == {"0123abc-dirty"}
     stages = [j["stage"] for j in cli("status", flow, "--address", dashboard, "--json").json]
-    assert {"flow", "prepare", "train", "evaluate", "certify", "report"} <= set(stages)
+    assert {"flow", "prepare", "certify", "report"} <= set(stages)
 
     unknown = cli("logs", "no-such-flow", "--address", dashboard)
     assert unknown.code == 2

@@ -99,7 +99,14 @@ def accepted_mutation(text: str, rng: random.Random) -> Recipe:
     return recipe
 
 
-@pytest.mark.parametrize("text", [SMALL, ATTACKED, DENOISED], ids=["small", "attacked", "denoised"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(ATTACKED, id="attacked"),
+        pytest.param(SMALL, id="small", marks=pytest.mark.cluster),
+        pytest.param(DENOISED, id="denoised", marks=pytest.mark.cluster),
+    ],
+)
 def test_accepted_mutations_run_to_their_end(text: str, tmp_path: Path, ray_session):
     recipe = accepted_mutation(text, random.Random(f"{text}0"))
     steps = flow.run_flow(recipe, storage=tmp_path)

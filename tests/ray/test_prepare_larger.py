@@ -223,6 +223,7 @@ def kill_when_two_shards_are_done(command: list[str], out: Path, **place) -> dic
     return {name: (out / name).stat().st_mtime_ns for name in names}
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_dataset_several_times_the_object_store_is_prepared_and_streamed(tmp_path):
     """In a process of its own, because the session's Ray has a larger store; and killed once."""

@@ -95,6 +95,7 @@ def certify(folder: Path, *, num_actors: int, make=make_coins) -> bytes:
     return (folder / "votes.parquet").read_bytes()
 
 
+@pytest.mark.cluster
 def test_kills_workers_and_resumes_do_not_show_in_the_votes(ray_session, tmp_path):
     alone = certify(tmp_path / "one", num_actors=1)
     killed = tmp_path / "killed"

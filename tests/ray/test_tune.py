@@ -102,6 +102,7 @@ def test_a_killed_optuna_search_goes_on_and_its_winner_runs(ray_session, cli, tm
     assert before & {seconds for run in logged.values() for seconds in run}  # not done again
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_population_larger_than_the_machine_is_one_population(ray_session, tmp_path):
     """Four trials on two CPUs, two of one kind and two of another: the better kind takes over."""

@@ -336,7 +336,11 @@ for name in available():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-CERTAIN = ("demo", "dds-mnist5k-mini", "aas-period")
+CERTAIN = (
+    "demo",
+    pytest.param("dds-mnist5k-mini", marks=pytest.mark.cluster),  # three seconds
+    "aas-period",
+)
 
 
 @pytest.mark.parametrize("name", CERTAIN)

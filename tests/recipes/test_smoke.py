@@ -82,7 +82,13 @@ def placed(recipe, model: str, root: Path):
     return build.with_absolute_paths(recipe, {f"train.{needed}": root / needed} if needed else {})
 
 
-@pytest.mark.parametrize("name", distinct())
+def sampled(names: list[str]) -> list[object]:
+    """Every third; the others run with the longer tests."""
+    marks = pytest.mark.cluster
+    return [n if i % 3 == 0 else pytest.param(n, marks=marks) for i, n in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", sampled(distinct()))
 def test_every_model_trains_for_an_epoch(name, datasets, tmp_path):
     recipe = shrunk(name)
     dataset = datasets(recipe)

@@ -160,6 +160,15 @@ def given(tmp_path):
     return write
 
 
+def test_stages_of_a_submitted_flow_do_not_wait_for_a_given_model(given):
+    """Its step is planned by the train stage, which this recipe does not have."""
+    text, _ = given()
+    needs = plans.stage_needs(loads(text, source="own"))
+    assert needs["attack"] == {"prepare"}
+    assert needs["report"] == needs.keys() - {"report"}
+    assert "train" not in needs
+
+
 def test_what_is_given_counts_by_content_and_is_never_made(given, tmp_path):
     def steps(**digests: str) -> dict[str, plans.PlannedStep]:
         text, data = given(**digests)
