@@ -13,9 +13,9 @@ from tests.e2e.cli import call, mistake_of, step_folder
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.usefixtures("ray_session")
-def test_a_folder_becomes_a_recipe_that_runs(tmp_path, monkeypatch):
-    """Unequal sizes, a class of one image, an unreadable one: told, and no obstacle."""
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """The recipe for unequal sizes, a class of one image, an unreadable one: told, no obstacle."""
     monkeypatch.chdir(tmp_path)
     root = folders.mixed_sizes(tmp_path / "my images")
     folders.save(root / "rare" / "one.png", folders.pixels(2, 0, 48, 40, channels=1))
@@ -24,15 +24,26 @@ def test_a_folder_becomes_a_recipe_that_runs(tmp_path, monkeypatch):
     assert told.code == 0, told.err
     assert "1 class has 1 image: rare" in told.out
     assert "cannot be read" in told.out
-    recipe = tmp_path / "certify-my-images.yaml"
+    return tmp_path / "certify-my-images.yaml"
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_folder_becomes_a_recipe_whose_images_are_prepared(recipe):
     assert f"{recipe.name}: valid, 0 warning(s)" in call("lint", recipe.name).out
+    made = call("prepare", recipe.name, "--smoke", "--storage", "runs")
+    assert made.code == 0, made.err
+    described = json.loads((step_folder(Path("runs"), "prepare") / "dataset.json").read_text())
+    assert described["classes"] == ["cat", "dog", "rare"]
+    assert len(described["skipped"]) <= 1
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("ray_session")
+def test_a_folder_becomes_a_recipe_that_runs(recipe):
     run = call("run", recipe.name, "--smoke", "--storage", "runs", "--json")
     assert run.code == 0, run.err
     assert {row["what"].split()[0] for row in run.json["summary"]} >= {"certified", "smoothed,"}
     assert Path(run.json["report"]).is_file()
-    described = json.loads((step_folder(tmp_path / "runs", "prepare") / "dataset.json").read_text())
-    assert described["classes"] == ["cat", "dog", "rare"]
-    assert len(described["skipped"]) <= 1
 
 
 def test_a_prepared_dataset_and_a_trained_model_need_no_training(finished_flow, tmp_path):

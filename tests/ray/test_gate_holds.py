@@ -113,6 +113,7 @@ def test_accepted_mutations_run_to_their_end(text: str, tmp_path: Path, ray_sess
     assert all(step.finished for step in steps)
 
 
+@pytest.mark.cluster
 def test_what_the_gate_accepts_runs_to_its_end(tmp_path, ray_session):
     """Lengths as long as the images, one draw to select, a batch of one worker."""
     recipe = loads(SMALL, source="held.yaml")

@@ -65,6 +65,7 @@ def kill_rank_0_inside_an_epoch(storage: Path, seen: list[dict]) -> None:
     wait_until(back)
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_a_killed_worker_of_two_restarts_and_ends_like_one(ray_session, tmp_path):
     storage = tmp_path / "storage"

@@ -2,6 +2,7 @@
 
 import pickle
 import string
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -39,7 +40,7 @@ def test_no_password_of_a_url_survives(before, scheme, password, is_quoted, afte
 @given(WORDS, st.text(string.ascii_letters + string.digits + "/+=", min_size=12), WORDS)
 def test_no_value_of_a_secret_variable_survives(before, value, after):
     environ = {"SERVICE_API_KEY": value, "HOME": "/root", "LANG": "C"}
-    if value.isdecimal():
+    if value.isdecimal() or Path(value).exists():  # a number, or the name of a file
         return
     assert value not in redact(f"{before}{value}{after}", environ)
     assert redact("at /root in C", environ) == "at /root in C"

@@ -69,6 +69,7 @@ def test_a_classifier_behind_a_denoiser_that_the_recipe_trains():
     assert set(rows) == {"prepare", "train.main", "train.clean", "certify.l2", "report"}
 
 
+@pytest.mark.cluster
 def test_attacks_suites_votes_and_trials_are_timed():
     kinds = ("fgsm", "pgd", "apgd-t", "fab-t", "square")
     every = [{"kind": kind} for kind in kinds]
