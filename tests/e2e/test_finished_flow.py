@@ -274,6 +274,9 @@ def test_results_of_the_flow_are_ranked(finished_flow, tmp_path):
             own = found[f"{certified['radius']:g}"]
             assert own["accuracy"]["value"] == share["value"]
             assert 0 <= share["value"] * 100 - float(own["certified_acc"]) < 0.01
+    (clean,) = [b for b in boards if b["threat"] == "clean"]  # by an attack and by an evaluation
+    steps = {place.partition("-")[0] for entry in clean["entries"] for place in entry["results"]}
+    assert steps == {"tiny/attack.linf", "tiny/evaluate.clean"}
     (robust,) = [b for b in boards if b["threat"] == "robust.linf"]
     summary = read(step_folder(finished_flow, "attack.linf") / "summary.json")["models"]["main"]
     (entry,) = robust["entries"]
