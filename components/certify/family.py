@@ -99,6 +99,10 @@ class CertificateFamily(ABC, Generic[SettingsT, VotesT, ClaimT, ChallengeT]):
         """A message to the user about how votes are computed, if there is one."""
         return None
 
+    def unprovable(self, settings: SettingsT, header: VotesHeader) -> str | None:
+        """Claims that no votes can prove, if there are any; those that are refused excepted."""
+        return None
+
     @abstractmethod
     def plan(self, task: VoteTask[VotesT], settings: SettingsT, header: VotesHeader) -> VotePlan:
         """The units of work: a function of the settings, not of the cluster."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from components.attacks.sanity.findings import Label
 from components.core import shares
 from components.core.errors import CasemateError
 
@@ -208,7 +209,7 @@ class AttackVerdict:
     """Result of the sanity checks of one attack on one model."""
 
     subject: str
-    label: Literal["reliable", "suspect"]
+    label: Label
     reasons: tuple[str, ...]
     num_checks: int = 0  # that were run
     num_unchecked: int = 0  # that could not be run on this model

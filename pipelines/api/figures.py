@@ -14,6 +14,7 @@ the step's folder, as in `main/clean` or `attack.linf/main/clean`.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -74,13 +75,31 @@ def budget_text(budget: float) -> str:
 
 
 def figures_at(path: str | Path) -> list[Figure]:
-    """All figures of the finished results at a path or URI; an error if there are none."""
-    results = results_at(path)
-    found = [figure for result in results for figure in figures_of(result)]
+    """All figures of the finished results at a path or URI; an error if there are none.
+
+    A result that cannot be read has none; `unreadable_at` says why.
+    """
+    found: list[Figure] = []
+    for result in results_at(path):
+        with suppress(CasemateError):
+            found += figures_of(result)
     if not found:
+        for error in unreadable_at(path):
+            raise error
         remedy = "holds no finished attack, evaluation or certificate"
         raise CasemateError("path", path, remedy)
     return found
+
+
+def unreadable_at(path: str | Path) -> list[CasemateError]:
+    """Why results at a path or URI have no figures: they are damaged."""
+    errors = []
+    for result in results_at(path):
+        try:
+            figures_of(result)
+        except CasemateError as error:
+            errors.append(error)
+    return errors
 
 
 def figures_of(result: FoundResult) -> list[Figure]:
@@ -95,7 +114,11 @@ def figures_of(result: FoundResult) -> list[Figure]:
 
 def read_json(result: FoundResult, name: str) -> Any:
     """A JSON file of a result."""
-    return json.loads((result.files / name).read_text())
+    try:
+        return json.loads((result.files / name).read_text())
+    except ValueError as error:
+        why = f"is truncated or damaged: {error}"
+        raise CasemateError("file", f"{result.place}/{name}", why) from error
 
 
 def _certified(result: FoundResult) -> Iterator[Figure]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.settings import Fractional
-from pipelines.api.figures import Figure, exact_names, figures_at, matching
+from pipelines.api.figures import Figure, exact_names, figures_at, matching, unreadable_at
 from pipelines.api.tables import frame
 from pipelines.api.verified_results import first_problem
 
@@ -28,6 +28,7 @@ class Check:
     figure: Figure
     value: Fraction  # what was compared: the share, or the lower end of its interval
     problem: str
+    verified: bool = True  # whether the result holds that the value is of
 
     @property
     def passed(self) -> bool:
@@ -40,7 +41,9 @@ class Check:
 
     @property
     def words(self) -> str:
-        """The value as text."""
+        """The value as text; none of a result that does not verify."""
+        if not self.verified:
+            return ""
         lower = None if self.value == self.figure.value else self.value
         return self.figure.words(lower)
 
@@ -140,7 +143,8 @@ def gate(
         problem = verified[place] or _doubt(figure, allow_suspect=allow_suspect)
         if not problem and value < shares[name]:
             problem = f"is below {minima[name]}"
-        checks.append(Check(name, shares[name], str(minima[name]), figure, value, problem))
+        asked, holds = str(minima[name]), not verified[place]
+        checks.append(Check(name, shares[name], asked, figure, value, problem, holds))
     return Gate(tuple(checks))
 
 
@@ -165,6 +169,8 @@ def _only(name: str, found: list[Figure], path: str | Path) -> Figure:
         return named[0]
     if not named:
         remedy = f"is not a figure of {path}; it has: {_listed(found, found)}"
+        for error in unreadable_at(path):
+            remedy += f"; {error.value} {error.remedy}"
         raise CasemateError("--min", name, remedy)
     remedy = f"stands for {len(named)} figures; write one of: {_listed(named, found)}"
     raise CasemateError("--min", name, remedy)

@@ -5,10 +5,10 @@ result does not tell is an empty text or null, never a guess: `autoattack_acc` i
 AutoAttack only, `additional_data` is not recorded.
 """
 
-from fractions import Fraction
 from typing import Any
 
 from components.attacks.settings import AutoAttackSettings
+from components.core.shares import measured_percent
 from components.evaluate.verdicts import Verdicts
 from pipelines.api.board_results import BoardResult, is_clean
 
@@ -44,8 +44,9 @@ def fields_of(own: BoardResult, name: str) -> dict[str, Any]:
 
 def percent(own: Verdicts) -> str:
     """A share in percent with two decimals; a proven one is rounded down."""
-    hundredths = 10_000 * own.share
-    whole = int(hundredths) if own.kind == "proven" else int(hundredths + Fraction(1, 2))
+    if own.kind != "proven":
+        return measured_percent(float(own.share))
+    whole = int(10_000 * own.share)
     return f"{whole // 100}.{whole % 100:02}"
 
 

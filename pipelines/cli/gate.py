@@ -84,8 +84,8 @@ def _list(path: str, *, as_json: bool) -> None:
 
 
 def _line(check: api.Check) -> str:
-    problem = f" {check.problem}" if check.problem else f" >= {check.asked}"
-    return f"{check.name}: {check.words}{problem}: {check.place}"
+    told = f"{check.words} {check.problem or f'>= {check.asked}'}".strip()
+    return f"{check.name}: {told}: {check.place}"
 
 
 def _case(check: api.Check) -> Case:

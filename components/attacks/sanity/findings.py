@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+Label = Literal["reliable", "suspect", "unchecked"]
+NONE_ATTACKED = "no item is classified correctly, so none was attacked"
 NOT_CHECKED = "not checked: "  # how the text of a check that could not be run begins
 
 
@@ -19,9 +21,12 @@ class Finding:
 
 
 class Verdict(NamedTuple):
-    """`suspect` if any check fails; robust accuracy is then only an upper bound."""
+    """`suspect` if any check fails; robust accuracy is then only an upper bound.
 
-    label: Literal["reliable", "suspect"]
+    `unchecked` where nothing was attacked.
+    """
+
+    label: Label
     reasons: tuple[str, ...]
 
 
@@ -30,7 +35,12 @@ def finding(name: str, *, value: float, limit: float, text: str) -> Finding:
     return Finding(name, ok=value <= limit, value=float(value), limit=float(limit), text=text)
 
 
-def verdict(findings: Iterable[Finding]) -> Verdict:
-    """`reliable` without reasons, or `suspect` with one line for each failed check."""
+def verdict(findings: Iterable[Finding], *, any_attacked: bool = True) -> Verdict:
+    """`reliable` without reasons, or `suspect` with one line for each failed check.
+
+    Checks say nothing where no item was right at the clean point, so that none was attacked.
+    """
     reasons = tuple(f"{f.name}: {f.text}" for f in findings if not f.ok)
+    if not reasons and not any_attacked:
+        return Verdict("unchecked", (NONE_ATTACKED,))
     return Verdict("suspect" if reasons else "reliable", reasons)

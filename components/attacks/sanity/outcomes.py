@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from components.attacks.cascade import CascadeState
-from components.attacks.sanity.findings import Finding, finding
+from components.attacks.sanity.findings import NOT_CHECKED, Finding, finding
 
 ZERO_GRADIENTS = 0.01  # share of all gradients; above it, accuracy may be wrong by a point
 POINTS = 0.002
@@ -29,6 +29,8 @@ def gradients_alive(num_gradients: Tensor, num_zero_gradients: Tensor) -> Findin
     taken, zero = int(num_gradients.sum()), int(num_zero_gradients.sum())
     share = zero / taken if taken else 0.0
     text = f"{zero} of {taken} gradients along the path were exactly zero: no step is taken there"
+    if not taken:
+        text = f"{NOT_CHECKED}no gradient was taken"
     return finding("zero gradients", value=share, limit=ZERO_GRADIENTS, text=text)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from components.certify.cost import CostedModel
 from components.certify.family import Summary
 from components.certify.header import FieldTypes, VotesHeader
+from components.certify.patch.ablations import num_touched
 from components.certify.patch.base import TIMES, PatchFamily, patch_vote_fields, square_words
 from components.certify.patch.certificate import (
     check_ablation_claim,
@@ -127,6 +128,23 @@ class AblationFamily(PatchFamily[AblationSettings, AblationVoteSettings, Ablatio
         return (
             "the fast path and the plain path give different logits for this model; "
             "votes use the plain path, in float32"
+        )
+
+    def unprovable(self, settings: AblationSettings, header: VotesHeader) -> str | None:
+        """A patch that touches more than half of the votes can turn all of them against one class.
+
+        The margin is at most the number of votes, and must reach twice those that are touched
+        (Levine & Feizi 2020, theorem 1).
+        """
+        ablations, num_votes = ablations_of(header), sum(self.streams(header).values())
+        touched = {size: num_touched(ablations, size) for size in settings.patch_sizes}
+        found = [f"{m} ({n})" for m, n in touched.items() if 2 * n > num_votes]
+        if not found:
+            return None
+        return (
+            f"patches of these sides touch more than half of the {num_votes} votes, so nothing can "
+            f"be certified against them: {', '.join(found)}; hide more of each image (band), or "
+            "claim smaller patches"
         )
 
     def plan(self, task: AblationTask, settings: AblationSettings, header: VotesHeader) -> VotePlan:

@@ -169,7 +169,8 @@ def _trust(model: AttackedModel) -> tuple[State, str]:
         return "unchecked", "the sanity checks of this attack were off"
     if model.sanity["verdict"] == "reliable":
         return "verified", ""
-    return "suspect", "; ".join(model.sanity["reasons"])
+    state: State = "unchecked" if model.sanity["verdict"] == "unchecked" else "suspect"
+    return state, "; ".join(model.sanity["reasons"])
 
 
 # -- certificates

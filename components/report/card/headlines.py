@@ -95,5 +95,9 @@ def _first(every: Sequence[Figure], suite: str, shown: str, title: str) -> Figur
 
 
 def _refused_or_missing(every: Sequence[Figure], suite: str, title: str = "") -> Figure:
-    refused = [f for f in every if f.suite == suite and f.state == "not verified"]
+    """What was refused of the suite: also a certificate whose threat cannot be read any more."""
+    suites = [suite]
+    if suite in figures.certificate_suites():
+        suites.append(figures.CERTIFICATES)
+    refused = [f for f in every if f.suite in suites and f.state == "not verified"]
     return refused[0] if refused else figures.missing(suite, title)

@@ -1,6 +1,8 @@
 """The forms of `summary.json`: one summary per model, and its parts."""
 
-from typing import Literal, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
+
+from components.attacks.sanity.findings import Label
 
 Accuracy = dict[str, float | int]  # value, low, high, num_items: `components/core/statistics.py`
 
@@ -74,7 +76,7 @@ class AttentionGaps(TypedDict):
 
 
 class SanitySummary(TypedDict):
-    verdict: Literal["reliable", "suspect"]
+    verdict: Label
     reasons: list[str]
     num_items: int
     findings: list[FindingSummary]

@@ -228,12 +228,13 @@ def _track(out: StageDir, section: AttackSection, summaries: Mapping[str, ModelS
         _track_model(out, section, model, summary)
     verdicts = {model: own["sanity"] for model, own in summaries.items() if "sanity" in own}
     if verdicts:
-        suspect = any(found["verdict"] == "suspect" for found in verdicts.values())
+        labels = {found["verdict"] for found in verdicts.values()}
+        label = next(one for one in ("suspect", "unchecked", "reliable") if one in labels)
         reasons = [f"{m}: {reason}" for m, found in verdicts.items() for reason in found["reasons"]]
         tag = f"casemate.attack.{out.part}"
         out.run.tags(
             {
-                f"{tag}.verdict": "suspect" if suspect else "reliable",
+                f"{tag}.verdict": label,
                 f"{tag}.reasons": "; ".join(reasons)[:5000] or "none",
             }
         )

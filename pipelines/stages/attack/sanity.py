@@ -69,7 +69,8 @@ def summarise(table: pa.Table, state: CascadeState, curves: Curves) -> SanitySum
         *_strength(state, document["standing"]),
         *_renamed(_curve_findings(curves), "curve"),
     ]
-    label, reasons = verdict(findings)
+    any_attacked = bool((state.clean_prediction == state.y).any())
+    label, reasons = verdict(findings, any_attacked=any_attacked)
     return {
         "verdict": label,
         "reasons": list(reasons),

@@ -43,6 +43,8 @@ def certify(request: VoteRequest[Any], out: Path) -> CertificateDocument:
         )
         family.check_before_votes(settings, header)
         check_can_store(header)
+        if hopeless := family.unprovable(settings, header):
+            progress.say(f"{request.key}: {hopeless}")
         plan = family.plan(task, settings, header)
         parts = _run(plan, family.worker(task), label=request.key)
     out.mkdir(parents=True, exist_ok=True)

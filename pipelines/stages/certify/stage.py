@@ -48,6 +48,8 @@ def run(recipe: Recipe, inputs: Mapping[str, Folder], out: StageDir) -> None:
     )
     family.check_before_votes(settings, header)
     check_can_store(header)
+    if hopeless := family.unprovable(settings, header):
+        say(f"{out.step}: {hopeless}")
     if source is not None:
         own, rows = family.shared_votes(source, header)
         votes = write_votes(out.path / VOTES_NAME, rows, own.to_dict())

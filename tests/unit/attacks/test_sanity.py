@@ -47,6 +47,9 @@ def test_verdict_lists_every_failed_check_and_only_those():
     bad = finding("b", value=1.1, limit=1.0, text="too much")
     lost = finding("c", value=math.nan, limit=1.0, text="not a number")
     assert verdict([good]) == ("reliable", ())
+    none = ("no item is classified correctly, so none was attacked",)
+    assert verdict([good], any_attacked=False) == ("unchecked", none)
+    assert verdict([good, bad], any_attacked=False).label == "suspect"
     assert verdict([good, bad, lost]) == ("suspect", ("b: too much", "c: not a number"))
 
 

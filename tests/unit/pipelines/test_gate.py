@@ -213,13 +213,24 @@ def test_a_changed_certificate_fails(flow):
     document["summary"]["certified"][1]["accuracy"]["value"] = 1.0
     rewrite(folder / "certificate.json", json.dumps(document).encode())
     line = failure_of(flow, MIN, "certified.l2@0.5=0.9")
-    assert "does not verify: certificate.json: is not the file of the step (and 2 more)" in line
+    told = "does not verify: certificate.json: is not the file of the step (and 2 more)"
+    assert f"certified.l2@0.5: {told}" in line  # without the number that it claims
     for path in folder.glob("*manifest.json"):
         path.unlink()
     shutil.rmtree(folder / "files")
     line = failure_of(folder, MIN, "certified.l2@0.5=0.9")
     assert "summary.certified[1].accuracy.value is 1.0, should be " in line
     assert opens(flow, MIN, "certified.patch@1=0")  # others count
+
+
+def test_a_certificate_that_cannot_be_read_hides_its_own_figures_alone(flow):
+    file = step(flow, "certify.l2") / "certificate.json"
+    rewrite(file, file.read_bytes()[:300])
+    assert opens(flow, MIN, "certified.patch@1=0")
+    line = mistake_of("gate", flow, MIN, "certified.l2@0.5=0")
+    assert "is not a figure of" in line
+    assert "certificate.json is truncated or damaged: " in line
+    assert "truncated or damaged" in mistake_of("gate", step(flow, "certify.l2"), MIN, "clean=0")
 
 
 def test_votes_that_cannot_be_read_fail(flow):
@@ -268,7 +279,7 @@ def test_a_changed_evaluation_fails_even_without_the_copy_of_the_manifest(flow, 
     evaluate_step(other, tmp_path / "m", "corruptions", {"main": 70}, 100)
     rewrite(folder / "metrics.parquet", (other.path / "metrics.parquet").read_bytes())
     line = failure_of(flow, MIN, "corruptions.mean95=0.6")
-    assert "0.7 (70 of 100 items) does not verify: metrics.parquet" in line
+    assert "corruptions.mean95: does not verify: metrics.parquet" in line
 
 
 def test_what_is_not_sound_never_satisfies_certified(tmp_path):

@@ -258,3 +258,14 @@ def test_the_card_fits_a_desk_and_a_phone(finished, subject, width, scheme, tmp_
     seen = visit(tmp_path / "card.html", width=width, height=900, scheme=scheme)
     charts = sum(len(chapter.charts) for chapter in spoilt.chapters)
     check_page(seen, num_charts=charts)
+
+
+def test_a_certificate_that_cannot_be_read_is_not_taken_for_one_that_was_never_made():
+    """Which threat it was of cannot be told: neither is shown as not evaluated."""
+    told = "does not verify: certificate.json is truncated or damaged"
+    refused = figures.refused(figures.CERTIFICATES, "l2", "certify.l2", told)
+    found = [f for f in headlines([refused]) if f.suite.startswith("Certificates")]
+    assert {f.state for f in found} == {"not verified"}
+    assert {f.note for f in found} == {told}
+    alone = [f for f in headlines([]) if f.suite.startswith("Certificates")]
+    assert {f.state for f in alone} == {"not evaluated"}

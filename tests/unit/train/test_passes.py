@@ -105,7 +105,7 @@ def test_a_compiled_network_computes_the_same(toy_spec):
     spec: ModelSpec = replace(toy_spec, token_policy="mask")
     plain, compiled = initial_model(spec, seed=0), initial_model(spec, seed=0)
     passes = prepare_passes(compiled, TrainSettings(compiled=True))
-    assert passes.compiled
+    assert passes.compiled, passes.why_eager
     assert passes.why_eager is None
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     pairs = zip(gradients(plain, images), gradients(compiled, images), strict=True)
