@@ -1,7 +1,9 @@
 """Precision, compiled code and recomputed activations change no result by more than rounding."""
 
+import sys
 from dataclasses import replace
 
+import _distutils_hack
 import pytest
 import torch
 
@@ -100,7 +102,16 @@ def test_aas_cannot_be_compiled():
         TrainSettings(objective=objective, compiled=True)
 
 
+@pytest.fixture
+def distutils():
+    """That of setuptools, which torch's compiler imports: pip has hidden it if it is loaded."""
+    vars(_distutils_hack.DISTUTILS_FINDER).pop("spec_for_distutils", None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "distutils"]:
+        del sys.modules[name]
+
+
 @pytest.mark.cluster
+@pytest.mark.usefixtures("distutils")
 def test_a_compiled_network_computes_the_same(toy_spec):
     spec: ModelSpec = replace(toy_spec, token_policy="mask")
     plain, compiled = initial_model(spec, seed=0), initial_model(spec, seed=0)
