@@ -84,22 +84,30 @@ def figures_at(path: str | Path) -> list[Figure]:
         with suppress(CasemateError):
             found += figures_of(result)
     if not found:
-        for error in unreadable_at(path):
+        for _, error in unreadable_at(path):
             raise error
         remedy = "holds no finished attack, evaluation or certificate"
         raise CasemateError("path", path, remedy)
     return found
 
 
-def unreadable_at(path: str | Path) -> list[CasemateError]:
-    """Why results at a path or URI have no figures: they are damaged."""
-    errors = []
+def unreadable_at(path: str | Path) -> list[tuple[FoundResult, CasemateError]]:
+    """Results at a path or URI without figures because they are damaged, and how."""
+    found = []
     for result in results_at(path):
         try:
             figures_of(result)
         except CasemateError as error:
-            errors.append(error)
-    return errors
+            found.append((result, error))
+    return found
+
+
+def may_also_name(name: str, figure: Figure, result: FoundResult) -> bool:
+    """Whether a name of a figure could stand for one of a result that cannot be read, too."""
+    text = name.rpartition("@")[0] if "@" in name else name
+    words = text.removesuffix(figure.base).split("/")
+    own = {"", result.flow, result.step, result.name, figure.model}
+    return result.stage == figure.result.stage and set(words) <= own
 
 
 def figures_of(result: FoundResult) -> list[Figure]:

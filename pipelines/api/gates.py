@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from components.core.errors import CasemateError
 from components.core.settings import Fractional
-from pipelines.api.figures import Figure, exact_names, figures_at, matching, unreadable_at
+from pipelines.api.figures import (
+    Figure,
+    exact_names,
+    figures_at,
+    matching,
+    may_also_name,
+    unreadable_at,
+)
 from pipelines.api.tables import frame
 from pipelines.api.verified_results import first_problem
 
@@ -166,10 +173,14 @@ def _only(name: str, found: list[Figure], path: str | Path) -> Figure:
     """The one figure of a name, or an error that lists what there is."""
     named = matching(name, found)
     if len(named) == 1:
+        for result, error in unreadable_at(path):
+            if may_also_name(name, named[0], result):
+                remedy = f"may also stand for a figure of {error.value}, which {error.remedy}"
+                raise CasemateError("--min", name, remedy)
         return named[0]
     if not named:
         remedy = f"is not a figure of {path}; it has: {_listed(found, found)}"
-        for error in unreadable_at(path):
+        for _, error in unreadable_at(path):
             remedy += f"; {error.value} {error.remedy}"
         raise CasemateError("--min", name, remedy)
     remedy = f"stands for {len(named)} figures; write one of: {_listed(named, found)}"

@@ -226,7 +226,12 @@ def test_a_changed_certificate_fails(flow):
 def test_a_certificate_that_cannot_be_read_hides_its_own_figures_alone(flow):
     file = step(flow, "certify.l2") / "certificate.json"
     rewrite(file, file.read_bytes()[:300])
-    assert opens(flow, MIN, "certified.patch@1=0")
+    assert opens(flow, MIN, "main/clean=0")
+    for place in ("certify.patch", "demo/certify.patch"):
+        assert opens(flow, MIN, f"{place}/certified.patch@1=0")
+    for name in ("certified.patch@1", "demo/certified.patch@1"):  # it may have had that, too
+        line = mistake_of("gate", flow, MIN, f"{name}=0")
+        assert "may also stand for a figure of" in line
     line = mistake_of("gate", flow, MIN, "certified.l2@0.5=0")
     assert "is not a figure of" in line
     assert "certificate.json is truncated or damaged: " in line
